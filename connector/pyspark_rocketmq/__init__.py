@@ -1,0 +1,47 @@
+"""Apache RocketMQ's consumer and ordered producer as PySpark Structured Streaming.
+
+Importing this package loads nothing heavy: Spark looks every ``pyspark_*`` package up for its data source, so
+the public names below come in on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "BrokerError": "errors",
+    "ConsumeFromWhere": "model",
+    "ConsumeOrderlyContext": "streaming.listener",
+    "ConsumeOrderlyStatus": "model",
+    "DataLoss": "errors",
+    "DefaultSource": "datasource.format",
+    "DeltaOffsetStore": "offsets.delta",
+    "DeltaSink": "streaming.delta_sink",
+    "MessageExt": "model",
+    "MessageModel": "model",
+    "MessageQueue": "model",
+    "OptionError": "errors",
+    "PushConsumer": "streaming.push_consumer",
+    "RocketMQError": "errors",
+    "consume_orderly": "streaming.orderly_engine",
+    "register": "datasource.format",
+}
+
+__all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME_OF[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,193 @@
+"""Every error this package raises, in one tree.
+
+A Spark worker hands only an error's *text* to the driver, so each class carries its facts as attributes and
+puts all of them into its sentence: what happened, where (topic, broker, queue, offset, address), what to do.
+
+    RocketMQError                       retryable = False
+    ├─ OptionError (ValueError)         every bad option at once
+    ├─ WireError
+    │  ├─ LocalProtocolError            we built nonsense: a bug of ours
+    │  └─ RemoteProtocolError           the peer sent nonsense: its channel is closed
+    ├─ TransportError                   retryable
+    │  ├─ ConnectFailed
+    │  ├─ ChannelClosed
+    │  └─ RequestTimeout
+    ├─ BrokerError                      the peer answered with an error code
+    │  ├─ SystemBusy                    retryable
+    │  ├─ TopicNotFound
+    │  ├─ NoPermission
+    │  └─ OffsetNotFound                no stored offset: a first start, never an error to retry
+    ├─ OffsetError
+    │  ├─ DataLoss                      messages were deleted before they were read
+    │  ├─ OffsetRegressed               a stored value would move back where it must not
+    │  └─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
+    ├─ SchemaError                      a table or a listener's output does not have the columns it must have
+    └─ ListenerError                    the user's listener returned something that is no status
+
+Retrying is decided by ``retryable``, never by a list of classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RocketMQError(Exception):
+    """Root of every error of this package."""
+
+    retryable: ClassVar[bool] = False
+
+
+class OptionError(RocketMQError, ValueError):
+    """One or more options are unusable; ``problems`` holds a sentence for each."""
+
+    def __init__(self, problems: tuple[str, ...], *, where: str = "RocketMQ options") -> None:
+        super().__init__(problems, where)
+        self.problems = problems
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"Invalid {self.where}:" + "".join(f"\n  - {problem}" for problem in self.problems)
+
+
+class WireError(RocketMQError):
+    """Bytes and the protocol disagree."""
+
+
+class LocalProtocolError(WireError):
+    """This side was about to send something the protocol does not allow: a bug."""
+
+
+class RemoteProtocolError(WireError):
+    """The peer sent bytes that are not the RocketMQ remoting protocol; the channel is closed."""
+
+
+class TransportError(RocketMQError):
+    """A connection could not do its work; trying again may help."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, address: str, detail: str = "") -> None:
+        super().__init__(address, detail)
+        self.address = address
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"Connection to {self.address} failed: {self.detail}"
+
+
+class ConnectFailed(TransportError):
+    """No connection could be made."""
+
+    def __str__(self) -> str:
+        return (
+            f"Could not connect to {self.address}: {self.detail}. "
+            "Check the address, that the server is running, and that no firewall is in between."
+        )
+
+
+class ChannelClosed(TransportError):
+    """The connection ended while a request was under way."""
+
+    def __str__(self) -> str:
+        return f"The connection to {self.address} was closed: {self.detail}"
+
+
+class RequestTimeout(TransportError):
+    """No answer came within the request's deadline."""
+
+    def __init__(self, address: str, request: str, timeout_s: float) -> None:
+        super().__init__(address, request)
+        self.args = (address, request, timeout_s)
+        self.request = request
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.address} did not answer {self.request} within {self.timeout_s:.3g} s. "
+            "If the server is only slow, raise requestTimeoutMs."
+        )
+
+
+class BrokerError(RocketMQError):
+    """The server answered with an error code."""
+
+    def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
+        super().__init__(code, remark, request, address)
+        self.code = code
+        self.remark = remark
+        self.request = request
+        self.address = address
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_broker_error, (type(self), self.code, self.remark, self.request, self.address)
+
+    def __str__(self) -> str:
+        return f"{self.address or 'The server'} answered {self.request} with code {self.code}: {self.remark}"
+
+
+def _rebuild_broker_error(
+    cls: type[BrokerError], code: int, remark: str, request: str, address: str
+) -> BrokerError:
+    return cls(code, remark, request=request, address=address)
+
+
+class SystemBusy(BrokerError):
+    """The server is overloaded for the moment (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE)."""
+
+    retryable: ClassVar[bool] = True
+
+
+class TopicNotFound(BrokerError):
+    """The topic is unknown to the name server or to the broker."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} Create the topic or correct option 'topic'."
+
+
+class NoPermission(BrokerError):
+    """Topic, group or broker does not allow the operation, or the credentials are wrong."""
+
+
+class OffsetNotFound(BrokerError):
+    """The group has no stored offset for the queue (QUERY_NOT_FOUND)."""
+
+
+class OffsetError(RocketMQError):
+    """Offsets that cannot be used as they are."""
+
+
+class DataLoss(OffsetError):
+    """Messages of a planned range are no longer on the broker."""
+
+    def __init__(self, queue: str, wanted: int, available: str, remedy: str = "") -> None:
+        super().__init__(queue, wanted, available, remedy)
+        self.queue = queue
+        self.wanted = wanted
+        self.available = available
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        remedy = self.remedy or (
+            "Set failOnDataLoss=false to go on at the first available offset, "
+            "or reset the group's offset for this queue."
+        )
+        return f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}. {remedy}"
+
+
+class OffsetRegressed(OffsetError):
+    """A progress value would go back although nobody asked for a reset."""
+
+
+class OffsetCommitConflict(OffsetError):
+    """The offset table was changed by another writer between our read and our write."""
+
+    retryable: ClassVar[bool] = True
+
+
+class SchemaError(RocketMQError):
+    """Columns are missing, superfluous or of another type."""
+
+
+class ListenerError(RocketMQError):
+    """A message listener broke its contract."""

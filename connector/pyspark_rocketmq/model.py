@@ -1,0 +1,237 @@
+"""The values everything else speaks of: queues, messages, routes, ranges and the enums of RocketMQ.
+
+Rule 1: frozen values only, complete or not built at all.  Rule 2: no bytes layout, no I/O, no Spark.
+Names are RocketMQ's in Python case; offsets always say whose offset they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple, NewType
+
+QueueOffset = NewType("QueueOffset", int)
+"""Position in a message queue, counted in messages."""
+CommitLogOffset = NewType("CommitLogOffset", int)
+"""Position in a broker's commit log, counted in bytes."""
+BrokerAddress = NewType("BrokerAddress", str)
+"""``host:port``; IPv6 hosts in brackets."""
+
+RETRY_TOPIC_PREFIX = "%RETRY%"
+DLQ_TOPIC_PREFIX = "%DLQ%"
+
+
+def retry_topic(consumer_group: str) -> str:
+    """Name of the group's retry topic (``MixAll.getRetryTopic``)."""
+    return RETRY_TOPIC_PREFIX + consumer_group
+
+
+def dlq_topic(consumer_group: str) -> str:
+    """Name of the group's dead-letter topic (``MixAll.getDLQTopic``)."""
+    return DLQ_TOPIC_PREFIX + consumer_group
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker; tuple order is Java's ``MessageQueue.compareTo``."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"topic={self.topic} broker={self.broker_name} queue={self.queue_id}"
+
+
+class MessageModel(StrEnum):
+    """Whether a group's consumers share the queues or each read all of them."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+class ConsumeFromWhere(StrEnum):
+    """Where a group without a stored offset begins."""
+
+    CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class ConsumeOrderlyStatus(StrEnum):
+    """What an orderly listener answers (``ConsumeOrderlyStatus`` of the Java client)."""
+
+    SUCCESS = "SUCCESS"
+    ROLLBACK = "ROLLBACK"
+    COMMIT = "COMMIT"
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+
+class SendStatus(IntEnum):
+    """Outcome of a stored send, by the broker's response code; only SEND_OK is fully durable."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message to send."""
+
+    topic: str
+    body: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Names and values; neither may contain U+0001 or U+0002. TAGS, KEYS, DELAY … are properties too."""
+    flag: int = 0
+
+
+class MessageExt(NamedTuple):
+    """A message as a broker stored it; a tuple, because millions of them are made.
+
+    ``topic + broker_name + queue_id + queue_offset`` is its only unique key: all messages of one producer
+    batch show the same ``msg_id``.
+    """
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    commit_log_offset: int
+    msg_id: str
+    """UNIQ_KEY if the message has one, else its offset message id (``MessageClientExt.getMsgId``)."""
+    keys: str | None
+    """Space-separated business keys."""
+    tags: str | None
+    body: bytes
+    """Decompressed; empty where Java shows null."""
+    properties: Mapping[str, str]
+    born_timestamp: int
+    """Milliseconds since the epoch at the producer."""
+    born_host: str
+    """``host:port``; IPv6 hosts in brackets."""
+    store_timestamp: int
+    """Milliseconds since the epoch at the broker."""
+    store_host: str
+    reconsume_times: int
+    sys_flag: int
+    """As Java shows it after decoding: compression type bits stay, the compressed bit is cleared."""
+    flag: int
+
+    @property
+    def message_queue(self) -> MessageQueue:
+        """The queue this message was read from."""
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueData:
+    """One broker's share of a topic, as the name server tells it."""
+
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    """Bits: 2 write, 4 read, 1 inherit, 8 priority."""
+    topic_sys_flag: int = 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether consumers may read these queues."""
+        return bool(self.perm & 4)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether producers may write to these queues."""
+        return bool(self.perm & 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerData:
+    """The addresses of one broker name; id 0 is the master."""
+
+    broker_name: str
+    cluster: str
+    addresses: Mapping[int, BrokerAddress]
+
+    @property
+    def master(self) -> BrokerAddress | None:
+        """Address of the master, if it is alive."""
+        return self.addresses.get(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRoute:
+    """Where a topic's queues are (``TopicRouteData``)."""
+
+    brokers: tuple[BrokerData, ...]
+    queues: tuple[QueueData, ...]
+    order_topic_conf: str | None = None
+    """``broker-a:4;broker-b:4``: when present it alone defines the queues to publish to."""
+
+    def address_of(self, broker_name: str) -> BrokerAddress | None:
+        """Master of ``broker_name``, else its replica with the lowest id, else None."""
+        for broker in self.brokers:
+            if broker.broker_name == broker_name and broker.addresses:
+                return broker.addresses[min(broker.addresses)]
+        return None
+
+    def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues a consumer reads, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""
+        return tuple(
+            sorted(
+                MessageQueue(topic, data.broker_name, queue_id)
+                for data in self.queues
+                if data.is_readable
+                for queue_id in range(data.read_queue_nums)
+            )
+        )
+
+    def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues a producer writes, in route order (``topicRouteData2TopicPublishInfo``)."""
+        if self.order_topic_conf:
+            shares = (part.split(":") for part in self.order_topic_conf.split(";") if part)
+            return tuple(
+                MessageQueue(topic, name, queue_id)
+                for name, count in shares
+                for queue_id in range(int(count))
+            )
+        with_master = {broker.broker_name for broker in self.brokers if broker.master is not None}
+        return tuple(
+            MessageQueue(topic, data.broker_name, queue_id)
+            for data in sorted(self.queues, key=lambda data: data.broker_name)
+            if data.is_writable and data.broker_name in with_master
+            for queue_id in range(data.write_queue_nums)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRange:
+    """What one micro-batch or batch read takes from one queue."""
+
+    queue: MessageQueue
+    start: int
+    """First queue offset read."""
+    end: int
+    """Exclusive."""
+    epoch: int = 0
+    """Fencing token under which the range was planned; 0 without a consumer group."""
+    reconsume_times: int = 0
+    """How often the message at ``start`` was given back by the listener so far."""
+
+    @property
+    def count(self) -> int:
+        """Number of offsets, not of messages: a filter may leave fewer."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueBounds:
+    """What a broker holds of one queue at one moment."""
+
+    min_offset: int
+    max_offset: int
+    """Exclusive: last stored queue offset + 1."""
+    last_update_timestamp: int = 0
+    """Milliseconds since the epoch; 0 when nothing is stored."""
