@@ -1,0 +1,48 @@
+# Every target makes what it needs first; see scripts/bootstrap.sh.
+ENV      := ./scripts/with-env.sh
+CHECK    := $(ENV) --no-java dev
+SOURCES  := connector broker_sim jobs scripts tests bench
+PYTEST   ?= python -m pytest
+# Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
+ARGS     ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv check test bench docs lock wheel clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+venv: ## The environment with everything for development: .venv, Delta jars
+	@$(ENV) dev true
+
+check: ## Format, lint, types, import contracts, spelling, generated documents
+	@$(CHECK) ruff format --check $(SOURCES)
+	@$(CHECK) ruff check $(SOURCES)
+	@$(CHECK) mypy
+	@$(CHECK) lint-imports --no-cache
+	@$(CHECK) codespell $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
+	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options | diff -u docs/options.md - || { echo "docs/options.md is not what options.py says: run make docs" >&2; exit 1; }'
+
+test: ## All tests, the real RocketMQ broker included
+	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev $(PYTEST) $(ARGS)
+
+bench: ## Measure against the platform's and the broker's own ceilings
+	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev python -m bench.source
+
+docs: ## Write docs/options.md from options.py
+	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options > .cache/options.md && mv .cache/options.md docs/options.md'
+
+lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)
+	uv pip compile pyproject.toml --extra spark --extra jobs $(LOCK) --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra spark --extra jobs --extra dev $(LOCK) \
+	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
+
+LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
+
+wheel: ## Build the wheel into dist/
+	@$(CHECK) python -m build --wheel --no-isolation --outdir dist
+
+clean: ## Remove everything that was made here, downloads included
+	rm -rf .venv .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse metastore_db derby.log

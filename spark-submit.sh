@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Usage: ./spark-submit.sh JOB [--conf FILE.toml] [--option key=value …] [--format json]
+#
+# Jobs:
+#   demo           produce ordered order events, consume them into a Delta table, check that nothing
+#                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
+#   consume        run a message listener (module:function) as a streaming consumer into a Delta table
+#   offsets show   print a consumer group's progress from its offset table, with the broker's bounds
+#
+# ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
+#
+# Environment: PYTHON (Python 3.11 or newer), JAVA_HOME (Java 17 or newer), SPARK_MASTER (default local[*]).
+# Exit codes: 0 done, 1 the job failed, 2 bad input, 3 the set-up could not be finished, 130 interrupted.
+set -euo pipefail
+
+REPO_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+
+usage() { sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
+
+# Whether the job can do without a JVM.
+runs_without_spark() {
+  local argument
+  [ "$1" != offsets ] || return 0
+  for argument in "$@"; do
+    [ "$argument" != --help ] || return 0
+  done
+  return 1
+}
+
+case "${1:-}" in
+  -h | --help | help)
+    usage
+    exit 0
+    ;;
+  "")
+    usage >&2
+    exit 2
+    ;;
+esac
+
+# shellcheck source=scripts/bootstrap.sh
+. "$REPO_ROOT/scripts/bootstrap.sh"
+
+if runs_without_spark "$@"; then
+  bootstrap_python runtime
+  exec "$VENV/bin/python" "$REPO_ROOT/jobs/main.py" "$@"
+fi
+
+bootstrap runtime
+jars="$(printf '%s,' "$DELTA_JARS"/*.jar)"
+exec "$SPARK_HOME/bin/spark-submit" \
+  --master "${SPARK_MASTER:-local[*]}" \
+  --properties-file "$REPO_ROOT/conf/spark-defaults.conf" \
+  --jars "${jars%,}" \
+  "$REPO_ROOT/jobs/main.py" "$@"
