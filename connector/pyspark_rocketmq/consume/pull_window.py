@@ -1,0 +1,240 @@
+"""Which pulls of one queue range are in flight, and their answers back in queue order.
+
+A range ``[start, end)`` is cut into *segments*. Every open segment has one pull under way; the answer moves the
+segment on to ``nextBeginOffset``, until it has reached its end. What this rests on:
+
+1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none at all (a filter). Only
+   ``nextBeginOffset`` says how far the broker got; a short answer never means the end of the queue.
+2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the offset asked for.
+   Hence every piece carries the two offsets between which its messages count; the others belong to a neighbour.
+3. Answers come in any order, pieces leave in queue order.
+
+The machine knows neither sockets nor time: the shell sends what ``requests()`` returns and reports the result.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class PullStep(NamedTuple):
+    """One pull to send now."""
+
+    segment_id: int
+    queue_offset: int
+    max_msg_nums: int
+
+
+class Piece(NamedTuple):
+    """One answer's undecoded messages; those outside ``[start, limit)`` must be dropped."""
+
+    body: bytes
+    limit: int
+    """End of the segment: messages at or past it come again with a later piece."""
+    start: int
+    """Queue offset asked for: an inner batch may begin earlier."""
+
+
+class AnswerOutcome(Enum):
+    """What an answer did to its segment."""
+
+    ADVANCED = "ADVANCED"
+    """The segment goes on from its new offset."""
+    COMPLETED = "COMPLETED"
+    """The segment has reached its end."""
+    NO_PROGRESS = "NO_PROGRESS"
+    """The broker stands where it stood: back off before sending the same step again."""
+
+
+class _Segment:
+    __slots__ = ("end", "is_pulled", "next_offset", "pieces")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.next_offset = start
+        self.end = end
+        self.is_pulled = True
+        self.pieces: list[Piece] = []
+
+
+class PullWindow:
+    """The pulls of one queue range: at most ``depth`` under way, answers handed out in queue order.
+
+    Guarantee: the pieces of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
+    ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
+    Not thread-safe.
+    """
+
+    __slots__ = (
+        "_buffered_bytes",
+        "_depth",
+        "_end",
+        "_first_open",
+        "_idle",
+        "_max_ahead_bytes",
+        "_max_msg_nums",
+        "_next_id",
+        "_next_start",
+        "_open_count",
+        "_segment",
+        "_segments",
+        "_taken_id",
+    )
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        *,
+        segment: int,
+        depth: int,
+        max_msg_nums: int = 32,
+        max_ahead_bytes: int,
+    ) -> None:
+        """Open nothing yet; ``requests()`` does.
+
+        Args:
+            start: First queue offset wanted.
+            end: Exclusive end; ``end <= start`` is a range that is done.
+            segment: Offsets per segment: the pull batch size without a filter, more (800) with one, because
+                one filtered pull may scan that far.
+            depth: Most pulls in flight.
+            max_msg_nums: Most messages asked for by one pull.
+            max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
+                (without it nothing could ever be taken). Answers then in flight still add to it.
+        """
+        if segment < 1 or depth < 1 or max_msg_nums < 1:
+            raise ValueError(
+                "A pull window needs segment, depth and max_msg_nums of at least 1, "
+                f"not segment={segment}, depth={depth}, max_msg_nums={max_msg_nums}."
+            )
+        self._end = end
+        self._segment = segment
+        self._depth = depth
+        self._max_msg_nums = max_msg_nums
+        self._max_ahead_bytes = max_ahead_bytes
+        self._segments: dict[int, _Segment] = {}
+        """Not yet taken wholly, in queue order; ids count up."""
+        self._idle: list[int] = []
+        """Open segments without a pull under way."""
+        self._next_start = start
+        self._next_id = 0
+        self._open_count = 0
+        """Segments begun and not complete."""
+        self._first_open = 0
+        """The smallest id not complete; ``_next_id`` when none is open."""
+        self._taken_id = 0
+        self._buffered_bytes = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the range is read and every piece taken."""
+        return self._next_start >= self._end and not self._open_count and not self._buffered_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes answered and not yet taken."""
+        return self._buffered_bytes
+
+    def requests(self) -> list[PullStep]:
+        """The pulls to send now, ascending; each is given out once until it is answered or failed."""
+        has_room = self._buffered_bytes < self._max_ahead_bytes
+        steps = self._idle_steps(has_room) if self._idle else []
+        while (
+            self._open_count < self._depth
+            and self._next_start < self._end
+            and (has_room or not self._open_count)
+        ):
+            steps.append(self._open_segment())
+        return steps
+
+    def answered(self, segment_id: int, next_begin_offset: int, body: bytes) -> AnswerOutcome:
+        """Take the answer to the segment's pull; ``body`` is empty when no message matched.
+
+        An answer whose ``next_begin_offset`` is not past the offset asked for is NO_PROGRESS; its body is not
+        kept, for the same pull, which ``requests()`` gives out again, would bring it twice.
+
+        Raises:
+            ValueError: If the segment has no pull under way.
+        """
+        segment = self._end_pull(segment_id)
+        asked = segment.next_offset
+        if next_begin_offset <= asked:
+            self._idle.append(segment_id)
+            return AnswerOutcome.NO_PROGRESS
+        segment.next_offset = next_begin_offset
+        if body:
+            segment.pieces.append(Piece(body, segment.end, asked))
+            self._buffered_bytes += len(body)
+        if next_begin_offset < segment.end:
+            self._idle.append(segment_id)
+            return AnswerOutcome.ADVANCED
+        self._open_count -= 1
+        if segment_id == self._first_open:
+            self._find_first_open()
+        return AnswerOutcome.COMPLETED
+
+    def failed(self, segment_id: int) -> None:
+        """The pull brought no answer: ``requests()`` gives the same step out again.
+
+        Raises:
+            ValueError: If the segment has no pull under way.
+        """
+        self._end_pull(segment_id)
+        self._idle.append(segment_id)
+
+    def take(self) -> list[Piece]:
+        """All pieces that are next in queue order; a segment's only when all earlier ones are complete."""
+        taken: list[Piece] = []
+        segments = self._segments
+        while self._taken_id < self._first_open:
+            taken += segments.pop(self._taken_id).pieces
+            self._taken_id += 1
+        first_open = segments.get(self._taken_id)
+        if first_open is not None and first_open.pieces:
+            taken += first_open.pieces
+            first_open.pieces = []
+        for piece in taken:
+            self._buffered_bytes -= len(piece.body)
+        return taken
+
+    def _idle_steps(self, has_room: bool) -> list[PullStep]:
+        sendable = sorted(i for i in self._idle if has_room or i == self._first_open)
+        self._idle = [] if has_room else [i for i in self._idle if i != self._first_open]
+        steps = []
+        for segment_id in sendable:
+            segment = self._segments[segment_id]
+            segment.is_pulled = True
+            steps.append(self._step(segment_id, segment.next_offset, segment.end))
+        return steps
+
+    def _open_segment(self) -> PullStep:
+        segment_id = self._next_id
+        start = self._next_start
+        end = start + self._segment
+        end = min(end, self._end)
+        self._next_start = end
+        self._segments[segment_id] = _Segment(start, end)
+        self._next_id = segment_id + 1
+        self._open_count += 1
+        return self._step(segment_id, start, end)
+
+    def _step(self, segment_id: int, queue_offset: int, end: int) -> PullStep:
+        remaining = end - queue_offset
+        at_most = self._max_msg_nums
+        return PullStep(segment_id, queue_offset, min(remaining, at_most))
+
+    def _end_pull(self, segment_id: int) -> _Segment:
+        segment = self._segments.get(segment_id)
+        if segment is None or not segment.is_pulled:
+            raise ValueError(f"Segment {segment_id} has no pull under way; its answer was reported already.")
+        segment.is_pulled = False
+        return segment
+
+    def _find_first_open(self) -> None:
+        """Move past the segments that were completed before the one in front of them."""
+        candidate = self._first_open + 1
+        segments = self._segments
+        while candidate < self._next_id and segments[candidate].next_offset >= segments[candidate].end:
+            candidate += 1
+        self._first_open = candidate
