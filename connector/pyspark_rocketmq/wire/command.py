@@ -1,0 +1,361 @@
+"""The remoting command: the one envelope of every request and response, and its frame.
+
+Frame (big-endian)::
+
+    u32 length of what follows | u8 serialize type | u24 header length | header | body
+
+The header is JSON or RocketMQ's binary form; the serialize type says which, per frame.  What a command means
+(its code's ext fields and body) is not known here: see ``headers`` and ``bodies``.
+
+Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NoReturn
+
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode
+
+MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
+"""Bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
+RESPONSE_FLAG: Final = 0x1
+ONEWAY_FLAG: Final = 0x2
+
+_MAX_HEADER_LENGTH: Final = 0xFFFFFF
+_INT32: Final = range(-(1 << 31), 1 << 31)
+
+
+class SerializeType(IntEnum):
+    """Form of the header (``SerializeType``)."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotingCommand:
+    """One request or response, in either direction.
+
+    A name in ``ext_fields`` is never mapped to null: null fields are absent.
+    """
+
+    code: int
+    """A ``RequestCode`` in a request, a ``ResponseCode`` in a response."""
+    opaque: int = 0
+    """Chosen by the requester (int32) and echoed; each side of a connection counts for itself."""
+    flag: int = 0
+    language: int = LanguageCode.PYTHON
+    version: int = CLIENT_VERSION
+    """Ordinal of the sender's ``MQVersion``."""
+    remark: str | None = None
+    ext_fields: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    """Empty where Java shows null: the frame cannot tell them apart."""
+    serialize_type: SerializeType = SerializeType.JSON
+
+    @property
+    def is_response(self) -> bool:
+        """Whether this answers a request; if so ``opaque`` is the requester's number."""
+        return bool(self.flag & RESPONSE_FLAG)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether the sender wants no answer, not even an error."""
+        return bool(self.flag & ONEWAY_FLAG)
+
+    def response(
+        self,
+        code: int,
+        *,
+        remark: str | None = None,
+        ext_fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> RemotingCommand:
+        """Answer this request: its opaque and its header form."""
+        return RemotingCommand(
+            code=code,
+            opaque=self.opaque,
+            flag=RESPONSE_FLAG,
+            remark=remark,
+            ext_fields={} if ext_fields is None else ext_fields,
+            body=body,
+            serialize_type=self.serialize_type,
+        )
+
+
+def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_LENGTH) -> bytes:
+    """Encode one frame, with its 4-byte length prefix.
+
+    Raises:
+        LocalProtocolError: If a number does not fit its field, a text is not Unicode, the header form cannot
+            carry the code, or the frame is longer than a server accepts.
+
+    Source: ``RemotingCommand.encode``, ``RocketMQSerializable.rocketMQProtocolEncode``.
+    """
+    try:
+        header = _ENCODERS[command.serialize_type](command)
+    except UnicodeEncodeError as exc:
+        raise LocalProtocolError(
+            f"Request or response code {command.code} holds a text with half a surrogate pair at position "
+            f"{exc.start}; UTF-8 cannot carry it. Repair the text before it is sent."
+        ) from exc
+    length = 4 + len(header) + len(command.body)
+    if len(header) > _MAX_HEADER_LENGTH or length + 4 > max_frame_length:
+        raise LocalProtocolError(
+            f"A frame of code {command.code} would have {length + 4} bytes (header {len(header)}); "
+            f"at most {max_frame_length} are accepted. Send less in one request."
+        )
+    mark = command.serialize_type << 24 | len(header)
+    return b"".join((struct.pack(">II", length, mark), header, command.body))
+
+
+def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
+    """Decode one frame, without its 4-byte length prefix; the body is copied once.
+
+    Layout (big-endian): ``u8 serializeType | u24 headerLength | header | body``.
+
+    Raises:
+        RemoteProtocolError: If the header length exceeds the frame or the header is malformed.
+
+    Source: ``RemotingCommand.decode``.
+    """
+    view = memoryview(frame)
+    if len(view) < 4:
+        raise RemoteProtocolError(f"A frame of {len(view)} bytes has no room for its header length.")
+    mark = int.from_bytes(view[:4], "big")
+    header_end = 4 + (mark & _MAX_HEADER_LENGTH)
+    if header_end > len(view):
+        raise RemoteProtocolError(
+            f"The header length {header_end - 4} exceeds the frame, which has {len(view)} bytes."
+        )
+    return decode_parts(mark, bytes(view[4:header_end]), bytes(view[header_end:]))
+
+
+def decode_parts(mark: int, header: bytes, body: bytes) -> RemotingCommand:
+    """Decode a frame that was already cut into its second word, its header and its body.
+
+    Raises:
+        RemoteProtocolError: If the serialize type is unknown or the header is malformed.
+    """
+    serialize_type = mark >> 24
+    if serialize_type == SerializeType.JSON:
+        return _decode_json(header, body)
+    if serialize_type == SerializeType.ROCKETMQ:
+        return _decode_binary(header, body)
+    raise RemoteProtocolError(f"Serialize type {serialize_type} is neither 0 (JSON) nor 1 (ROCKETMQ).")
+
+
+# --- JSON header ---------------------------------------------------------------------------------------------
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_to_json: Final[Callable[[object], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Fractions stay text: no header field has one, and an ext field keeps its spelling.
+_from_json: Final[Callable[[str], Any]] = json.JSONDecoder(
+    parse_float=str, parse_constant=_refuse_constant, strict=False
+).decode
+_LANGUAGE_NAMES: Final = {int(language): language.name for language in LanguageCode}
+_LANGUAGES: Final = {language.name: int(language) for language in LanguageCode}
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    """Keys in fastjson's order: alphabetical, absent ones left out."""
+    fields: dict[str, object] = {"code": _int32(command, "code", command.code)}
+    if command.ext_fields:
+        fields["extFields"] = dict(_checked_ext_fields(command))
+    fields["flag"] = _int32(command, "flag", command.flag)
+    fields["language"] = _LANGUAGE_NAMES.get(command.language, LanguageCode.OTHER.name)
+    fields["opaque"] = _int32(command, "opaque", command.opaque)
+    if command.remark is not None:
+        fields["remark"] = command.remark
+    fields["serializeTypeCurrentRPC"] = SerializeType.JSON.name
+    fields["version"] = _int32(command, "version", command.version)
+    return _to_json(fields).encode()
+
+
+def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
+    """Unknown keys are ignored; of a key given twice the last counts, as in fastjson."""
+    try:
+        fields = _from_json(header.decode())
+    except (ValueError, RecursionError) as exc:
+        raise RemoteProtocolError(
+            f"The frame's header is not JSON: {exc}; it begins {header[:80]!r}."
+        ) from exc
+    if type(fields) is not dict:
+        raise RemoteProtocolError(f"The frame's header is no JSON object; it begins {header[:80]!r}.")
+    remark = fields.get("remark")
+    if remark is not None and type(remark) is not str:
+        raise RemoteProtocolError(f"Header field 'remark' is no text: {remark!r:.80}.")
+    return RemotingCommand(
+        code=_integer(fields, "code"),
+        opaque=_integer(fields, "opaque"),
+        flag=_integer(fields, "flag", 0),
+        language=_language(fields.get("language", LanguageCode.JAVA.name)),
+        version=_integer(fields, "version", 0),
+        remark=remark,
+        ext_fields=_json_ext_fields(fields.get("extFields")),
+        body=body,
+        serialize_type=SerializeType.JSON,
+    )
+
+
+def _integer(fields: dict[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if type(value) is not int or value not in _INT32:
+        raise RemoteProtocolError(f"Header field {name!r} is no 32-bit integer: {value!r:.80}.")
+    return value
+
+
+def _language(value: object) -> int:
+    """An unknown language is OTHER: it never matters to the meaning of a command."""
+    if type(value) is str:
+        return _LANGUAGES.get(value, LanguageCode.OTHER)
+    return int(LanguageCode.OTHER)
+
+
+def _json_ext_fields(value: object) -> dict[str, str]:
+    """Numbers and booleans become their text, as fastjson reads them; null ones are absent."""
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        raise RemoteProtocolError(f"Header field 'extFields' is no object: {value!r:.80}.")
+    if {str}.issuperset(map(type, value.values())):
+        return value
+    return {name: _json_text(name, item) for name, item in value.items() if item is not None}
+
+
+def _json_text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raise RemoteProtocolError(f"Ext field {name!r} is neither text nor a number: {value!r:.80}.")
+
+
+# --- binary header -------------------------------------------------------------------------------------------
+
+_BINARY_FIXED: Final = struct.Struct(">hBhii")
+_MAX_BINARY_CODE: Final = 0x7FFF
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    """``i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32+remark | i32+ext fields``."""
+    if command.code > _MAX_BINARY_CODE:
+        raise LocalProtocolError(
+            f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be sent "
+            "with it. Send this request with the JSON header."
+        )
+    try:
+        fixed = _BINARY_FIXED.pack(
+            command.code, command.language, command.version, command.opaque, command.flag
+        )
+    except struct.error as exc:
+        raise LocalProtocolError(
+            f"A number of the command with code {command.code} does not fit the binary header: {exc}."
+        ) from exc
+    remark = (command.remark or "").encode()
+    fields = b"".join(_binary_ext_fields(command))
+    return b"".join((fixed, _length32(remark), remark, _length32(fields), fields))
+
+
+def _binary_ext_fields(command: RemotingCommand) -> Iterator[bytes]:
+    for name, value in _checked_ext_fields(command):
+        key, text = name.encode(), value.encode()
+        if not 0 < len(key) <= _MAX_BINARY_CODE:
+            raise LocalProtocolError(f"Ext field name {name!r:.80} must have 1 to 32767 bytes of UTF-8.")
+        yield from (len(key).to_bytes(2, "big"), key, _length32(text), text)
+
+
+def _length32(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big")
+
+
+def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
+    """An empty remark or value means null; of a name given twice the last counts."""
+    if len(header) < _BINARY_FIXED.size:
+        raise RemoteProtocolError(f"A binary header of {len(header)} bytes is cut off.")
+    code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
+    remark, at = _read_text(header, _BINARY_FIXED.size, 4, len(header))
+    fields_length, at = _read_length(header, at, 4, len(header))
+    if at + fields_length != len(header):
+        raise RemoteProtocolError(
+            f"A binary header has {len(header)} bytes, but its fields end at {at + fields_length}."
+        )
+    return RemotingCommand(
+        code=code,
+        opaque=opaque,
+        flag=flag,
+        language=language,
+        version=version,
+        remark=remark or None,
+        ext_fields=_read_ext_fields(header, at),
+        body=body,
+        serialize_type=SerializeType.ROCKETMQ,
+    )
+
+
+def _read_ext_fields(header: bytes, at: int) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    end = len(header)
+    while at < end:
+        name, at = _read_text(header, at, 2, end)
+        value, at = _read_text(header, at, 4, end)
+        if not name:
+            raise RemoteProtocolError(f"A binary header holds an ext field without a name before byte {at}.")
+        if value:
+            fields[name] = value
+        else:
+            fields.pop(name, None)
+    return fields
+
+
+def _read_text(header: bytes, at: int, width: int, end: int) -> tuple[str, int]:
+    length, at = _read_length(header, at, width, end)
+    if at + length > end:
+        raise RemoteProtocolError(f"A text of {length} bytes at byte {at} exceeds the binary header.")
+    try:
+        return header[at : at + length].decode(), at + length
+    except UnicodeDecodeError as exc:
+        raise RemoteProtocolError(f"A text at byte {at} of a binary header is not UTF-8: {exc}.") from exc
+
+
+def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int]:
+    if at + width > end:
+        raise RemoteProtocolError(f"A binary header ends inside a length at byte {at}.")
+    # Java reads signed numbers; a negative one is as impossible as one beyond the header.
+    return int.from_bytes(header[at : at + width], "big"), at + width
+
+
+# --- both ----------------------------------------------------------------------------------------------------
+
+
+def _int32(command: RemotingCommand, name: str, value: int) -> int:
+    if value not in _INT32:
+        raise LocalProtocolError(f"{name} {value} of a command with code {command.code} exceeds 32 bits.")
+    return value
+
+
+def _checked_ext_fields(command: RemotingCommand) -> Iterator[tuple[str, str]]:
+    for name, value in command.ext_fields.items():
+        if not isinstance(value, str):
+            raise LocalProtocolError(
+                f"Ext field {name!r} of a command with code {command.code} is no text: {value!r:.80}."
+            )
+        yield name, value
+
+
+_ENCODERS: Final[Mapping[SerializeType, Callable[[RemotingCommand], bytes]]] = {
+    SerializeType.JSON: _encode_json,
+    SerializeType.ROCKETMQ: _encode_binary,
+}

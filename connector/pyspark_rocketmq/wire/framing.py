@@ -1,0 +1,125 @@
+"""Cut a byte stream into frames, in chunks of any size.
+
+Each byte of a body is copied once: straight out of the chunk when the frame lies whole in it, else into a
+buffer of exactly the body's size, which becomes the body.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Final
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
+
+_LENGTH_WORD: Final = 4
+_PREFIX: Final = 8
+"""Length word and header-length word: from here on every size of the frame is known."""
+_MIN_LENGTH: Final = 4
+
+
+class FrameDecoder:
+    """Turn received bytes into commands; one per connection and direction.
+
+    Obligations of the caller: feed every received byte once and in order; after an error close the
+    connection, because where the next frame begins is unknown; at end of stream a ``pending`` above zero
+    means that the peer died in the middle of a frame.
+
+    Linear in the bytes received, whatever the chunks.  Not thread-safe.
+
+    Source: ``NettyDecoder`` (a ``LengthFieldBasedFrameDecoder``).
+    """
+
+    __slots__ = ("_body", "_body_missing", "_head", "_head_wanted", "_max_frame_length")
+
+    def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH) -> None:
+        """Refuse frames of more than ``max_frame_length`` bytes, length word included."""
+        self._max_frame_length = max_frame_length
+        self._head = bytearray()
+        self._head_wanted = _PREFIX
+        self._body: BytesIO | None = None
+        self._body_missing = 0
+
+    @property
+    def pending(self) -> int:
+        """Bytes held of an unfinished frame."""
+        return len(self._head) + (self._body.tell() if self._body is not None else 0)
+
+    def feed(self, data: bytes | memoryview) -> list[RemotingCommand]:
+        """Take the next bytes and return the commands they complete; ``data`` may be reused afterwards.
+
+        Raises:
+            RemoteProtocolError: If a frame is too long, too short for its header, or malformed. A frame
+                that is too long is refused as soon as its length word is here, before memory is taken.
+        """
+        view = memoryview(data)
+        commands: list[RemotingCommand] = []
+        at = 0
+        while at < len(view):
+            if not self._head:
+                end = self._end_of_whole_frame(view, at)
+                if end:
+                    commands.append(decode_frame(view[at + _LENGTH_WORD : end]))
+                    at = end
+                    continue
+            at += self._take(view[at:])
+            if self._body is not None and not self._body_missing:
+                commands.append(self._finish(self._body))
+        return commands
+
+    def _end_of_whole_frame(self, view: memoryview, at: int) -> int:
+        """Where the frame at ``at`` ends, 0 when it is not all here."""
+        if len(view) - at < _PREFIX:
+            return 0
+        end = at + _LENGTH_WORD + self._checked_length(view[at : at + _LENGTH_WORD])
+        return end if end <= len(view) else 0
+
+    def _checked_length(self, word: memoryview | bytearray) -> int:
+        length = int.from_bytes(word, "big")
+        if length + _LENGTH_WORD > self._max_frame_length:
+            raise RemoteProtocolError(
+                f"A frame of {length + _LENGTH_WORD} bytes was announced; at most {self._max_frame_length} "
+                "are accepted. Either the peer is no RocketMQ server or its frame limit was raised."
+            )
+        if length < _MIN_LENGTH:
+            raise RemoteProtocolError(f"A frame of {length} bytes has no room for its header length.")
+        return length
+
+    def _take(self, view: memoryview) -> int:
+        """Move bytes of the unfinished frame into its buffers; return how many."""
+        if self._body is not None:
+            piece = view[: self._body_missing]
+            self._body.write(piece)
+            self._body_missing -= len(piece)
+            return len(piece)
+        piece = view[: self._head_wanted - len(self._head)]
+        before = len(self._head)
+        self._head += piece
+        if before < _LENGTH_WORD <= len(self._head):
+            self._checked_length(self._head[:_LENGTH_WORD])
+        if len(self._head) == self._head_wanted:
+            self._open_next_part()
+        return len(piece)
+
+    def _open_next_part(self) -> None:
+        """The prefix or the header is complete: what follows is the header or the body."""
+        length = int.from_bytes(self._head[:_LENGTH_WORD], "big")
+        header_length = int.from_bytes(self._head[_LENGTH_WORD + 1 : _PREFIX], "big")
+        if header_length > length - _MIN_LENGTH:
+            raise RemoteProtocolError(
+                f"The header length {header_length} exceeds the frame, which has {length} bytes."
+            )
+        if len(self._head) < _PREFIX + header_length:
+            self._head_wanted = _PREFIX + header_length
+            return
+        self._body_missing = length - _MIN_LENGTH - header_length
+        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied.
+        self._body = BytesIO(bytes(self._body_missing))
+
+    def _finish(self, body: BytesIO) -> RemotingCommand:
+        mark = int.from_bytes(self._head[_LENGTH_WORD:_PREFIX], "big")
+        header = bytes(self._head[_PREFIX:])
+        self._head.clear()
+        self._head_wanted = _PREFIX
+        self._body = None
+        return decode_parts(mark, header, body.getvalue())
