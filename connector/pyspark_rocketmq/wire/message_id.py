@@ -6,10 +6,13 @@ and a retried message gets a new offset id.
 
 from __future__ import annotations
 
+import re
+
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES, decode_host, encode_host
+from pyspark_rocketmq.wire.hosts import decode_host, encode_host
 
 _OFFSET_BYTES = 8
+_OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 
 def offset_message_id(store_host: str, commit_log_offset: int) -> str:
@@ -17,11 +20,8 @@ def offset_message_id(store_host: str, commit_log_offset: int) -> str:
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.createMessageId``.
     """
-    return (
-        (encode_host(store_host) + commit_log_offset.to_bytes(_OFFSET_BYTES, "big", signed=True))
-        .hex()
-        .upper()
-    )
+    place = encode_host(store_host) + commit_log_offset.to_bytes(_OFFSET_BYTES, "big", signed=True)
+    return place.hex().upper()
 
 
 def decode_offset_message_id(message_id: str) -> tuple[str, int]:
@@ -32,12 +32,9 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodeMessageId``.
     """
-    try:
-        data = bytes.fromhex(message_id)
-    except ValueError:
-        data = b""
-    if len(data) not in (IPV4_HOST_BYTES + _OFFSET_BYTES, IPV6_HOST_BYTES + _OFFSET_BYTES):
+    if not _OFFSET_MESSAGE_ID.fullmatch(message_id):
         raise RemoteProtocolError(f"{message_id!r} is not an offset message id: 32 or 56 hex digits.")
+    data = bytes.fromhex(message_id)
     return decode_host(data[:-_OFFSET_BYTES]), int.from_bytes(data[-_OFFSET_BYTES:], "big", signed=True)
 
 

@@ -84,7 +84,7 @@ class StoredMessage:
     @property
     def version(self) -> MessageVersion:
         """The layout the topic's length asks for (``MessageVersion``, autoMessageVersionOnTopicLen)."""
-        return MessageVersion.V1 if len(self.topic.encode()) <= MAX_V1_TOPIC_BYTES else MessageVersion.V2
+        return _encode_topic(self.topic)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,12 @@ def encode_stored_message(message: StoredMessage) -> bytes:
 
     Source: RocketMQ 5.3.3 ``store/MessageExtEncoder.encode``.
     """
-    topic = message.topic.encode()
-    version = message.version
+    version, topic = _encode_topic(message.topic)
     born_host, store_host = encode_host(message.born_host), encode_host(message.store_host)
-    topic_length = len(topic).to_bytes(1 if version is MessageVersion.V1 else 2, "big")
     sys_flag = _with_host_flags(message.sys_flag, born_host, store_host)
     fixed = _HEAD.size + _STORE_TIMESTAMP.size + _TAIL.size + _SHORT.size
     hosts = len(born_host) + len(store_host)
-    texts = len(message.body) + len(topic_length) + len(topic) + len(message.properties_data)
+    texts = len(message.body) + len(topic) + len(message.properties_data)
     try:
         head = _HEAD.pack(
             fixed + hosts + texts, version, message.body_crc, message.queue_id, message.flag,
@@ -134,8 +132,18 @@ def encode_stored_message(message: StoredMessage) -> bytes:
         raise LocalProtocolError(
             f"A message of topic {message.topic} does not fit its layout: {exc}."
         ) from exc
-    parts = (head, born_host, store_timestamp, store_host, tail, message.body, topic_length, topic)
+    parts = (head, born_host, store_timestamp, store_host, tail, message.body, topic)
     return b"".join((*parts, properties_length, message.properties_data))
+
+
+def _encode_topic(topic: str) -> tuple[MessageVersion, bytes]:
+    """Choose the layout and write the topic with its length."""
+    try:
+        data = topic.encode()
+        version = MessageVersion.V1 if len(data) <= MAX_V1_TOPIC_BYTES else MessageVersion.V2
+        return version, _TOPIC_LENGTHS[version].pack(len(data)) + data
+    except (UnicodeEncodeError, struct.error) as exc:
+        raise LocalProtocolError(f"The topic {topic[:100]!a} cannot be written: {exc}.") from exc
 
 
 def _with_host_flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:

@@ -44,14 +44,14 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
-_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 def decode_text(data: bytes) -> str:
     """Decode UTF-8 as ``new String(bytes, UTF_8)`` does: each malformed part becomes U+FFFD.
 
-    Java makes one U+FFFD of an encoded surrogate where Python would make three.
+    Java makes one U+FFFD of an encoded surrogate, whole or cut, where Python would make one of each byte.
     """
     try:
         return data.decode("utf-8")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.wire import properties as names
+from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
+from tests.wire.golden_messages import GOLDEN
+
+NUMBERS = json.loads((GOLDEN / "numbers.json").read_text())
+PARSED = NUMBERS["MessageDecoder_string2messageProperties"]
+WRITTEN = NUMBERS["MessageDecoder_messageProperties2String"]
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize("case", PARSED, ids=lambda case: ascii(case["string"]))
+def test_a_properties_string_is_parsed_as_java_does(case):
+    assert decode_properties((case["string"] or "").encode()) == case["map"]
+
+
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
+def test_what_java_writes_is_read_as_java_reads_it(case):
+    assert decode_properties(case["encoded"].encode()) == case["decoded_again"]
+
+
+@pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
+def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them(case):
+    properties = {name: value for name, value in case["map"].items() if value is not None}
+
+    if "" in properties or any(separator in text for text in properties.values() for separator in "\x01\x02"):
+        with pytest.raises(LocalProtocolError):
+            encode_properties(properties)
+    else:
+        assert encode_properties(properties) == case["encoded"].encode()
+
+
+@given(st.dictionaries(TEXT, TEXT))
+def test_properties_survive_encoding_and_decoding(properties):
+    assert decode_properties(encode_properties(properties)) == properties
+
+
+@given(st.binary(max_size=60))
+def test_no_stored_properties_fail_to_parse(data):
+    properties = decode_properties(data)
+
+    assert all(name and value for name, value in properties.items())
+
+
+@pytest.mark.parametrize("name", ["", "a\x01b", "a\x02b"])
+def test_a_name_that_would_be_misread_is_not_written(name):
+    with pytest.raises(LocalProtocolError):
+        encode_properties({name: "value"})
+
+
+def test_a_lone_surrogate_is_not_written():
+    with pytest.raises(LocalProtocolError, match="lone surrogate"):
+        encode_properties({"a": "\ud800"})
+
+
+def test_properties_over_the_short_length_are_not_written():
+    assert len(encode_properties({"a": "x" * 32764})) == 32767
+    with pytest.raises(LocalProtocolError, match="32768 bytes"):
+        encode_properties({"a": "x" * 32765})
+
+
+@pytest.mark.parametrize(
+    ("data", "replacements"),
+    [
+        (b"\xff", 1),
+        (b"\xed\xa0\x80", 1),
+        (b"\xed\xa0", 1),
+        (b"\xed\xa0\x80\xed\xb0\x80", 2),
+        (b"\xe2\x82", 1),
+        (b"\xf0\x9f\x98", 1),
+        (b"\xc0\x80", 2),
+        (b"\xe0\x80\x80", 3),
+        (b"\xf4\x90\x80\x80", 4),
+    ],
+)
+def test_malformed_utf8_becomes_as_many_replacement_characters_as_in_java(data, replacements):
+    assert decode_text(b"<" + data + b">") == "<" + "\ufffd" * replacements + ">"
+
+
+def test_named_properties_are_spelt_as_in_java():
+    spelt_otherwise = {"SHARDING_KEY"}
+    constants = {
+        name: value
+        for name, value in vars(names).items()
+        if name.isupper() and isinstance(value, str) and len(value) > 1 and name not in spelt_otherwise
+    }
+
+    assert constants
+    assert all(name == value for name, value in constants.items())
