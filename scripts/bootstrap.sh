@@ -119,7 +119,7 @@ _make_venv() {
 }
 
 _no_network_in() {
-  grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Name or service not known|Network is unreachable|UnknownHostException|Connection refused|ConnectException|Failed to establish a new connection' "$1"
+  grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|Name or service not known|Network is unreachable|UnknownHostException|Connection refused|ConnectException|Failed to establish a new connection|Host [^ ]+ not found|Server access error' "$1"
 }
 
 # _setup_failed WHAT LOG: say why, as far as the log tells.
@@ -163,10 +163,13 @@ _ensure_delta_jars() {
   [ ! -d "$DELTA_JARS" ] || return 0
   _say "Resolving the Delta jars $DELTA_PACKAGE …"
   rm -rf "$part"
+  # Two thirds of the download are jars that the Spark distribution has.
   "$SPARK_HOME/bin/spark-submit" --master 'local[1]' --packages "$DELTA_PACKAGE" \
+    --exclude-packages org.apache.hadoop:hadoop-client-runtime,org.apache.hadoop:hadoop-client-api \
     --conf "spark.jars.ivy=$CACHE/ivy" "$REPO_ROOT/scripts/collect_delta_jars.py" "$CACHE/ivy/jars" "$part" \
     >"$log" 2>&1 || _setup_failed "resolve the Delta jars" "$log"
   mv "$part" "$DELTA_JARS"
+  rm -rf "$CACHE/ivy"
 }
 
 _export_environment() {
