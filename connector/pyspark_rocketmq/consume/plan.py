@@ -1,0 +1,192 @@
+"""What one micro-batch reads: a range per queue, from stored progress, broker bounds and limits.
+
+The rules, in the order in which they apply to a queue:
+
+1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
+2. Suspended: left out until due. Other queues never wait for it.
+3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset if
+   gaps are skipped, else the queue is left out.
+4. It ends at the smallest of the broker's end, its cap and the flow-control threshold.
+5. The total limit is shared in proportion to what is left, at least one offset each.
+6. A stalled queue (nothing committed although read: autoCommit=false accumulates) gets its share times the
+   plans it has stood still plus one, or it would read the same messages for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+
+from pyspark_rocketmq.consume.gaps import OffsetGap
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """What the offset store holds of one queue, as far as planning is concerned."""
+
+    next_offset: int
+    """Next queue offset to consume."""
+    _: KW_ONLY
+    epoch: int = 0
+    reconsume_times: int = 0
+    """How often the message at ``next_offset`` was given back so far."""
+    suspended_until_s: float | None = None
+    """Seconds since the epoch; from this moment on the queue may be planned again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much one plan may take; None is no limit."""
+
+    max_offsets_per_trigger: int | None = None
+    """Over all queues, as in Spark's Kafka source."""
+    pull_threshold_for_queue: int | None = None
+    """Per queue: RocketMQ's flow control (D13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to read now."""
+
+    ranges: tuple[QueueRange, ...]
+    """Sorted by queue; none is empty."""
+    gaps: tuple[OffsetGap, ...]
+    """Sorted by queue; the shell decides by failOnDataLoss."""
+    next_due_s: float | None
+    """When the first suspended queue with something to read is due; None when none is suspended."""
+
+
+_NO_PROGRESS: Mapping[MessageQueue, QueueProgress] = {}
+_NOT_STALLED: Mapping[MessageQueue, int] = {}
+
+
+def plan_ranges(
+    bounds: Mapping[MessageQueue, QueueBounds],
+    progress: Mapping[MessageQueue, QueueProgress],
+    *,
+    limits: ReadLimits,
+    now_s: float,
+    caps: Mapping[MessageQueue, int] | None = None,
+    stalled: Mapping[MessageQueue, int] | None = None,
+    skip_gaps: bool = False,
+) -> Plan:
+    """Plan every queue of ``bounds`` that has something to read and is not suspended.
+
+    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up when there is enough to read,
+    with two exceptions: with more non-empty queues than the limit each still gets one offset (as in Spark's
+    Kafka source, so that no queue starves), and stalled queues get multiples of their share.
+
+    Args:
+        bounds: The queues to plan (owned and locked) and what their brokers hold.
+        progress: Stored progress; a queue without starts at its min offset (A2).
+        limits: See :class:`ReadLimits`.
+        now_s: Seconds since the epoch.
+        caps: Exclusive ends not to go beyond (``availableNow``); queues missing here are left out.
+        stalled: Plans in a row after which a queue's next offset stood still without a suspension.
+        skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
+    """
+    planner = _Planner(limits=limits, now_s=now_s, stalled=stalled or _NOT_STALLED, skip_gaps=skip_gaps)
+    for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
+        planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
+    return planner.plan()
+
+
+class _Planner:
+    """One plan in the making."""
+
+    def __init__(
+        self, *, limits: ReadLimits, now_s: float, stalled: Mapping[MessageQueue, int], skip_gaps: bool
+    ) -> None:
+        self._limits = limits
+        self._now_s = now_s
+        self._stalled = stalled
+        self._skip_gaps = skip_gaps
+        self._candidates: list[tuple[MessageQueue, QueueProgress, int]] = []
+        """Queue, progress at the offset to read from, offsets that may be read."""
+        self._gaps: list[OffsetGap] = []
+        self._next_due_s: float | None = None
+
+    def add(
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress | None, cap: int | None
+    ) -> None:
+        if progress is None:
+            progress = QueueProgress(bounds.min_offset)
+        end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
+        due_s = progress.suspended_until_s
+        if due_s is not None and due_s > self._now_s:
+            if progress.next_offset < end and (self._next_due_s is None or due_s < self._next_due_s):
+                self._next_due_s = due_s
+            return
+        if not bounds.min_offset <= progress.next_offset <= bounds.max_offset:
+            corrected = self._report_gap(queue, bounds, progress)
+            if corrected is None:
+                return
+            progress = corrected
+        readable = end - progress.next_offset
+        if readable > 0:
+            self._candidates.append((queue, progress, readable))
+
+    def plan(self) -> Plan:
+        lengths = self._lengths()
+        return Plan(
+            ranges=tuple(
+                QueueRange(
+                    queue=queue,
+                    start=progress.next_offset,
+                    end=progress.next_offset + length,
+                    epoch=progress.epoch,
+                    reconsume_times=progress.reconsume_times,
+                )
+                for (queue, progress, _), length in zip(self._candidates, lengths, strict=True)
+            ),
+            gaps=tuple(self._gaps),
+            next_due_s=self._next_due_s,
+        )
+
+    def _report_gap(
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress
+    ) -> QueueProgress | None:
+        gap = OffsetGap.between(queue, progress.next_offset, bounds)
+        if gap is None:
+            return progress
+        self._gaps.append(gap)
+        # The count belonged to a message that is gone.
+        return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
+
+    def _lengths(self) -> list[int]:
+        readable = [length for _, _, length in self._candidates]
+        threshold = self._limits.pull_threshold_for_queue
+        wanted = readable if threshold is None else [min(length, threshold) for length in readable]
+        limit = self._limits.max_offsets_per_trigger
+        shares = wanted if limit is None else share_limit(wanted, limit)
+        if not self._stalled:
+            return shares
+        return [
+            min(share * (1 + self._stalled.get(queue, 0)), length)
+            for (queue, _, length), share in zip(self._candidates, shares, strict=True)
+        ]
+
+
+def share_limit(wanted: list[int], limit: int) -> list[int]:
+    """Share ``limit`` among positive demands: one each, the rest in proportion to what they still want.
+
+    The sum is ``min(limit, sum(wanted))``, or ``len(wanted)`` if that is more; no share exceeds its demand.
+    Rounding leaves go to the largest remainders, the first of equals.
+    """
+    total = sum(wanted)
+    count = len(wanted)
+    if total <= limit:
+        return wanted
+    if limit <= count:
+        return [1] * count
+    spare = limit - count
+    still_wanted = total - count
+    scaled = [divmod(spare * (demand - 1), still_wanted) for demand in wanted]
+    shares = [1 + quotient for quotient, _ in scaled]
+    left = limit - sum(shares)
+    if left:
+        by_remainder = sorted(range(count), key=lambda index: -scaled[index][1])
+        for index in by_remainder[:left]:
+            shares[index] += 1
+    return shares

@@ -1,0 +1,266 @@
+"""Planning: ranges from progress, bounds, limits, suspensions and gaps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.consume.gaps import OffsetGap
+from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.errors import DataLoss
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+
+NO_LIMITS = ReadLimits()
+NOW_S = 1000.0
+
+
+def queue(queue_id: int) -> MessageQueue:
+    return MessageQueue("orders", "broker-a", queue_id)
+
+
+def bounds(min_offset: int, max_offset: int) -> QueueBounds:
+    return QueueBounds(min_offset=min_offset, max_offset=max_offset)
+
+
+def plan(
+    broker: dict[int, tuple[int, int]],
+    stored: dict[int, QueueProgress],
+    *,
+    limits: ReadLimits = NO_LIMITS,
+    caps: dict[int, int] | None = None,
+    stalled: dict[int, int] | None = None,
+    skip_gaps: bool = False,
+) -> Plan:
+    return plan_ranges(
+        {queue(i): bounds(*pair) for i, pair in broker.items()},
+        {queue(i): progress for i, progress in stored.items()},
+        limits=limits,
+        now_s=NOW_S,
+        caps=None if caps is None else {queue(i): cap for i, cap in caps.items()},
+        stalled=None if stalled is None else {queue(i): count for i, count in stalled.items()},
+        skip_gaps=skip_gaps,
+    )
+
+
+def spans(made: Plan) -> dict[int, tuple[int, int]]:
+    return {r.queue.queue_id: (r.start, r.end) for r in made.ranges}
+
+
+def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end():
+    made = plan({0: (5, 90)}, {0: QueueProgress(20, epoch=3, reconsume_times=2)})
+
+    assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, epoch=3, reconsume_times=2),)
+    assert made.gaps == ()
+    assert made.next_due_s is None
+
+
+def test_ranges_are_sorted_by_queue():
+    made = plan({2: (0, 5), 0: (0, 5), 1: (0, 5)}, {})
+
+    assert [r.queue.queue_id for r in made.ranges] == [0, 1, 2]
+
+
+def test_a_queue_without_progress_starts_at_its_min_offset():
+    """A2: queues that appear while a query runs are read from their earliest message."""
+    assert spans(plan({7: (40, 60)}, {})) == {7: (40, 60)}
+
+
+def test_a_queue_with_nothing_new_is_left_out():
+    assert plan({0: (0, 20)}, {0: QueueProgress(20)}).ranges == ()
+
+
+def test_progress_of_a_queue_not_owned_is_not_planned():
+    """C1: only the queues of ``bounds`` are owned and locked."""
+    assert plan({}, {0: QueueProgress(0)}).ranges == ()
+
+
+def test_a_suspended_queue_waits_and_the_others_do_not():
+    """D3: only the suspended queue waits."""
+    made = plan(
+        {0: (0, 9), 1: (0, 9), 2: (0, 9)},
+        {
+            0: QueueProgress(3, suspended_until_s=NOW_S + 5),
+            1: QueueProgress(3),
+            2: QueueProgress(3, suspended_until_s=NOW_S + 2),
+        },
+    )
+
+    assert spans(made) == {1: (3, 9)}
+    assert made.next_due_s == NOW_S + 2
+
+
+def test_a_suspended_queue_is_planned_at_the_moment_it_is_due():
+    """D3: redelivery is a re-pull with the count of failed deliveries."""
+    made = plan({0: (0, 9)}, {0: QueueProgress(3, reconsume_times=4, suspended_until_s=NOW_S)})
+
+    assert made.ranges == (QueueRange(queue=queue(0), start=3, end=9, reconsume_times=4),)
+    assert made.next_due_s is None
+
+
+def test_a_suspended_queue_beyond_its_cap_is_nothing_to_wait_for():
+    """H4: AvailableNow waits for suspended queues, but not for messages that came after it began."""
+    made = plan({0: (0, 9)}, {0: QueueProgress(5, suspended_until_s=NOW_S + 5)}, caps={0: 5})
+
+    assert made.next_due_s is None
+
+
+def test_caps_end_ranges_and_leave_out_queues_that_were_not_there():
+    """H4: AvailableNow drains exactly what was there at the start."""
+    made = plan({0: (0, 90), 1: (0, 90), 2: (0, 90)}, {1: QueueProgress(50)}, caps={0: 10, 1: 50})
+
+    assert spans(made) == {0: (0, 10)}
+
+
+def test_the_threshold_bounds_every_queue():
+    """D13: pullThresholdForQueue."""
+    made = plan({0: (0, 5000), 1: (0, 30)}, {}, limits=ReadLimits(pull_threshold_for_queue=1000))
+
+    assert spans(made) == {0: (0, 1000), 1: (0, 30)}
+
+
+def test_the_total_limit_is_shared_in_proportion_to_the_backlog():
+    made = plan({0: (0, 900), 1: (0, 300)}, {}, limits=ReadLimits(max_offsets_per_trigger=120))
+
+    assert spans(made) == {0: (0, 90), 1: (0, 30)}
+
+
+def test_a_small_backlog_beside_a_huge_one_still_gets_an_offset():
+    made = plan({0: (0, 10**9), 1: (0, 1)}, {}, limits=ReadLimits(max_offsets_per_trigger=10))
+
+    assert spans(made) == {0: (0, 9), 1: (0, 1)}
+
+
+def test_with_more_queues_than_the_limit_every_queue_gets_one_offset():
+    """As Spark's Kafka source: exceeding a tiny limit starves nobody."""
+    made = plan(dict.fromkeys(range(5), (0, 100)), {}, limits=ReadLimits(max_offsets_per_trigger=2))
+
+    assert spans(made) == dict.fromkeys(range(5), (0, 1))
+
+
+def test_a_stalled_queue_gets_a_longer_range_each_time():
+    """D4: without autoCommit the messages after which the listener commits must come into reach."""
+    limits = ReadLimits(max_offsets_per_trigger=20, pull_threshold_for_queue=50)
+
+    made = plan({0: (0, 1000), 1: (0, 1000), 2: (0, 25)}, {}, limits=limits, stalled={0: 3, 2: 9})
+
+    assert spans(made) == {0: (0, 4 * 8), 1: (0, 8), 2: (0, 25)}
+
+
+def test_a_stalled_queue_outgrows_the_threshold():
+    """D4, D13."""
+    limits = ReadLimits(pull_threshold_for_queue=10)
+
+    assert spans(plan({0: (0, 100)}, {}, limits=limits, stalled={0: 2})) == {0: (0, 30)}
+
+
+def test_deleted_messages_are_a_gap_and_the_queue_is_left_out():
+    """F4: failOnDataLoss=true."""
+    made = plan({0: (50, 90), 1: (0, 5)}, {0: QueueProgress(20)})
+
+    assert spans(made) == {1: (0, 5)}
+    assert made.gaps == (OffsetGap(queue=queue(0), wanted=20, min_offset=50, max_offset=90, corrected=50),)
+
+
+def test_deleted_messages_are_skipped_when_told_so():
+    """F4: failOnDataLoss=false; the count of failed deliveries was that of a message that is gone."""
+    made = plan({0: (50, 90)}, {0: QueueProgress(20, epoch=3, reconsume_times=2)}, skip_gaps=True)
+
+    assert made.ranges == (QueueRange(queue=queue(0), start=50, end=90, epoch=3),)
+    assert [gap.corrected for gap in made.gaps] == [50]
+
+
+@pytest.mark.parametrize("skip_gaps", [True, False])
+def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps):
+    """F4: a broker that lost its tail never makes a consumer read everything again."""
+    made = plan({0: (0, 30)}, {0: QueueProgress(31)}, skip_gaps=skip_gaps)
+
+    assert made.ranges == ()
+    assert made.gaps == (OffsetGap(queue=queue(0), wanted=31, min_offset=0, max_offset=30, corrected=30),)
+
+
+def test_the_end_itself_is_no_gap():
+    made = plan({0: (30, 30)}, {0: QueueProgress(30)})
+
+    assert made == Plan(ranges=(), gaps=(), next_due_s=None)
+
+
+def test_a_suspended_queue_reports_its_gap_when_it_is_due():
+    suspended = {0: QueueProgress(20, suspended_until_s=NOW_S + 1)}
+
+    assert plan({0: (50, 90)}, suspended).gaps == ()
+    assert plan({0: (50, 90)}, {0: QueueProgress(20, suspended_until_s=NOW_S)}).gaps
+
+
+def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy():
+    """F4."""
+    gap = OffsetGap.between(queue(3), 20, bounds(50, 90))
+    assert gap is not None
+
+    error = gap.to_error()
+
+    assert isinstance(error, DataLoss)
+    for part in ("topic=orders broker=broker-a queue=3", "offset 20", "offsets 50 to 90", "failOnDataLoss"):
+        assert part in str(error)
+    assert "continues at 50" in str(gap)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 3000))
+def test_a_shared_limit_is_used_up_and_nobody_gets_none_or_more_than_wanted(wanted, limit):
+    shares = share_limit(wanted, limit)
+
+    assert sum(shares) == max(min(limit, sum(wanted)), len(wanted))
+    assert all(1 <= share <= demand for share, demand in zip(shares, wanted, strict=True))
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 3000))
+def test_a_longer_backlog_never_gets_less(wanted, limit):
+    shares = share_limit(wanted, limit)
+    by_demand = sorted(zip(wanted, shares, strict=True))
+
+    assert all(a[1] <= b[1] + 1 for a, b in pairwise(by_demand))
+
+
+_PROGRESS = st.builds(
+    QueueProgress,
+    st.integers(0, 120),
+    epoch=st.integers(0, 9),
+    reconsume_times=st.integers(0, 3),
+    suspended_until_s=st.none() | st.floats(NOW_S - 5, NOW_S + 5),
+)
+_LIMITS = st.builds(
+    ReadLimits,
+    max_offsets_per_trigger=st.none() | st.integers(1, 200),
+    pull_threshold_for_queue=st.none() | st.integers(1, 60),
+)
+_QUEUES = st.integers(0, 12)
+
+
+@given(
+    broker=st.dictionaries(
+        _QUEUES, st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (p[0], sum(p)))
+    ),
+    stored=st.dictionaries(_QUEUES, _PROGRESS),
+    limits=_LIMITS,
+    caps=st.none() | st.dictionaries(_QUEUES, st.integers(0, 120)),
+    skip_gaps=st.booleans(),
+)
+def test_invariants_of_any_plan(broker, stored, limits, caps, skip_gaps):
+    """A2, C1, D3, D13, F4, H4."""
+    made = plan(broker, stored, limits=limits, caps=caps, skip_gaps=skip_gaps)
+    taken = spans(made)
+
+    for i, (start, end) in taken.items():
+        low, high = broker[i]
+        progress = stored.get(i, QueueProgress(low))
+        assert low <= start < end <= high
+        assert caps is None or end <= caps[i]
+        assert end - start <= (limits.pull_threshold_for_queue or 10**9)
+        assert progress.suspended_until_s is None or progress.suspended_until_s <= NOW_S
+        assert start == progress.next_offset or (skip_gaps and start in {low, high})
+    if limits.max_offsets_per_trigger is not None:
+        assert sum(r.count for r in made.ranges) <= max(limits.max_offsets_per_trigger, len(made.ranges))
+    assert made.next_due_s is None or made.next_due_s > NOW_S
+    assert not taken.keys() & {gap.queue.queue_id for gap in made.gaps} or skip_gaps

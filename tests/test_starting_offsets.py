@@ -1,0 +1,76 @@
+"""Parsing option startingOffsets."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
+
+
+@pytest.mark.parametrize("text", ["earliest", " EARLIEST "])
+def test_earliest_is_a_word(text):
+    assert parse_starting_offsets(text) == StartingOffsets.earliest()
+
+
+def test_latest_is_a_word():
+    assert parse_starting_offsets("Latest") == StartingOffsets.latest()
+
+
+def test_json_names_queues_and_the_others_start_at_earliest():
+    """F2: Spark's startingOffsets for the plain source."""
+    spec = parse_starting_offsets('{"orders": {"broker-a": {"0": 17, "1": -2}, "broker-b": {"0": -1}}}')
+
+    assert spec.by_queue == {
+        MessageQueue("orders", "broker-a", 0): 17,
+        MessageQueue("orders", "broker-a", 1): -2,
+        MessageQueue("orders", "broker-b", 0): -1,
+    }
+    assert spec.wanted(MessageQueue("orders", "broker-a", 0)) == 17
+    assert spec.wanted(MessageQueue("orders", "broker-b", 5)) == -2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("newest", "earliest, latest or JSON of the shape"),
+        ("", "earliest, latest or JSON"),
+        ("{", "failed at character 1"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{}", "The JSON must be a non-empty JSON object"),
+        ("17", "The JSON must be a non-empty JSON object"),
+        ('{"orders": 17}', "The value of topic 'orders' must be"),
+        ('{"orders": {"broker-a": [1]}}', "The value of broker 'broker-a' must be"),
+        ('{"orders": {"broker-a": {"x": 1}}}', "Queue id 'x' of broker 'broker-a'"),
+        ('{"orders": {"broker-a": {"-1": 1}}}', "Queue id '-1'"),
+        ('{"orders": {"broker-a": {"01": 1}}}', "Queue id '01'"),
+        ('{"orders": {"broker-a": {"0": -3}}}', "orders / broker-a / 0 must be a whole number"),
+        ('{"orders": {"broker-a": {"0": "5"}}}', 'not "5"'),
+        ('{"orders": {"broker-a": {"0": 1.5}}}', "not 1.5"),
+        ('{"orders": {"broker-a": {"0": true}}}', "not true"),
+        ('{"orders": {"broker-a": {"0": 9223372036854775808}}}', "whole number"),
+        ('{"orders": {"broker-a": {"0": 1, "0": 2}}}', "'0' stands twice"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_sentence(text, complaint):
+    with pytest.raises(ValueError, match=r"\.$") as raised:
+        parse_starting_offsets(text)
+
+    assert complaint in str(raised.value)
+
+
+def test_the_value_survives_the_way_to_the_source_runner():
+    spec = parse_starting_offsets('{"orders": {"broker-a": {"0": 17}}}')
+
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_parsed_or_refused_as_a_value_error(text):
+    with contextlib.suppress(ValueError):
+        parse_starting_offsets(text)
