@@ -1,0 +1,228 @@
+"""The offset store as a Delta table: readable by anyone, with history and time travel.
+
+One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's rows →
+pure rule → overwrite of the group's partition in one commit.
+
+Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
+shared between threads.
+Rule 2: groups must not conflict, writers of one group always must. The literal partition predicate gives the
+first, the transaction id ``offsets:GROUP`` in every commit the second.
+Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide again.
+
+Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be used
+in a process that forks later, so nothing an executor imports may import this module.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import OffsetCommitConflict, OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
+from pyspark_rocketmq.offsets.table_reading import read_form
+
+logger = logging.getLogger(__name__)
+
+_PARTITION_BY = ("consumer_group",)
+_ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
+"""Protocol 1/2: what delta-rs and delta-spark make by default and both read and write rightly."""
+_TABLE_PROPERTIES: Mapping[str, str | None] = {
+    # The window of an as-of reset. Longer ones make every checkpoint larger: old files stay listed in it.
+    "delta.deletedFileRetentionDuration": "interval 1 day",
+    # delta-spark refuses a log retention below the file retention.
+    "delta.logRetentionDuration": "interval 1 day",
+    "delta.checkpointInterval": "100",
+}
+_PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
+"""Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
+
+
+class DeltaOffsetStore:
+    """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
+
+    A table that is there already must have exactly the columns of the design and protocol 1/2: anything else is
+    refused with SchemaError or OptionError. Safe against concurrent writers in any process.
+    """
+
+    def __init__(
+        self, path: str | Path, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._path = str(path)
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._handles = threading.local()
+
+    def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
+        return DeltaOffsetStore, (self._path,)
+
+    def __repr__(self) -> str:
+        return f"DeltaOffsetStore({self._path!r})"
+
+    @property
+    def spec(self) -> str:
+        """``delta:PATH``."""
+        return f"delta:{self._path}"
+
+    def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+        """Return the group's rows as of the newest table version."""
+        return _read_rows(self._newest(), consumer_group)
+
+    def claim(
+        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Take queues over; see ``OffsetStore.claim``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_claim(rows, consumer_group, owner, starts, now_s),
+            f"claim by {owner}",
+        )
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Store what a batch achieved; see ``OffsetStore.commit``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_commit(
+                rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
+            ),
+            f"commit of batch {batch_id} of query {query_id}",
+        )
+
+    def reset(
+        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Move queues anywhere; see ``OffsetStore.reset``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s), "reset"
+        )
+
+    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
+        """Read, decide and write until the write is known to hold, or until the tries are used up."""
+        failure: DeltaError | None = None
+        for pause_s in (None, *_PAUSES_S):
+            if pause_s is not None:
+                self._sleep(pause_s)
+            table = self._newest()
+            before = _read_rows(table, consumer_group)
+            change = decide(before)
+            if change.rows == before:
+                return change.result
+            try:
+                _overwrite_group(table, consumer_group, change.rows, action)
+            except DeltaError as exc:
+                logger.info(
+                    "offset commit to be tried again group=%s action=%s: %s", consumer_group, action, exc
+                )
+                failure = exc
+                continue
+            return change.result
+        raise OffsetCommitConflict(
+            f"The {action} for group {consumer_group} could not be stored in {self._path} in {len(_PAUSES_S) + 1} "
+            f"tries; the last error was: {failure} Check how many consumers write this group and that the table "
+            "can be written; the batch may be tried again."
+        ) from failure
+
+    def _newest(self) -> DeltaTable:
+        """This thread's handle, moved to the newest version."""
+        table: DeltaTable | None = getattr(self._handles, "table", None)
+        if table is not None:
+            try:
+                table.update_incremental()
+            except DeltaError:
+                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                logger.info("offset table to be opened again path=%s", self._path, exc_info=True)
+            else:
+                return table
+        self._handles.table = table = self._open()
+        return table
+
+    def _open(self) -> DeltaTable:
+        try:
+            table = DeltaTable(self._path)
+        except TableNotFoundError:
+            table = self._create()
+        _check_form(self._path, read_form(table))
+        return table
+
+    def _create(self) -> DeltaTable:
+        if "://" not in self._path:
+            Path(self._path).mkdir(parents=True, exist_ok=True)
+        try:
+            table = DeltaTable.create(
+                self._path,
+                schema=SCHEMA,
+                partition_by=list(_PARTITION_BY),
+                description="Progress of RocketMQ consumer groups",
+                configuration=_TABLE_PROPERTIES,
+            )
+        except DeltaError:
+            # Another process made it in this moment; if that is not the reason, opening fails with the true one.
+            return DeltaTable(self._path)
+        logger.info("offset table created path=%s", self._path)
+        return table
+
+
+def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns.
+    query = f"SELECT * FROM offsets WHERE {_group_predicate(consumer_group)}"  # noqa: S608 - a quoted literal
+    found = QueryBuilder().register("offsets", table).execute(query).read_all()
+    return rows_from_table(consumer_group, pa.table(found))
+
+
+def _overwrite_group(table: DeltaTable, consumer_group: str, rows: Rows, action: str) -> None:
+    transaction_id = f"offsets:{consumer_group}"
+    version = (table.transaction_version(transaction_id) or 0) + 1
+    write_deltalake(
+        table,
+        rows_to_table(rows.values()),
+        mode="overwrite",
+        predicate=_group_predicate(consumer_group),
+        commit_properties=CommitProperties(
+            custom_metadata={"userMetadata": f"group {consumer_group}: {action}"},
+            app_transactions=[Transaction(transaction_id, version)],
+        ),
+    )
+
+
+def _group_predicate(consumer_group: str) -> str:
+    literal = consumer_group.replace("'", "''")
+    return f"consumer_group = '{literal}'"
+
+
+def _check_form(path: str, form: TableForm) -> None:
+    differences = list(column_differences(COLUMN_TYPES, form.column_types))
+    if form.partition_by != _PARTITION_BY:
+        differences.append(f"partitioned by ({', '.join(form.partition_by)}) instead of (consumer_group)")
+    if differences:
+        raise SchemaError(
+            f"The table at {path} is no offset table: {'; '.join(differences)}. "
+            "Name another path for the offset store; a missing table is made by itself."
+        )
+    refused = sorted(form.features - _ALLOWED_FEATURES)
+    if form.configuration.get("delta.appendOnly", "false").lower() == "true":
+        refused.append("delta.appendOnly=true")
+    if refused:
+        problem = (
+            f"The offset table at {path} has the features {', '.join(refused)}, which the connector cannot "
+            "write safely. Drop them (ALTER TABLE ... DROP FEATURE), or copy the rows into a new table: an "
+            "offset table made by the connector has reader version 1 and writer version 2."
+        )
+        raise OptionError((problem,), where="offset table")

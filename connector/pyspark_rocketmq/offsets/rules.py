@@ -1,0 +1,167 @@
+"""What a claim, a commit and a reset do to a group's rows: pure functions, the same for every store.
+
+Rule 1: each takes the rows as stored and returns all rows as they must be stored; unchanged rows are the same
+objects, so "nothing to write" is ``after == before``.
+Rule 2: nothing is half applied; an error means that no row changes.
+Rule 3: applying a change to its own result is harmless.  A store that does not know whether its write arrived
+reads again and applies the rule again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import NO_BATCH, CommitResult, OffsetRow, QueueCommit
+
+Rows = Mapping[MessageQueue, OffsetRow]
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[ResultT]):
+    """The outcome of a rule."""
+
+    rows: dict[MessageQueue, OffsetRow]
+    """Every row of the group."""
+    result: ResultT
+    """What the caller of the store gets."""
+
+
+def apply_claim(
+    before: Rows, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int], now_s: float
+) -> Change[dict[MessageQueue, OffsetRow]]:
+    """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner."""
+    _check_not_negative(consumer_group, starts)
+    claimed = {
+        queue: _claimed(before.get(queue) or _new_row(consumer_group, queue, start), owner, now_s)
+        for queue, start in starts.items()
+    }
+    return Change({**before, **claimed}, claimed)
+
+
+def apply_commit(
+    before: Rows,
+    consumer_group: str,
+    commits: Sequence[QueueCommit],
+    *,
+    query_id: str,
+    batch_id: int,
+    now_s: float,
+) -> Change[CommitResult]:
+    """Apply each commit whose epoch is the stored one.
+
+    Raises:
+        OffsetRegressed: If a batch other than the one that wrote the row would move it back.
+        OffsetError: If a value is negative.
+    """
+    after = dict(before)
+    accepted: list[QueueCommit] = []
+    refused: list[QueueCommit] = []
+    for commit in commits:
+        _check_commit(consumer_group, commit)
+        row = after.get(commit.queue)
+        if row is None or row.epoch != commit.epoch:
+            refused.append(commit)
+            continue
+        after[commit.queue] = _committed(row, commit, query_id, batch_id, now_s)
+        accepted.append(commit)
+    return Change(after, CommitResult(accepted=tuple(accepted), refused=tuple(refused)))
+
+
+def apply_reset(
+    before: Rows, consumer_group: str, targets: Mapping[MessageQueue, int], now_s: float
+) -> Change[dict[MessageQueue, OffsetRow]]:
+    """Move every queue in ``targets`` to its target, forgetting suspension and attempts."""
+    _check_not_negative(consumer_group, targets)
+    moved = {
+        queue: _reset(before.get(queue) or _new_row(consumer_group, queue, target), target, now_s)
+        for queue, target in targets.items()
+    }
+    return Change({**before, **moved}, moved)
+
+
+def _new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
+    """A row that no claim has seen yet: epoch 0 is never stored."""
+    return OffsetRow(
+        consumer_group=consumer_group,
+        queue=queue,
+        next_offset=start,
+        epoch=0,
+        owner="",
+        reconsume_times=0,
+        suspended_until_s=None,
+        query_id="",
+        batch_id=NO_BATCH,
+        updated_at_s=0.0,
+    )
+
+
+def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
+    return replace(row, epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s))
+
+
+def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
+    # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
+    return replace(
+        row,
+        next_offset=target,
+        epoch=row.epoch + 1,
+        reconsume_times=0,
+        suspended_until_s=None,
+        query_id="",
+        batch_id=NO_BATCH,
+        updated_at_s=_whole_us(now_s),
+    )
+
+
+def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int, now_s: float) -> OffsetRow:
+    is_same_batch = (row.query_id, row.batch_id) == (query_id, batch_id)
+    if commit.next_offset < row.next_offset:
+        if is_same_batch:
+            return row
+        raise OffsetRegressed(
+            f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the next "
+            f"offset back from {row.next_offset} (stored by batch {row.batch_id} of query {row.query_id or 'none'}) "
+            f"to {commit.next_offset} within epoch {row.epoch}. Nothing was stored. Only a reset may go back: "
+            "check that no two queries share one claim, and reset the group's offset if going back is wanted."
+        )
+    suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
+    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s)
+    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s):
+        return row
+    return replace(
+        row,
+        next_offset=commit.next_offset,
+        reconsume_times=commit.reconsume_times,
+        suspended_until_s=suspended_until_s,
+        query_id=query_id,
+        batch_id=batch_id,
+        updated_at_s=_whole_us(now_s),
+    )
+
+
+def _check_commit(consumer_group: str, commit: QueueCommit) -> None:
+    _check_not_negative(consumer_group, {commit.queue: commit.next_offset})
+    if commit.reconsume_times < 0:
+        raise OffsetError(
+            f"Group {consumer_group}, {commit.queue}: reconsume times {commit.reconsume_times} at offset "
+            f"{commit.next_offset} is negative and was not stored. Commit 0 for a message not yet tried."
+        )
+
+
+def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> None:
+    for queue, next_offset in offsets.items():
+        if next_offset < 0:
+            raise OffsetError(
+                f"Group {consumer_group}, {queue}: next offset {next_offset} is negative and was not stored. "
+                "RocketMQ's -1 means that no offset was found: resolve it to a position in the queue first."
+            )
+
+
+def _whole_us(seconds: float) -> float:
+    """Seconds as every store can keep them: Delta's timestamps have microseconds."""
+    return round(seconds, 6)

@@ -1,0 +1,122 @@
+"""The values and the promise of an offset store: the truth about how far a consumer group has come.
+
+Rule 1: a row is changed only under its epoch.  A claim and a reset raise the epoch; a commit must name the
+epoch it was planned under, so a consumer that lost a queue cannot move it any more.  A broker's queue lock
+fences nothing; this does.
+Rule 2: ``next_offset`` is RocketMQ's convention, the last consumed queue offset + 1, and never negative: the
+protocol's -1 means "not found" and must not become a position.
+
+This module knows no storage.  Its rules are in :mod:`pyspark_rocketmq.offsets.rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark_rocketmq.model import MessageQueue
+
+NO_BATCH = -1
+"""``batch_id`` of a row that no batch has moved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRow:
+    """What is known of one queue of one group."""
+
+    consumer_group: str
+    queue: MessageQueue
+    next_offset: int
+    """Next queue offset to consume."""
+    epoch: int
+    """Fencing token: 1 at the first claim, then + 1 with every claim and every reset."""
+    owner: str
+    """Client id that made the last claim; empty when an operator's reset made the row."""
+    reconsume_times: int
+    """How often the message at ``next_offset`` was given back by the listener."""
+    suspended_until_s: float | None
+    """Wall-clock seconds, whole microseconds; the queue is not planned before."""
+    query_id: str
+    """Query whose batch moved the row last; empty after a reset or before the first commit."""
+    batch_id: int
+    """Batch that moved the row last; ``NO_BATCH`` after a reset or before the first commit."""
+    updated_at_s: float
+    """Wall-clock seconds, whole microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueCommit:
+    """What one micro-batch achieved in one queue."""
+
+    queue: MessageQueue
+    epoch: int
+    """The epoch the batch was planned under."""
+    next_offset: int
+    reconsume_times: int = 0
+    suspended_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """Which parts of a commit hold; a refused queue belongs to somebody else by now."""
+
+    accepted: tuple[QueueCommit, ...]
+    """Stored, or already stored by an earlier run of the same batch."""
+    refused: tuple[QueueCommit, ...]
+    """Planned under an epoch that is no longer the stored one; their results must be dropped."""
+
+
+class OffsetStore(Protocol):
+    """Durable progress of consumer groups, safe against any number of concurrent writers.
+
+    Every method is atomic for its group and sees all that was finished before it began. Groups do not disturb
+    each other. Usable from several threads.
+    """
+
+    @property
+    def spec(self) -> str:
+        """Text that ``open_offset_store`` turns into this store again, in another process too."""
+        ...
+
+    def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+        """Return the group's rows; empty when the group is unknown."""
+        ...
+
+    def claim(
+        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
+
+        A stored ``next_offset`` is kept, with its suspension; an unknown queue begins at ``starts[queue]``.
+
+        Raises:
+            OffsetError: If a start is negative.
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Store what a batch achieved, where the stored epoch is the planned one.
+
+        Storing the same batch again never moves a queue back: a replay may get less far than the run before it.
+
+        Raises:
+            OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
+            OffsetError: If a value is negative. Nothing is stored.
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def reset(
+        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Move queues anywhere, as an operator; running batches are fenced off. Return the moved queues' rows.
+
+        Raises:
+            OffsetError: If a target is negative.
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...

@@ -1,0 +1,24 @@
+"""Reads a Delta table's form through delta-rs, for the pure judgement of :mod:`.table_form`.
+
+Not for executors: importing delta-rs in a process that forks later makes the children fail.
+"""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns, writer_features
+
+
+def read_form(table: DeltaTable) -> TableForm:
+    """Return the columns, partitioning, properties and features of the version that ``table`` stands at."""
+    metadata = table.metadata()
+    protocol = table.protocol()
+    return TableForm(
+        columns=parse_columns(table.schema().to_json()),
+        partition_by=tuple(metadata.partition_columns),
+        configuration=dict(metadata.configuration),
+        features=writer_features(
+            protocol.min_writer_version, protocol.writer_features, protocol.reader_features
+        ),
+    )

@@ -1,0 +1,234 @@
+"""What every offset store promises; each store's test module runs this suite on its own store."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
+from tests.helpers.fake_clock import FakeClock
+
+GROUP = "order-etl"
+Q0 = MessageQueue("orders", "broker-a", 0)
+Q1 = MessageQueue("orders", "broker-a", 1)
+Q2 = MessageQueue("orders", "broker-b", 0)
+START_S = 1_700_000_000.25
+
+
+def committed(queue, next_offset, epoch=1, **more):
+    return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **more)
+
+
+class OffsetStoreConformance:
+    """Needs fixtures ``clock`` (FakeClock at START_S) and ``store`` (empty)."""
+
+    @pytest.fixture
+    def clock(self):
+        return FakeClock(START_S)
+
+    def test_an_unknown_group_has_no_rows(self, store: OffsetStore):
+        assert store.read("nobody") == {}
+
+    def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore):
+        """C3: the start is stored with the claim, so that it is decided once."""
+        claimed = store.claim(GROUP, "client-1", {Q0: 17})
+
+        assert claimed == {
+            Q0: OffsetRow(
+                consumer_group=GROUP,
+                queue=Q0,
+                next_offset=17,
+                epoch=1,
+                owner="client-1",
+                reconsume_times=0,
+                suspended_until_s=None,
+                query_id="",
+                batch_id=NO_BATCH,
+                updated_at_s=START_S,
+            )
+        }
+        assert store.read(GROUP) == claimed
+
+    def test_a_later_claim_keeps_progress_and_suspension_and_raises_the_epoch(self, store: OffsetStore):
+        """C3, B5: the new owner continues exactly where the old one stopped."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        suspended = committed(Q0, 5, reconsume_times=2, suspended_until_s=START_S + 1.5)
+        store.commit(GROUP, [suspended], query_id="q", batch_id=3)
+
+        row = store.claim(GROUP, "client-2", {Q0: 999})[Q0]
+
+        assert (row.next_offset, row.epoch, row.owner) == (5, 2, "client-2")
+        assert (row.reconsume_times, row.suspended_until_s) == (2, START_S + 1.5)
+
+    def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 0})
+
+        assert set(store.claim(GROUP, "client-1", {Q1: 0, Q2: 0})) == {Q1, Q2}
+        assert set(store.read(GROUP)) == {Q0, Q1, Q2}
+
+    def test_a_claim_of_nothing_stores_nothing(self, store: OffsetStore):
+        assert store.claim(GROUP, "client-1", {}) == {}
+        assert store.read(GROUP) == {}
+
+    def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock):
+        """F1: what a batch achieved is in the store when commit returns."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        clock.advance(2)
+        commit = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3)
+
+        result = store.commit(GROUP, [commit], query_id="q", batch_id=4)
+
+        assert (result.accepted, result.refused) == ((commit,), ())
+        row = store.read(GROUP)[Q0]
+        assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (8, 1, START_S + 3)
+        assert (row.query_id, row.batch_id, row.updated_at_s) == ("q", 4, START_S + 2)
+
+    def test_a_commit_that_does_not_suspend_ends_the_suspension(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 0})
+        suspended = committed(Q0, 5, reconsume_times=2, suspended_until_s=START_S + 1)
+        store.commit(GROUP, [suspended], query_id="q", batch_id=1)
+
+        store.commit(GROUP, [committed(Q0, 6)], query_id="q", batch_id=2)
+
+        row = store.read(GROUP)[Q0]
+        assert (row.reconsume_times, row.suspended_until_s) == (0, None)
+
+    def test_a_commit_under_a_lost_epoch_is_refused_and_the_others_go_on(self, store: OffsetStore):
+        """C5, B5: a consumer that lost a queue cannot move it, whatever the broker's lock says."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        store.claim(GROUP, "client-2", {Q0: 0})
+        lost, kept = committed(Q0, 9), committed(Q1, 9)
+
+        result = store.commit(GROUP, [lost, kept], query_id="q", batch_id=1)
+
+        assert (result.accepted, result.refused) == ((kept,), (lost,))
+        assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 0, Q1: 9}
+
+    def test_a_commit_of_a_queue_never_claimed_is_refused(self, store: OffsetStore):
+        commit = committed(Q0, 9)
+
+        assert store.commit(GROUP, [commit], query_id="q", batch_id=1).refused == (commit,)
+        assert store.read(GROUP) == {}
+
+    def test_a_replay_that_gets_less_far_never_moves_the_queue_back(self, store: OffsetStore):
+        """H1: the same batch may run twice with another outcome."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        before = store.read(GROUP)
+        replayed = committed(Q0, 4, reconsume_times=1, suspended_until_s=START_S + 9)
+
+        result = store.commit(GROUP, [replayed], query_id="q", batch_id=1)
+
+        assert result.accepted == (replayed,)
+        assert store.read(GROUP) == before
+
+    def test_a_replay_that_gets_farther_is_stored(self, store: OffsetStore):
+        """H1: the watermark of the first run does not hold the second one back."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        suspended = committed(Q0, 4, reconsume_times=1, suspended_until_s=START_S + 9)
+        store.commit(GROUP, [suspended], query_id="q", batch_id=1)
+
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+
+        row = store.read(GROUP)[Q0]
+        assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (9, 0, None)
+
+    @pytest.mark.parametrize(("query_id", "batch_id"), [("q", 2), ("other", 1)])
+    def test_another_batch_going_back_is_loud_and_stores_nothing(self, store, query_id, batch_id):
+        """F6: increaseOnly within one epoch."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        before = store.read(GROUP)
+
+        with pytest.raises(OffsetRegressed, match=r"topic=orders broker=broker-a queue=0.* from 9 .* to 8 "):
+            store.commit(GROUP, [committed(Q1, 3), committed(Q0, 8)], query_id=query_id, batch_id=batch_id)
+
+        assert store.read(GROUP) == before
+
+    def test_a_commit_that_changes_nothing_writes_nothing(self, store: OffsetStore, clock: FakeClock):
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        before = store.read(GROUP)
+        clock.advance(60)
+
+        result = store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
+
+        assert result.refused == ()
+        assert store.read(GROUP) == before
+
+    def test_an_empty_commit_is_accepted(self, store: OffsetStore):
+        assert store.commit(GROUP, [], query_id="q", batch_id=1).accepted == ()
+
+    def test_a_reset_may_go_back_and_fences_the_running_batch(self, store: OffsetStore):
+        """F5: reset while consumers run."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        suspended = committed(Q0, 9, reconsume_times=3, suspended_until_s=START_S + 9)
+        store.commit(GROUP, [suspended], query_id="q", batch_id=1)
+
+        row = store.reset(GROUP, {Q0: 2})[Q0]
+
+        assert (row.next_offset, row.epoch, row.owner) == (2, 2, "client-1")
+        assert (row.reconsume_times, row.suspended_until_s) == (0, None)
+        assert store.read(GROUP) == {Q0: row}
+        late = committed(Q0, 12)
+        assert store.commit(GROUP, [late], query_id="q", batch_id=1).refused == (late,)
+
+    def test_after_a_reset_the_same_batch_number_may_commit_below_the_old_offset(self, store: OffsetStore):
+        """F5: "a replay never goes back" must not undo an operator's reset."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        store.reset(GROUP, {Q0: 2})
+
+        store.commit(GROUP, [committed(Q0, 5, epoch=2)], query_id="q", batch_id=1)
+
+        assert store.read(GROUP)[Q0].next_offset == 5
+
+    def test_a_reset_of_an_unknown_queue_makes_its_row(self, store: OffsetStore):
+        """F5: skip before the first start."""
+        row = store.reset(GROUP, {Q0: 40})[Q0]
+
+        assert (row.next_offset, row.epoch, row.owner) == (40, 1, "")
+        assert store.claim(GROUP, "client-1", {Q0: 0})[Q0].next_offset == 40
+
+    @pytest.mark.parametrize("change", ["claim", "commit", "reset", "attempts"])
+    def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change):
+        """F3: -1 means "not found" and never becomes a position."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        before = store.read(GROUP)
+        bad_attempts = committed(Q0, 1, reconsume_times=-1)
+
+        with pytest.raises(OffsetError, match=r"order-etl.*topic=orders broker=broker-a queue=\d.*-1"):
+            {
+                "claim": lambda: store.claim(GROUP, "client-1", {Q1: -1}),
+                "commit": lambda: store.commit(GROUP, [committed(Q0, -1)], query_id="q", batch_id=1),
+                "reset": lambda: store.reset(GROUP, {Q0: -1}),
+                "attempts": lambda: store.commit(GROUP, [bad_attempts], query_id="q", batch_id=1),
+            }[change]()
+
+        assert store.read(GROUP) == before
+
+    @pytest.mark.parametrize("other", ["%RETRY%o'brien", "a/b=c d", "gruppe-é", "order-etl2", "ORDER-ETL"])
+    def test_groups_do_not_see_each_other_whatever_their_names(self, store: OffsetStore, other):
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.claim(other, "client-2", {Q0: 7, Q1: 7})
+
+        store.commit(other, [committed(Q0, 8)], query_id="q", batch_id=1)
+        store.reset(other, {Q1: 1})
+
+        assert {queue: row.next_offset for queue, row in store.read(other).items()} == {Q0: 8, Q1: 1}
+        assert {row.consumer_group for row in store.read(other).values()} == {other}
+        assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 0}
+
+    def test_times_keep_whole_microseconds(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 0})
+        suspended = committed(Q0, 1, suspended_until_s=START_S + 0.123456789)
+
+        store.commit(GROUP, [suspended], query_id="q", batch_id=1)
+
+        assert store.read(GROUP)[Q0].suspended_until_s == round(START_S + 0.123456789, 6)
+
+    def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 2**62})
+
+        assert store.read(GROUP)[Q0].next_offset == 2**62

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import json
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from pyspark_rocketmq.errors import OffsetCommitConflict, OptionError, SchemaError
+from pyspark_rocketmq.offsets import delta as delta_module
+from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from tests.helpers.fake_clock import FakeClock
+from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
+from tests.offsets.store_workers import claim_and_commit
+
+
+class TestDeltaOffsetStore(OffsetStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path, clock):
+        return DeltaOffsetStore(tmp_path / "offsets", clock=clock)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "offsets"
+
+
+def version(path: Path) -> int:
+    return DeltaTable(path).version()
+
+
+def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path: Path):
+    DeltaOffsetStore(path).read(GROUP)
+
+    table = DeltaTable(path)
+    protocol = table.protocol()
+    assert pa.schema(table.schema().to_arrow()) == SCHEMA
+    assert table.metadata().partition_columns == ["consumer_group"]
+    assert table.metadata().configuration == {
+        "delta.deletedFileRetentionDuration": "interval 1 day",
+        "delta.logRetentionDuration": "interval 1 day",
+        "delta.checkpointInterval": "100",
+    }
+    assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_a_change_of_nothing_makes_no_table_version(path: Path):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+    before = version(path)
+
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=2)
+    store.commit(GROUP, [committed(Q0, 6, epoch=9)], query_id="q", batch_id=3)
+    store.claim(GROUP, "client-1", {})
+
+    assert version(path) == before
+
+
+def test_the_history_says_which_batch_wrote_what(path: Path):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q-7", batch_id=12)
+
+    assert [commit.get("userMetadata") for commit in DeltaTable(path).history(2)] == [
+        "group order-etl: commit of batch 12 of query q-7",
+        "group order-etl: claim by client-1",
+    ]
+
+
+def test_each_group_has_one_growing_transaction_id(path: Path):
+    """C5: two writers of one group always conflict."""
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert DeltaTable(path).transaction_version(f"offsets:{GROUP}") == 2
+
+
+def test_another_store_object_sees_a_commit_at_once(path: Path):
+    writer, reader = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    reader.read(GROUP)
+    writer.claim(GROUP, "client-1", {Q0: 0})
+
+    assert reader.read(GROUP)[Q0].epoch == 1
+
+
+def test_a_pickled_store_reads_the_same_table(path: Path):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 4})
+
+    assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 4
+
+
+def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: Path):
+    store = DeltaOffsetStore(path)
+    store.read(GROUP)
+    bare = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
+    delta_module.write_deltalake(path, pa.Table.from_pylist([bare], schema=SCHEMA), mode="append")
+
+    row = store.claim(GROUP, "client-1", {Q0: 0})[Q0]
+
+    assert (row.next_offset, row.epoch, row.reconsume_times, row.batch_id) == (11, 2, 0, -1)
+
+
+def test_a_table_with_the_columns_in_another_order_is_used(path: Path):
+    shuffled = pa.schema(list(reversed(list(SCHEMA))))
+    DeltaTable.create(path, schema=shuffled, partition_by=["consumer_group"])
+    store = DeltaOffsetStore(path, clock=FakeClock(START_S))
+
+    claimed = store.claim(GROUP, "client-1", {Q0: 5, Q1: 6})
+
+    assert DeltaOffsetStore(path).read(GROUP) == claimed
+
+
+def test_checkpoints_keep_the_log_short_to_read(path: Path):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    for batch_id in range(110):
+        store.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
+
+    last_checkpoint = json.loads((path / "_delta_log" / "_last_checkpoint").read_text())
+    assert last_checkpoint["version"] >= 99
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 110
+
+
+def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Path):
+    idle, busy = DeltaOffsetStore(path), DeltaOffsetStore(path)
+    idle.claim(GROUP, "client-1", {Q0: 0})
+    for batch_id in range(3):
+        busy.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
+    DeltaTable(path).create_checkpoint()
+    for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+        log_file.unlink()
+
+    assert idle.read(GROUP)[Q0].next_offset == 3
+
+
+# ------------------------------------------------------------------------------------------ errors of a commit
+
+
+class FailingWrites:
+    """Stands for ``write_deltalake``: fails as told, with or without having stored the commit first."""
+
+    def __init__(self, *, failures: int, stores_first: bool = False):
+        self._failures = failures
+        self._stores_first = stores_first
+        self._write = delta_module.write_deltalake
+
+    def __call__(self, *args, **kwargs):
+        if self._failures == 0:
+            return self._write(*args, **kwargs)
+        self._failures -= 1
+        if self._stores_first:
+            self._write(*args, **kwargs)
+        raise CommitFailedError("a concurrent transaction")
+
+
+def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch):
+    pauses = []
+    store = DeltaOffsetStore(path, sleep=pauses.append)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=4))
+
+    result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert len(result.accepted) == 1
+    assert pauses == [0.0, 0.005, 0.01, 0.02]
+
+
+def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(path: Path, monkeypatch):
+    """H1: delta-rs#2279, an error means that the outcome is unknown."""
+    store = DeltaOffsetStore(path, sleep=lambda _: None)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=1, stores_first=True))
+    before = version(path)
+
+    result = store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert len(result.accepted) == 1
+    assert version(path) == before + 1
+
+
+def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(path: Path, monkeypatch):
+    pauses = []
+    store = DeltaOffsetStore(path, sleep=pauses.append)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=10**6))
+
+    with pytest.raises(
+        OffsetCommitConflict, match=r"group order-etl could not be stored in .*offsets"
+    ) as failure:
+        store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert failure.value.retryable
+    assert sum(pauses) < 10
+    assert isinstance(failure.value.__cause__, CommitFailedError)
+
+
+# ------------------------------------------------------------------------------------------ tables of others
+
+
+def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path):
+    others = SCHEMA.remove(SCHEMA.get_field_index("epoch")).append(pa.field("extra", pa.string()))
+    others = others.set(others.get_field_index("queue_id"), pa.field("queue_id", pa.string()))
+    DeltaTable.create(path, schema=others)
+
+    with pytest.raises(SchemaError) as refusal:
+        DeltaOffsetStore(path).read(GROUP)
+
+    text = str(refusal.value)
+    assert "missing: epoch long" in text
+    assert "superfluous: extra string" in text
+    assert "of another type: queue_id is string instead of integer" in text
+    assert "partitioned by () instead of (consumer_group)" in text
+
+
+@pytest.mark.parametrize(
+    ("configuration", "feature"),
+    [
+        ({"delta.enableDeletionVectors": "true"}, "deletionVectors"),
+        ({"delta.columnMapping.mode": "name"}, "columnMapping"),
+        ({"delta.enableChangeDataFeed": "true"}, "changeDataFeed"),
+        ({"delta.appendOnly": "true"}, "delta.appendOnly=true"),
+    ],
+)
+def test_a_table_with_features_is_refused_naming_them(path: Path, configuration, feature):
+    """H2: NULLs read silently through mapped columns would restart a group."""
+    _create_with(path, configuration)
+
+    with pytest.raises(OptionError, match=feature) as refusal:
+        DeltaOffsetStore(path).read(GROUP)
+
+    assert str(path) in str(refusal.value)
+
+
+def _create_with(path: Path, configuration: dict[str, str]) -> None:
+    """Make the table as another writer would: delta-rs itself refuses to make some of these."""
+    DeltaTable.create(path, schema=SCHEMA, partition_by=["consumer_group"])
+    log_file = path / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log_file.read_text().splitlines()]
+    features = {
+        "delta.enableDeletionVectors": "deletionVectors",
+        "delta.columnMapping.mode": "columnMapping",
+        "delta.enableChangeDataFeed": "changeDataFeed",
+        "delta.appendOnly": "appendOnly",
+    }
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"] = {**configuration}
+            schema = json.loads(action["metaData"]["schemaString"])
+            for number, field in enumerate(schema["fields"], start=1):
+                field["metadata"] = {
+                    "delta.columnMapping.id": number,
+                    "delta.columnMapping.physicalName": field["name"],
+                }
+            action["metaData"]["schemaString"] = json.dumps(schema)
+        if "protocol" in action:
+            named = [features[key] for key in configuration]
+            readers = [name for name in named if name in {"deletionVectors", "columnMapping"}]
+            action["protocol"] = {
+                "minReaderVersion": 3 if readers else 1,
+                "minWriterVersion": 7,
+                "writerFeatures": named,
+                **({"readerFeatures": readers} if readers else {}),
+            }
+    log_file.write_text("\n".join(map(json.dumps, actions)))
+
+
+# ------------------------------------------------------------------------------------------ several writers
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_writers_of_different_groups_do_not_disturb_each_other(path: Path, kind):
+    """H5: no conflict of another group ever surfaces."""
+    DeltaOffsetStore(path).read(GROUP)
+    with _executor(kind) as executor:
+        steps = [
+            executor.submit(claim_and_commit, str(path), f"group-{number}", "owner", 20, 1000)
+            for number in range(2)
+        ]
+
+        assert [step.result() for step in steps] == [20, 20]
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_writers_of_one_group_lose_nothing_and_zombies_are_refused(path: Path, kind):
+    """C5, H5: every accepted step is in the final offset, and only those."""
+    DeltaOffsetStore(path).read(GROUP)
+    with _executor(kind) as executor:
+        steps = [
+            executor.submit(claim_and_commit, str(path), GROUP, owner, 20, 5) for owner in ("one", "two")
+        ]
+        accepted = [step.result() for step in steps]
+
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == sum(accepted)
+
+
+def test_two_stores_that_make_the_table_at_once_share_it(path: Path):
+    with ThreadPoolExecutor(4) as executor:
+        steps = [
+            executor.submit(claim_and_commit, str(path), f"group-{number}", "o", 1, 9) for number in range(4)
+        ]
+
+        assert [step.result() for step in steps] == [1, 1, 1, 1]
+
+
+def _executor(kind: str):
+    if kind == "threads":
+        return ThreadPoolExecutor(2)
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))

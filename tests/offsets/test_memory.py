@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from tests.offsets.conformance import OffsetStoreConformance
+
+
+class TestMemoryOffsetStore(OffsetStoreConformance):
+    @pytest.fixture
+    def store(self, clock):
+        return MemoryOffsetStore("test", clock=clock)
