@@ -1,0 +1,128 @@
+"""RocketMQ's jars, fetched once through Maven, and our Java programs compiled against them.
+
+Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
+interrupted or a second, concurrent run never leaves or sees half of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.real_broker.errors import HarnessError
+
+_HERE = Path(__file__).parent
+_POM = _HERE / "pom.xml"
+_JAVA_SOURCES = _HERE / "java"
+_CACHE = _HERE.parents[1] / ".cache"
+_STAMP = "complete"
+_MAVEN_TIMEOUT_S = 900
+_JAVAC_TIMEOUT_S = 120
+
+
+def rocketmq_version() -> str:
+    """Version of the broker the suites are proved against, from the pom."""
+    match = re.search(r"<rocketmq\.version>([^<]+)<", _POM.read_text(encoding="utf-8"))
+    if match is None:
+        raise HarnessError(f"{_POM} has no <rocketmq.version> property; restore it.")
+    return match.group(1)
+
+
+def require_program(name: str, remedy: str) -> str:
+    """Absolute path of a program that must be installed."""
+    path = shutil.which(name)
+    if path is None:
+        raise HarnessError(f"The tests marked 'real' need '{name}', which is not on PATH: {remedy}.")
+    return path
+
+
+def fetch_jars() -> Path:
+    """Directory of all jars; downloads them if they are not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch them.
+    """
+    lib = _cache_of_this_version() / "lib"
+    stamp = lib / _STAMP
+    pom_digest = _digest([_POM])
+    if stamp.is_file() and stamp.read_text(encoding="ascii") == pom_digest:
+        return lib
+    maven = require_program("mvn", "install Apache Maven 3.8 or later")
+    sys.stderr.write(f"Fetching RocketMQ {rocketmq_version()} with Maven into {lib} ...\n")
+    lib.parent.mkdir(parents=True, exist_ok=True)
+    with _partial_directory(lib) as partial:
+        goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
+        _run([maven, "-B", "-q", *goal, "-f", str(_POM)], "Maven could not fetch RocketMQ", _MAVEN_TIMEOUT_S)
+        (Path(partial) / _STAMP).write_text(pom_digest, encoding="ascii")
+        _put_in_place(Path(partial), lib)
+    return lib
+
+
+def compile_java(lib: Path) -> Path:
+    """Directory of our compiled Java programs; named after the sources, so a change compiles anew.
+
+    Raises:
+        HarnessError: If the JDK is missing or the sources do not compile.
+    """
+    sources = sorted(_JAVA_SOURCES.glob("*.java"))
+    classes = _cache_of_this_version() / f"classes-{_digest(sources)[:16]}"
+    if (classes / _STAMP).is_file():
+        return classes
+    javac = require_program("javac", "install a JDK of version 17 or later")
+    with _partial_directory(classes) as partial:
+        command = [javac, "-nowarn", "-cp", str(lib / "*"), "-d", partial, *map(str, sources)]
+        _run(command, "The Java programs of the tests did not compile", _JAVAC_TIMEOUT_S)
+        (Path(partial) / _STAMP).touch()
+        _put_in_place(Path(partial), classes)
+    return classes
+
+
+def _cache_of_this_version() -> Path:
+    return _CACHE / f"rocketmq-{rocketmq_version()}"
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _partial_directory(final: Path) -> tempfile.TemporaryDirectory[str]:
+    # It is renamed away on success: then there is nothing left to clean up.
+    return tempfile.TemporaryDirectory(dir=final.parent, prefix="partial-", ignore_cleanup_errors=True)
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Move a finished directory to its name; the loser of a race keeps the winner's result."""
+    shutil.rmtree(final, ignore_errors=True)
+    try:
+        partial.rename(final)
+    except OSError:
+        if not (final / _STAMP).is_file():
+            raise
+
+
+def _run(command: list[str], what_failed: str, timeout_s: float) -> None:
+    # Without a terminal on stdin and with its output kept, a failure explains itself in the error text.
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+            env=os.environ,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise HarnessError(f"{what_failed}: no result within {timeout_s:g} s.") from exc
+    if done.returncode != 0:
+        tail = done.stdout.decode(errors="replace")[-2000:]
+        raise HarnessError(f"{what_failed}: exit code {done.returncode}, output ends with:\n{tail}")

@@ -1,0 +1,254 @@
+"""A real RocketMQ cluster of one name server and one or two brokers on this machine.
+
+    python -m tests.real_broker.harness fetch             # jars into .cache/, as `make test` does
+    python -m tests.real_broker.harness run --brokers 1   # prints one line of JSON and stays until SIGTERM
+
+All files of a cluster are in one temporary directory that goes away with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.real_broker import broker_conf, plain_remoting
+from tests.real_broker.artifacts import compile_java, fetch_jars
+from tests.real_broker.errors import HarnessError
+from tests.real_broker.java_process import java_command, java_environment
+from tests.real_broker.ports import free_ports
+from tests.real_broker.server import PortTaken, Server, await_condition
+
+_BIND_ATTEMPTS = 3
+_PROGRAM_TIMEOUT_S = 60.0
+_UPDATE_BROKER_CONFIG = 25
+_GET_BROKER_CLUSTER_INFO = 106
+
+_NAME_SERVER_HEAP = ("-Xms64m", "-Xmx128m", "-XX:MaxDirectMemorySize=64m")
+_BROKER_HEAP = ("-Xms384m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m")
+_PROGRAM_HEAP = ("-Xmx256m",)
+
+_NAME_SERVER_MAIN = "org.apache.rocketmq.namesrv.NamesrvStartup"
+_BROKER_MAIN = "org.apache.rocketmq.broker.BrokerStartup"
+_ADMIN_MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
+
+# A broker also opens its VIP port, always two below the listening one, and the replication port.
+_VIP, _LISTEN, _HA = -2, 0, 1
+
+
+class RealCluster:
+    """One name server and ``brokers`` masters named ``broker-a``, ``broker-b`` …
+
+    Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ.
+
+    Raises:
+        HarnessError: If Java or Maven is missing, or a server did not come up within a minute.
+    """
+
+    def __init__(self, brokers: int = 1) -> None:
+        lib = fetch_jars()
+        self._environment = java_environment([lib / "*", compile_java(lib)])
+        self._broker_names = [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
+        self._directory = Path(tempfile.mkdtemp(prefix="rocketmq-"))
+        self._name_server: Server | None = None
+        self._brokers: dict[str, Server] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_name_server()
+            # All at once, then wait for each: the start of a JVM is the long part.
+            for name in self._broker_names:
+                self._launch_broker(name)
+            for name in self._broker_names:
+                self._retry_while_ports_are_taken(
+                    partial(self._await_broker, name), again=partial(self._launch_broker, name)
+                )
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every process, whose state nobody needs any more, and remove all files."""
+        for server in [*self._brokers.values(), self._name_server]:
+            if server is not None:
+                server.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def name_servers(self) -> str:
+        """``host:port`` of the name server, as option ``nameServers`` takes it."""
+        if self._name_server is None:
+            raise HarnessError("The cluster is not running: enter its context first.")
+        return self._name_server.address
+
+    @property
+    def broker_addresses(self) -> dict[str, str]:
+        """Broker name to ``host:port``, stopped brokers included."""
+        return {name: broker.address for name, broker in self._brokers.items()}
+
+    def stop_broker(self, name: str) -> None:
+        """End a broker as a crash would; returns when its route is gone.
+
+        Its messages stay; offsets committed during the last five seconds may be lost and locks are. An orderly
+        shutdown of RocketMQ takes eleven seconds, most of them asleep, and would teach a client nothing more.
+        """
+        self._brokers[name].kill()
+        await_condition(lambda: not self._is_registered(name), f"{name} was not forgotten")
+
+    def start_broker(self, name: str) -> None:
+        """Start a stopped broker at its old address; returns when the name server lists it."""
+        self._brokers[name].start()
+        self._await_broker(name)
+
+    def mqadmin(self, *arguments: str) -> str:
+        """Output of RocketMQ's admin tool, to which the name server is told; takes about 1.5 s.
+
+        Raises:
+            HarnessError: If the tool ended with a code other than 0.
+        """
+        return self.java(_ADMIN_MAIN, *arguments, "-n", self.name_servers)
+
+    def java(self, main_class: str, *arguments: object) -> str:
+        """Standard output of a Java program: one of ``java/`` or any class of the jars.
+
+        Raises:
+            HarnessError: If it ended with a code other than 0.
+        """
+        texts = [str(argument) for argument in arguments]
+        done = subprocess.run(
+            java_command(self._directory, main_class, texts, heap=_PROGRAM_HEAP),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=self._environment,
+            timeout=_PROGRAM_TIMEOUT_S,
+            check=False,
+        )
+        output, complaint = done.stdout.decode(), done.stderr.decode()
+        if done.returncode != 0:
+            raise HarnessError(f"{main_class} {texts} failed:\n{output[-2000:]}{complaint[-2000:]}")
+        return output
+
+    def _start_name_server(self) -> None:
+        self._launch_name_server()
+        self._retry_while_ports_are_taken(self._await_name_server, again=self._launch_name_server)
+
+    def _launch_name_server(self) -> None:
+        port = free_ports(_LISTEN)
+        conf = self._directory / "namesrv.conf"
+        conf.write_text(f"listenPort={port}\nbindAddress=127.0.0.1\n", encoding="ascii")
+        self._name_server = self._server("namesrv", port, _NAME_SERVER_MAIN, conf, _NAME_SERVER_HEAP)
+        self._name_server.start()
+
+    def _launch_broker(self, name: str) -> None:
+        port = free_ports(_VIP, _LISTEN, _HA)
+        home = self._directory / name
+        conf = self._directory / f"{name}.conf"
+        text = broker_conf.render(
+            name=name, port=port, ha_port=port + _HA, name_servers=self.name_servers, home=home
+        )
+        conf.write_text(text, encoding="utf-8")
+        self._brokers[name] = self._server(name, port, _BROKER_MAIN, conf, _BROKER_HEAP)
+        self._brokers[name].start()
+
+    def _await_name_server(self) -> None:
+        if self._name_server is not None:
+            self._name_server.await_start(self._is_answering)
+
+    def _await_broker(self, name: str) -> None:
+        def is_registered_or_told_to_be() -> bool:
+            return self._is_registered(name) or self._ask_to_register(self._brokers[name].address)
+
+        self._brokers[name].await_start(is_registered_or_told_to_be)
+
+    def _ask_to_register(self, broker_address: str) -> bool:
+        """Make a broker that is up register at once; always False.
+
+        A broker that starts before it has found the name server tries again only ten seconds later. Writing its
+        permission, even unchanged, registers it (``AdminBrokerProcessor.updateBrokerConfig``).
+        """
+        with contextlib.suppress(OSError):
+            plain_remoting.call(broker_address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
+        return False
+
+    def _server(self, name: str, port: int, main_class: str, conf: Path, heap: Sequence[str]) -> Server:
+        home = self._directory / name
+        home.mkdir(exist_ok=True)
+        return Server(
+            name=name,
+            address=f"127.0.0.1:{port}",
+            command=java_command(home, main_class, ["-c", str(conf)], heap=heap),
+            environment=self._environment,
+            log_file=self._directory / f"{name}.log",
+        )
+
+    def _retry_while_ports_are_taken(self, attempt: Callable[[], None], again: Callable[[], None]) -> None:
+        for _ in range(_BIND_ATTEMPTS):
+            try:
+                attempt()
+            except PortTaken:
+                again()
+            else:
+                return
+        raise HarnessError(f"No free ports were found in {_BIND_ATTEMPTS} attempts to start a server.")
+
+    def _is_answering(self) -> bool:
+        with contextlib.suppress(OSError):
+            self._cluster_info()
+            return True
+        return False
+
+    def _is_registered(self, broker_name: str) -> bool:
+        return f'"{broker_name}"' in self._cluster_info()
+
+    def _cluster_info(self) -> str:
+        """The name server's list of brokers, as text: its JSON has bare integers for keys."""
+        return plain_remoting.call(self.name_servers, _GET_BROKER_CLUSTER_INFO).body.decode()
+
+
+def _run_until_stopped(brokers: int) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with RealCluster(brokers) as cluster:
+        addresses = {"nameServers": cluster.name_servers, "brokers": cluster.broker_addresses}
+        sys.stdout.write(json.dumps(addresses) + "\n")
+        sys.stdout.flush()
+        stop.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.real_broker.harness", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("fetch", help="download the jars and compile the Java programs")
+    run = commands.add_parser("run", help="run a cluster until SIGTERM or SIGINT")
+    run.add_argument("--brokers", type=int, default=1, choices=range(1, 9), metavar="N")
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.command == "fetch":
+            compile_java(fetch_jars())
+        else:
+            _run_until_stopped(chosen.brokers)
+    except HarnessError as exc:
+        sys.exit(f"error: {exc}")
+
+
+if __name__ == "__main__":
+    main()
