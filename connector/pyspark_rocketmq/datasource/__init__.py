@@ -1,0 +1,3 @@
+"""The Spark data source ``rocketmq``."""
+
+from __future__ import annotations

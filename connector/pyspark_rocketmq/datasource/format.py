@@ -1,0 +1,56 @@
+"""The data source ``rocketmq``: options in, readers out."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.options import ReadOptions
+
+
+class DefaultSource(DataSource):
+    """``spark.read.format("rocketmq")`` and ``spark.readStream.format("rocketmq")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The short name of the format."""
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        """The message columns; in consumer mode also the marker columns.
+
+        Raises:
+            OptionError: With every problem of the options: this is the first moment Spark shows them to us.
+        """
+        return spark_schema(consumer_mode=self._read_options().consumer_group is not None)
+
+    def reader(self, schema: StructType) -> RocketMQBatchReader:  # noqa: ARG002 - Spark's signature
+        """A bounded read."""
+        options = self._read_options()
+        if options.consumer_group is not None:
+            raise OptionError(
+                (
+                    (
+                        "option 'consumerGroup' is for streams: a batch read touches no group's offsets. "
+                        "Leave 'consumerGroup' and 'offsetStore' out"
+                    ),
+                )
+            )
+        return RocketMQBatchReader(options)
+
+    def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802, ARG002 - Spark's signature
+        """An unbounded read."""
+        return RocketMQStreamReader(self._read_options())
+
+    def _read_options(self) -> ReadOptions:
+        return ReadOptions.parse(dict(self.options))
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already."""
+    spark.dataSource.register(DefaultSource)

@@ -1,0 +1,61 @@
+"""Spark's offset of one micro-batch: the plan itself, as JSON.
+
+Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
+with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0.  The ranges are explicit, so a replay
+reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
+queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+
+_VERSION = 1
+
+Offset = dict[str, Any]
+"""What Spark stores: a nested dict with str keys."""
+
+
+def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
+    """The offset that holds ``ranges``; empty ranges are kept, they carry a position."""
+    plan: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+    for planned in sorted(ranges, key=lambda planned: planned.queue):
+        topic, broker_name, queue_id = planned.queue
+        entry = {"from": planned.start, "to": planned.end}
+        if planned.epoch:
+            entry["epoch"] = planned.epoch
+        if planned.reconsume_times:
+            entry["times"] = planned.reconsume_times
+        plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
+    return {"v": _VERSION, "seq": seq, "plan": plan}
+
+
+def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
+    """The sequence number and the ranges, sorted by queue.
+
+    Raises:
+        OffsetError: If the checkpoint was written by a newer version, or is not ours.
+    """
+    if offset.get("v") != _VERSION:
+        raise OffsetError(
+            f"The checkpoint holds a RocketMQ offset of version {offset.get('v')!r}; this release reads version "
+            f"{_VERSION}. Use the release that wrote it, or a new checkpoint location: a consumer group continues "
+            "from its offset store."
+        )
+    ranges = (
+        QueueRange(
+            queue=MessageQueue(topic, broker_name, int(queue_id)),
+            start=entry["from"],
+            end=entry["to"],
+            epoch=entry.get("epoch", 0),
+            reconsume_times=entry.get("times", 0),
+        )
+        for topic, brokers in offset["plan"].items()
+        for broker_name, queues in brokers.items()
+        for queue_id, entry in queues.items()
+    )
+    return offset["seq"], tuple(sorted(ranges, key=lambda planned: planned.queue))

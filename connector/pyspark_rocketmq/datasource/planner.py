@@ -1,0 +1,181 @@
+"""Plans micro-batches: asks the cluster and the progress, lets ``consume.plan`` decide, waits where Spark cannot.
+
+Lives in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
+nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs its
+queues this micro-batch and not the query; only what the user must act on is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges
+from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
+from pyspark_rocketmq.datasource.progress import ProgressSource
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+_FIRST_CONTACT_ATTEMPTS = 3
+_PAUSE_S = 0.5
+"""Between two looks at a cluster that is not there, or at a suspended queue that has no due time."""
+
+
+class MicroBatchPlanner:
+    """The plan of the next micro-batch, from where the last one stopped.
+
+    Single-threaded, as Spark's call loop is.
+    """
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        view: ClusterView,
+        progress: ProgressSource,
+        clock: Clock,
+        pause: Callable[[float], None],
+    ) -> None:
+        self._options = options
+        self._view = view
+        self._progress = progress
+        self._clock = clock
+        self._pause = pause
+        self._limits = ReadLimits(max_offsets_per_trigger=options.max_offsets_per_trigger)
+        self._caps: dict[MessageQueue, int] | None = None
+        self._in_contact = False
+        self._initial: Offset | None = None
+        self._newest: Mapping[MessageQueue, QueueBounds] = {}
+
+    def initial(self) -> Offset:
+        """The offset before the first micro-batch; Spark asks twice and must get one answer."""
+        if self._initial is None:
+            self._initial = plan_to_offset(0, self._progress.initial(self._first_snapshot()))
+        return self._initial
+
+    def prepare_available_now(self) -> None:
+        """Take what is stored now as the end of this query."""
+        snapshot = self._whole_snapshot()
+        self._caps = {queue: bounds.max_offset for queue, bounds in snapshot.bounds.items()}
+
+    def newest(self) -> Mapping[MessageQueue, QueueBounds]:
+        """Bounds as of the last look, for progress reports."""
+        return self._newest
+
+    def addresses(self) -> Mapping[str, BrokerAddress]:
+        """Where each broker is read from now.
+
+        Raises:
+            RocketMQError: If the name server cannot be asked for as long as ``retryTimeoutMs``.
+        """
+        return self._whole_snapshot(every_broker=False).addresses
+
+    def latest(self, start: Offset) -> Offset:
+        """The offset that holds the next plan, or ``start`` when there is nothing to do.
+
+        With AvailableNow this waits for suspended queues and for brokers that are down: returning ``start`` would
+        end the query before it has drained.
+
+        Raises:
+            DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
+            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, for as long as
+                ``retryTimeoutMs``.
+        """
+        seq, previous = offset_to_plan(start)
+        patience = self._patience()
+        while True:
+            snapshot = self._snapshot_or_none(patience)
+            if snapshot is None:
+                return start
+            self._newest = snapshot.bounds
+            plan = self._plan(snapshot, self._progress.read(previous, snapshot))
+            ranges = self._progress.compose(previous, plan)
+            if ranges:
+                return plan_to_offset(seq + 1, ranges)
+            if self._caps is None or not self._should_wait(plan, snapshot):
+                return start
+            if snapshot.unreachable and patience.has_passed:
+                raise next(iter(snapshot.unreachable.values()))
+            due_in_s = _PAUSE_S if plan.next_due_s is None else plan.next_due_s - self._clock.now_s()
+            self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueProgress]) -> Plan:
+        plan = plan_ranges(
+            {queue: snapshot.bounds[queue] for queue in progress},
+            progress,
+            limits=self._limits,
+            now_s=self._clock.now_s(),
+            caps=self._caps,
+            stalled=self._progress.stalled(progress),
+            skip_gaps=not self._options.fail_on_data_loss,
+        )
+        for gap in plan.gaps:
+            if self._options.fail_on_data_loss:
+                raise gap.to_error()
+            logger.warning("offset gap skipped %s", gap)
+        return plan
+
+    def _should_wait(self, plan: Plan, snapshot: Snapshot) -> bool:
+        caps = self._caps or {}
+        missing = any(queue.broker_name in snapshot.unreachable for queue in caps)
+        return bool(plan.next_due_s is not None or plan.gaps or missing)
+
+    def _patience(self) -> Deadline:
+        return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)
+
+    def _snapshot_or_none(self, patience: Deadline) -> Snapshot | None:
+        """A look at the cluster; None when it is away for the moment and Spark should ask again."""
+        if not self._in_contact:
+            return self._first_snapshot()
+        if self._caps is not None:
+            return self._retried(patience)
+        try:
+            return self._look()
+        except RocketMQError as error:
+            if not error.retryable:
+                raise
+            logger.warning("planning skipped, the cluster does not answer: %s", error)
+            return None
+
+    def _first_snapshot(self) -> Snapshot:
+        """At first contact a wrong address must end in an error soon, not in an idle query."""
+        for attempt in range(1, _FIRST_CONTACT_ATTEMPTS + 1):
+            try:
+                return self._look()
+            except RocketMQError as error:
+                if not error.retryable or attempt == _FIRST_CONTACT_ATTEMPTS:
+                    raise
+            self._pause(_PAUSE_S)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _whole_snapshot(self, *, every_broker: bool = True) -> Snapshot:
+        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of the route."""
+        patience = self._patience()
+        snapshot = self._retried(patience) if self._in_contact else self._first_snapshot()
+        while every_broker and snapshot.unreachable:
+            if patience.has_passed:
+                raise next(iter(snapshot.unreachable.values()))
+            self._pause(_PAUSE_S)
+            snapshot = self._retried(patience)
+        return snapshot
+
+    def _retried(self, patience: Deadline) -> Snapshot:
+        while True:
+            try:
+                return self._look()
+            except RocketMQError as error:
+                if not error.retryable or patience.has_passed:
+                    raise
+                logger.warning("the cluster does not answer, trying again: %s", error)
+            self._pause(_PAUSE_S)
+
+    def _look(self) -> Snapshot:
+        snapshot = self._view.snapshot()
+        for broker_name, error in snapshot.unreachable.items():
+            logger.warning("broker left out of this plan broker=%s: %s", broker_name, error)
+        self._in_contact = True
+        return snapshot

@@ -1,0 +1,188 @@
+"""Where each queue stands, for the planner: from Spark's own offset, or from a consumer group's offset store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.plan import Plan, QueueProgress
+from pyspark_rocketmq.consume.stalls import StallCounter
+from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.group.ownership import QueueOwnership
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+
+logger = logging.getLogger(__name__)
+
+
+class ProgressSource(Protocol):
+    """The side of planning that differs between a plain stream and a consumer group."""
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
+        """What the offset before the first micro-batch holds."""
+        ...
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+        """Progress of every queue that may be planned now; all of them are in ``snapshot.bounds``."""
+        ...
+
+    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
+        """Queues whose progress stood still, and over how many plans, although they were not suspended."""
+        ...
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
+        """The ranges the next offset holds; empty when there is nothing to run.
+
+        Gaps in ``plan`` are to be skipped, and their corrected offsets remembered at once: an offset past the end
+        is measured against the end of this moment, and a later look would correct it past newer messages.
+        """
+        ...
+
+
+class CheckpointProgress:
+    """A plain stream: every queue goes on where the previous plan ended.
+
+    The offset carries the position of every queue, idle ones as empty ranges.
+    """
+
+    def __init__(self, view: ClusterView, default_start: StartingOffsets) -> None:
+        self._view = view
+        self._default_start = default_start
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
+        """Empty ranges at the starting positions."""
+        positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
+        return [QueueRange(queue=queue, start=start, end=start) for queue, start in positions.items()]
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+        """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2)."""
+        ends = {planned.queue: planned.end for planned in previous}
+        return {
+            queue: QueueProgress(next_offset=ends.get(queue, bounds.min_offset))
+            for queue, bounds in snapshot.bounds.items()
+        }
+
+    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:  # noqa: ARG002
+        """None: every plan moves."""
+        return {}
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
+        """The new ranges, and the positions of the queues that have none."""
+        if not plan.ranges and not plan.gaps:
+            return ()
+        positions = {before.queue: before.end for before in previous}
+        positions |= {gap.queue: gap.corrected for gap in plan.gaps}
+        idle = {queue: QueueRange(queue=queue, start=at, end=at) for queue, at in positions.items()}
+        return tuple((idle | {new.queue: new for new in plan.ranges}).values())
+
+
+class GroupProgress:
+    """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
+
+    A queue is claimed when it is first owned; afterwards the row's owner tells whether it is still ours, and its
+    epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        client_id: str,
+        store: OffsetStore,
+        ownership: QueueOwnership,
+        view: ClusterView,
+        default_start: StartingOffsets,
+        clock: Clock,
+    ) -> None:
+        self._group = consumer_group
+        self._client_id = client_id
+        self._store = store
+        self._ownership = ownership
+        self._view = view
+        self._default_start = default_start
+        self._clock = clock
+        self._claimed: set[MessageQueue] = set()
+        self._stalls = StallCounter()
+        self._late_brokers: set[str] = set()
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
+        """Nothing: a group's positions are in its offset store."""
+        return ()
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
+        """Rows of the queues owned and claimed, after claiming those that are new."""
+        owned = self._ownership.owned(snapshot.bounds.keys(), self._clock.monotonic_s())
+        self._claimed &= owned
+        rows = self._store.read(self._group)
+        new = owned - self._claimed
+        if new:
+            rows |= self._claim(new, rows, snapshot)
+        progress = {queue: rows[queue] for queue in owned if self._still_ours(queue, rows)}
+        return {
+            queue: QueueProgress(
+                next_offset=row.next_offset,
+                epoch=row.epoch,
+                reconsume_times=row.reconsume_times,
+                suspended_until_s=row.suspended_until_s,
+            )
+            for queue, row in progress.items()
+        }
+
+    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
+        """Queues of a listener without autoCommit that has consumed a whole range and committed nothing."""
+        return self._stalls.counts(progress)
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
+        """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
+        gaps = {gap.queue: gap.corrected for gap in plan.gaps}
+        if gaps:
+            self._store.reset(self._group, gaps)
+        ranges = tuple(new for new in plan.ranges if new.queue not in gaps)
+        self._stalls.planned(ranges)
+        return ranges
+
+    def _claim(
+        self, new: frozenset[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        known_topics = {queue.topic for queue in rows}
+        unknown = [queue for queue in new if queue not in rows]
+        if any(queue.topic not in known_topics for queue in unknown):
+            # The group's first start: brokers that are down now still begin where the option says.
+            self._late_brokers |= set(snapshot.unreachable)
+        by_option = [
+            queue
+            for queue in unknown
+            if queue.topic not in known_topics or queue.broker_name in self._late_brokers
+        ]
+        starts = {queue: snapshot.bounds[queue].min_offset for queue in unknown}
+        starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
+        claimed = self._store.claim(
+            self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
+        )
+        self._claimed |= new
+        for queue in sorted(new):
+            logger.info(
+                "queue claimed group=%s %s epoch=%d next_offset=%d",
+                self._group,
+                queue,
+                claimed[queue].epoch,
+                claimed[queue].next_offset,
+            )
+        return {queue: claimed[queue] for queue in new}
+
+    def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
+        row = rows.get(queue)
+        if row is not None and row.owner == self._client_id:
+            return True
+        logger.warning(
+            "queue lost group=%s %s new_owner=%s",
+            self._group,
+            queue,
+            row.owner if row is not None else "none",
+        )
+        self._claimed.discard(queue)
+        self._ownership.lost(queue)
+        return False

@@ -1,0 +1,78 @@
+"""Columns of the source, from one list, and the two that consumer mode adds.
+
+Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
+leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
+``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range as JSON; in a message row both
+are null.  Numbers are never null: pandas would turn the whole column into floats.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+
+MESSAGE_COLUMNS = (
+    "topic string, brokerName string, queueId int, queueOffset bigint, commitLogOffset bigint, msgId string, "
+    "keys string, tags string, body binary, properties map<string,string>, bornTimestamp timestamp, "
+    "bornHost string, storeTimestamp timestamp, storeHost string, reconsumeTimes int, sysFlag int, flag int"
+)
+MARKER_COLUMNS = "kind string, plannedRange string"
+END_MARKER = "end"
+
+_MARKER_FIELDS = (pa.field("kind", pa.string()), pa.field("plannedRange", pa.string()))
+CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_MARKER_FIELDS])
+
+
+def spark_schema(*, consumer_mode: bool) -> StructType:
+    """The source's schema as Spark sees it."""
+    schema = StructType.fromDDL(f"{MESSAGE_COLUMNS}, {MARKER_COLUMNS}" if consumer_mode else MESSAGE_COLUMNS)
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def with_marker_columns(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """The same messages with empty marker columns."""
+    nulls = [pa.nulls(messages.num_rows, field.type) for field in _MARKER_FIELDS]
+    return pa.RecordBatch.from_arrays([*messages.columns, *nulls], schema=CONSUMER_SCHEMA)
+
+
+def marker_row(planned: QueueRange) -> pa.RecordBatch:
+    """The one row that ends a planned range."""
+    numbers = dict.fromkeys(("commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0)
+    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
+    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {
+        **numbers,
+        **times,
+        "topic": planned.queue.topic,
+        "brokerName": planned.queue.broker_name,
+        "queueId": planned.queue.queue_id,
+        "queueOffset": planned.end,
+        "kind": END_MARKER,
+        "plannedRange": json.dumps(
+            {
+                "from": planned.start,
+                "to": planned.end,
+                "epoch": planned.epoch,
+                "times": planned.reconsume_times,
+            }
+        ),
+    }
+    return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
+
+
+def planned_range(queue: MessageQueue, text: str) -> QueueRange:
+    """The range a marker row speaks of."""
+    facts = json.loads(text)
+    return QueueRange(
+        queue=queue,
+        start=facts["from"],
+        end=facts["to"],
+        epoch=facts["epoch"],
+        reconsume_times=facts["times"],
+    )

@@ -1,0 +1,101 @@
+"""The reader Spark talks to: a thin shell around the planner (source runner) and the queue reader (executors).
+
+Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before the
+first call in the source runner.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
+from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
+from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
+from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.group.ownership import SoleOwnership
+from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+
+
+class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of explicit queue ranges."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _planner(self) -> MicroBatchPlanner:
+        clock = SystemClock()
+        view = ClusterView(self._options, process_pool(), clock)
+        return MicroBatchPlanner(
+            self._options, view, _progress(self._options, view, clock), clock, time.sleep
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """All that is available: the source applies its own limits, which Spark's cannot express."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of an AvailableNow run."""
+        self._planner.prepare_available_now()
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """The offset before the first micro-batch."""
+        return self._planner.initial()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802, ARG002 - Spark's name
+        """The next plan."""
+        return self._planner.latest(start)
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``plan_offset``."""
+        newest: dict[str, dict[str, dict[str, int]]] = {}
+        for queue, bounds in sorted(self._planner.newest().items()):
+            brokers = newest.setdefault(queue.topic, {})
+            brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = bounds.max_offset
+        return newest
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
+        """One partition per non-empty range of ``end``."""
+        _, planned = offset_to_plan(end)
+        return partitions_of(planned, self._options, self._planner.addresses())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Messages of one range, on an executor."""
+        assert isinstance(partition, QueuePartition)
+        return read_queue(partition)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing: this call comes one batch late and never for the last; offsets go with ``foreachBatch``."""
+
+
+def _progress(options: ReadOptions, view: ClusterView, clock: SystemClock) -> ProgressSource:
+    default_start = StartingOffsets.latest()
+    if options.consumer_group is None or options.offset_store is None:
+        return CheckpointProgress(view, default_start)
+    return GroupProgress(
+        consumer_group=options.consumer_group,
+        client_id=f"{os.uname().nodename}@{os.getpid()}#{uuid.uuid4().hex[:12]}",
+        store=open_offset_store(options.offset_store),
+        ownership=SoleOwnership(),
+        view=view,
+        default_start=default_start,
+        clock=clock,
+    )

@@ -1,0 +1,50 @@
+"""What the engine reports of one queue's range, on its way from a task to the committer on the driver."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from pyspark_rocketmq.model import MessageQueue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueAck:
+    """How far one queue came in one micro-batch."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    epoch: int
+    """The epoch the range was planned under."""
+    start: int
+    """First queue offset of the range."""
+    next_offset: int
+    """Next queue offset to consume."""
+    reconsume_times: int
+    """Of the message at ``next_offset``."""
+    suspended_until_s: float | None
+    """Wall-clock seconds."""
+    consumed: int
+    """Messages the listener acknowledged in this batch."""
+    failed: int
+    """Deliveries the listener gave back."""
+    finished: str
+    """Why the engine stopped: EXHAUSTED, SUSPENDED or SLICE_USED."""
+    listener_s: float
+    """Seconds between the first delivery and the last answer."""
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue this speaks of."""
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+    def to_json(self) -> str:
+        """One line of text; floats keep all their digits."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse of :meth:`to_json`."""
+        return cls(**json.loads(text))

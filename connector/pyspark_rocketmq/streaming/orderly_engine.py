@@ -1,0 +1,161 @@
+"""The orderly engine: one queue's planned range through the user's listener, whatever Spark does to its rows.
+
+Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor.  Spark gives a queue's
+rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
+and lets ``consume.orderly`` decide what the listener gets next.
+
+Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``) and counts
+only when it continues exactly where the plan starts, under the same epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.output_schema import (
+    ACK_COLUMN,
+    POSITION_COLUMNS,
+    engine_schema,
+    listener_schema,
+)
+
+logger = logging.getLogger(__name__)
+
+_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
+_MESSAGE_COLUMNS = (
+    "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
+    "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
+)  # fmt: skip
+"""In the order of MessageExt's fields."""
+
+
+def consume_orderly(
+    messages: DataFrame,
+    listener: MessageListenerOrderly,
+    output_schema: str | StructType,
+    settings: OrderlySettings | None = None,
+) -> DataFrame:
+    """Run ``listener`` over a consumer-mode stream, each queue in order.
+
+    Returns:
+        Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
+        queue and micro-batch, in which ``ack`` is not null. Whoever composes a query writes the data rows first
+        and commits the acks after.
+
+    Raises:
+        SchemaError: If ``output_schema`` is no schema or uses a name the engine needs.
+    """
+    schema = listener_schema(output_schema)
+    engine = OrderlyEngine(listener, tuple(schema.fieldNames()), settings or OrderlySettings())
+    # Milliseconds as in Java: pandas would show instants in the session's time zone.
+    in_millis = messages.withColumns(
+        {name: sf.unix_millis(name) for name in ("bornTimestamp", "storeTimestamp")}
+    )
+    return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
+        engine, engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+    )
+
+
+class OrderlyEngine:
+    """The function given to ``applyInPandasWithState``; pickled with the listener."""
+
+    def __init__(
+        self, listener: MessageListenerOrderly, columns: tuple[str, ...], settings: OrderlySettings
+    ) -> None:
+        self._listener = listener
+        self._columns = columns
+        self._settings = settings
+
+    def __call__(
+        self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        """Consume one queue's range: its data rows, then its ack row."""
+        queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
+        planned, messages = _gather(queue, chunks)
+        run = OrderlyRun(
+            planned,
+            messages,
+            listener=self._listener,
+            columns=self._columns,
+            settings=self._settings,
+            before=_uncommitted(state, planned),
+            now_s=time.time,
+        )
+        rows = run.consume()
+        ack = run.ack()
+        left = run.uncommitted()
+        state.update(
+            (
+                ack.next_offset,
+                planned.epoch,
+                left.accumulated_offset,
+                pickle.dumps(left.rows) if left.rows else b"",
+            )
+        )
+        if rows:
+            yield self._data_frame(queue, rows)
+        yield self._ack_frame(ack)
+
+    def _data_frame(self, queue: MessageQueue, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+        queue_offsets, *values = zip(*rows, strict=True)
+        data: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
+        data["queueOffset"] = np.fromiter(queue_offsets, dtype=np.int64, count=len(rows))
+        for name, column in zip(self._columns, values, strict=True):
+            # As objects: pandas would turn whole numbers with a null among them into floats.
+            data[name] = pd.Series(column, dtype=object)
+        data[ACK_COLUMN] = None
+        return pd.DataFrame(data)
+
+    def _ack_frame(self, ack: QueueAck) -> pd.DataFrame:
+        position = (*ack.queue, ack.next_offset)
+        row = dict(zip(POSITION_COLUMNS, position, strict=True)) | dict.fromkeys(self._columns)
+        return pd.DataFrame({name: [value] for name, value in (row | {ACK_COLUMN: ack.to_json()}).items()})
+
+
+def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueRange, list[MessageExt]]:
+    """The range's facts and its messages in queue order.
+
+    Raises:
+        RocketMQError: If the range arrived without its marker row or with several: rows were lost on the way.
+    """
+    whole = pd.concat(list(chunks), ignore_index=True)
+    offsets = whole["queueOffset"].to_numpy()
+    if not (offsets[1:] > offsets[:-1]).all():
+        whole = whole.iloc[np.argsort(offsets, kind="stable")]
+    is_marker = whole["kind"].notna().to_numpy()
+    if is_marker.sum() != 1 or not is_marker[-1]:
+        raise RocketMQError(
+            f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {is_marker.sum()} "
+            "came. Read with format('rocketmq') and option 'consumerGroup', and do not filter or copy its rows "
+            "before consume_orderly()."
+        )
+    planned = planned_range(queue, whole["plannedRange"].iloc[-1])
+    rows = whole.iloc[:-1]
+    columns = [rows[name].tolist() for name in _MESSAGE_COLUMNS]
+    return planned, list(map(MessageExt._make, zip(*columns, strict=True)))
+
+
+def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted:
+    if state.exists:
+        next_offset, epoch, accumulated_offset, rows = state.get
+        if (next_offset, epoch) == (planned.start, planned.epoch):
+            return Uncommitted(accumulated_offset, pickle.loads(rows) if rows else [])  # noqa: S301 - our own
+    return Uncommitted(planned.start, [])

@@ -1,0 +1,257 @@
+"""``PushConsumer``: RocketMQ's consumer, whose engine is a streaming query.
+
+Collects what the user configures under RocketMQ's own names, reports every problem at once, and starts the query:
+source in consumer mode, orderly engine, committer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
+from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
+from pyspark_rocketmq.streaming.worker_python import check_worker_python
+
+_DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
+"""A backlog of millions must not become one micro-batch: a queue's share is sorted in memory."""
+_DEFAULT_LOOK_BACK = timedelta(minutes=30)
+"""``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
+_QUERY_ID_TIMEOUT_S = 60.0
+
+
+class PushConsumer:
+    """A consumer of one topic; configure, subscribe, register a listener, start.
+
+    Args:
+        consumer_group: The group whose offsets are used.
+        name_servers: ``host:port``, several separated by ``;``.
+        offset_store: Where the group's offsets are kept.
+        message_model: CLUSTERING.
+        consume_from_where: Where a group without stored offsets begins.
+        consume_timestamp: ``yyyyMMddHHmmss`` in UTC for CONSUME_FROM_TIMESTAMP; half an hour ago by default.
+        consume_message_batch_max_size: Most messages per listener call, 1..1024.
+        max_reconsume_times: -1, no limit: a message that fails is retried until it passes.
+        suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
+        max_offsets_per_trigger: Most messages of one micro-batch.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        name_servers: str,
+        offset_store: OffsetStore,
+        message_model: MessageModel = MessageModel.CLUSTERING,
+        consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        consume_timestamp: str | None = None,
+        consume_message_batch_max_size: int = 1,
+        max_reconsume_times: int = -1,
+        suspend_current_queue_time_millis: int = 1000,
+        max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._group = consumer_group
+        self._name_servers = name_servers
+        self._store = offset_store
+        self._message_model = message_model
+        self._consume_from_where = consume_from_where
+        self._consume_timestamp = consume_timestamp
+        self._batch_max_size = consume_message_batch_max_size
+        self._max_reconsume_times = max_reconsume_times
+        self._suspend_millis = suspend_current_queue_time_millis
+        self._max_offsets_per_trigger = max_offsets_per_trigger
+        self._options = dict(options or {})
+        self._subscriptions: dict[str, str] = {}
+        self._listener: MessageListenerOrderly | None = None
+        self._output_schema: StructType | str | None = None
+        self._batch_listeners: list[BatchListener] = []
+
+    def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``."""
+        self._subscriptions[topic] = expression
+
+    def register_message_listener(
+        self, listener: MessageListenerOrderly, *, orderly: bool = True, output_schema: str | StructType
+    ) -> None:
+        """Set the listener; it is pickled to the executors, so it must not hold connections or sessions.
+
+        Args:
+            listener: Called with messages of one queue in order, and a context.
+            orderly: True: one call at a time per queue.
+            output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
+
+        Raises:
+            OptionError: If ``orderly`` is False: this release consumes orderly.
+            SchemaError: If the schema cannot be used.
+        """
+        if not orderly:
+            raise OptionError(
+                (
+                    "orderly=False is not available in this release; an orderly listener keeps each queue's order",
+                ),
+                where="listener",
+            )
+        self._output_schema = listener_schema(output_schema)
+        self._listener = listener
+
+    def register_batch_listener(self, listener: BatchListener) -> None:
+        """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
+        self._batch_listeners.append(listener)
+
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        sink: DeltaSink | None = None,
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> StreamingQuery:
+        """Start consuming.
+
+        Args:
+            spark: A classic session (foreachBatch runs in this process).
+            sink: Where emitted rows go; None when the listener's side effects are all that is wanted.
+            checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
+            trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
+            query_name: Name in Spark's UI; the consumer group by default.
+
+        Raises:
+            OptionError: With everything that is wrong with the configuration.
+            SchemaError: If the sink's table does not fit the listener's output.
+            RocketMQError: If the executors' Python lacks this package.
+        """
+        options, settings = self._checked()
+        assert self._listener is not None
+        assert isinstance(self._output_schema, StructType)
+        check_worker_python(spark)
+        register(spark)
+        if sink is not None:
+            sink.prepare(to_arrow_schema(sink_schema(self._output_schema), timezone="UTC"))
+        messages = spark.readStream.format("rocketmq").options(**options).load()
+        rows = consume_orderly(messages, self._listener, self._output_schema, settings)
+        started = _Started()
+        committer = BatchCommitter(
+            consumer_group=self._group,
+            store=self._store,
+            sink=sink,
+            query_id=started.query_id,
+            listeners=list(self._batch_listeners),
+        )
+        query = (
+            rows.writeStream.foreachBatch(committer)
+            .queryName(query_name or self._group)
+            .option("checkpointLocation", checkpoint)
+            .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
+            .start()
+        )
+        started.set(str(query.id))
+        return query
+
+    def _checked(self) -> tuple[dict[str, str], OrderlySettings]:
+        """The source's options and the engine's settings, or every problem at once."""
+        problems = list(self._own_problems())
+        options = {
+            "nameServers": self._name_servers,
+            "consumerGroup": self._group,
+            "offsetStore": self._store.spec,
+            "maxOffsetsPerTrigger": str(self._max_offsets_per_trigger),
+            **dict(zip(("topic", "subscription"), next(iter(self._subscriptions.items()), ()), strict=False)),
+            **self._start_option(problems),
+            **self._options,
+        }
+        try:
+            ReadOptions.parse(options)
+        except OptionError as error:
+            problems += error.problems
+        if problems:
+            raise OptionError(tuple(problems), where=f"configuration of consumer group '{self._group}'")
+        return options, OrderlySettings(
+            consume_message_batch_max_size=self._batch_max_size,
+            suspend_current_queue_time_millis=self._suspend_millis,
+        )
+
+    def _own_problems(self) -> list[str]:
+        checks = (
+            (self._listener is None, "no listener is registered; call register_message_listener() first"),
+            (
+                len(self._subscriptions) > 1,
+                (
+                    f"a consumer reads one topic, but {', '.join(self._subscriptions)} are subscribed; "
+                    "start one consumer per topic, each with its own group"
+                ),
+            ),
+            (
+                self._message_model is not MessageModel.CLUSTERING,
+                "message_model must be CLUSTERING; to read all queues in every query, give each its own group",
+            ),
+            (
+                not 1 <= self._batch_max_size <= 1024,
+                f"consume_message_batch_max_size={self._batch_max_size} is not between 1 and 1024",
+            ),
+            (
+                self._max_reconsume_times != -1,
+                (
+                    f"max_reconsume_times={self._max_reconsume_times} must be -1 (no limit): dead letters are not "
+                    "available in this release, and a message must not be dropped without one"
+                ),
+            ),
+        )
+        return [sentence for is_wrong, sentence in checks if is_wrong]
+
+    def _start_option(self, problems: list[str]) -> dict[str, str]:
+        match self._consume_from_where:
+            case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+                return {"startingOffsets": "earliest"}
+            case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+                return {"startingOffsets": "latest"}
+            case ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+                return {"startingTimestamp": str(self._timestamp_ms(problems))}
+
+    def _timestamp_ms(self, problems: list[str]) -> int:
+        at = datetime.now(UTC) - _DEFAULT_LOOK_BACK
+        if self._consume_timestamp is not None:
+            try:
+                at = datetime.strptime(self._consume_timestamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+            except ValueError:
+                problems.append(
+                    f"consume_timestamp='{self._consume_timestamp}' is not a time written as yyyyMMddHHmmss"
+                )
+        return int(at.timestamp() * 1000)
+
+
+class _Started:
+    """Hands the query's id to the committer, whose first batch may run before ``start()`` has returned."""
+
+    def __init__(self) -> None:
+        self._is_known = threading.Event()
+        self._query_id = ""
+
+    def set(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._is_known.set()
+
+    def query_id(self) -> str:
+        if not self._is_known.wait(_QUERY_ID_TIMEOUT_S):
+            raise RocketMQError(
+                f"The query did not tell its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+            )
+        return self._query_id
