@@ -1,0 +1,56 @@
+"""Fixtures every suite may use: clusters to talk to and a clock to move by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers.backend_counts import BackendCounts
+from tests.helpers.cluster import Backend, ClusterUnderTest
+from tests.helpers.fake_clock import FakeClock
+from tests.real_broker.errors import HarnessError
+from tests.real_broker.harness import RealCluster
+
+_BROKERS = 2
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(BackendCounts(is_strict=os.environ.get("CI", "").lower() == "true"))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """A clock that stands still until the test advances it."""
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def sim_cluster() -> Iterator[Backend]:
+    """The simulator with two brokers, on system time."""
+    from broker_sim.cluster import SimCluster
+
+    with SimCluster(brokers=_BROKERS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def real_cluster() -> Iterator[RealCluster]:
+    """The real RocketMQ with two brokers; tests that use it carry the marker ``real``."""
+    try:
+        with RealCluster(brokers=_BROKERS) as cluster:
+            yield cluster
+    except HarnessError as exc:
+        pytest.fail(str(exc), pytrace=False)
+
+
+@pytest.fixture(
+    params=[pytest.param("sim", marks=pytest.mark.sim), pytest.param("real", marks=pytest.mark.real)]
+)
+def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
+    """A cluster of two brokers: the test runs once on the simulator and once on the real RocketMQ."""
+    backend: Backend = request.getfixturevalue(f"{request.param}_cluster")
+    under_test = ClusterUnderTest(backend, request.param)
+    yield under_test
+    under_test.restore()

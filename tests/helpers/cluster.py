@@ -1,0 +1,134 @@
+"""A running cluster as tests see it, whether it is the simulator or the real RocketMQ."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from tests.helpers.wait import wait_until
+from tests.real_broker import plain_remoting
+
+_UPDATE_AND_CREATE_TOPIC = 17
+_GET_ROUTE_INFO_BY_TOPIC = 105
+_READ_AND_WRITE = 6
+_ROUTE_TIMEOUT_S = 10.0
+
+_numbers = itertools.count(1)
+
+
+class Backend(Protocol):
+    """What the simulator and the harness of the real broker both offer."""
+
+    @property
+    def name_servers(self) -> str:
+        """``host:port`` of the name server."""
+        ...
+
+    @property
+    def broker_addresses(self) -> Mapping[str, str]:
+        """Broker name to ``host:port``."""
+        ...
+
+    def stop_broker(self, name: str) -> None:
+        """Make a broker unreachable; its messages stay."""
+        ...
+
+    def start_broker(self, name: str) -> None:
+        """Bring a stopped broker back at its old address."""
+        ...
+
+
+class ClusterUnderTest:
+    """One test's view of a backend that is shared by the whole run.
+
+    Topics and groups are told apart by :meth:`unique_name`, so tests do not disturb each other; brokers a test
+    stopped are started again by :meth:`restore`.
+    """
+
+    def __init__(self, backend: Backend, kind: str) -> None:
+        self.backend = backend
+        self.kind = kind
+        """``sim`` or ``real``."""
+        self._stopped: set[str] = set()
+
+    @property
+    def name_servers(self) -> str:
+        """``host:port`` of the name server, as option ``nameServers`` takes it."""
+        return self.backend.name_servers
+
+    @property
+    def broker_addresses(self) -> Mapping[str, str]:
+        """Broker name to ``host:port``."""
+        return self.backend.broker_addresses
+
+    def unique_name(self, prefix: str = "topic") -> str:
+        """A topic or group name no other test of this run has."""
+        return f"{prefix}-{next(_numbers)}"
+
+    def create_topic(
+        self,
+        topic: str | None = None,
+        queues: int = 4,
+        *,
+        brokers: Collection[str] | None = None,
+        perm: int = _READ_AND_WRITE,
+        attributes: str = "",
+    ) -> str:
+        """Create a topic with ``queues`` queues on each broker (all unless named) and return its name.
+
+        It is routed when this returns.
+        """
+        topic = topic or self.unique_name()
+        names = self.broker_addresses.keys() if brokers is None else brokers
+        for name in names:
+            answer = plain_remoting.call(
+                self.broker_addresses[name],
+                _UPDATE_AND_CREATE_TOPIC,
+                _topic_fields(topic, queues, perm, attributes),
+            )
+            if answer.code != 0:
+                raise AssertionError(f"{name} refused topic {topic}: {answer.code} {answer.remark}")
+        wait_until(
+            lambda: self.routed_brokers(topic).issuperset(names),
+            _ROUTE_TIMEOUT_S,
+            reason=f"The route of topic {topic} over {sorted(names)}",
+        )
+        return topic
+
+    def routed_brokers(self, topic: str) -> set[str]:
+        """Names of the brokers the name server has for ``topic``; empty when it does not know the topic."""
+        answer = plain_remoting.call(self.name_servers, _GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+        if answer.code != 0:
+            return set()
+        return {data["brokerName"] for data in json.loads(answer.body)["brokerDatas"]}
+
+    def stop_broker(self, name: str) -> None:
+        """Make a broker unreachable until :meth:`start_broker` or the end of the test."""
+        self.backend.stop_broker(name)
+        self._stopped.add(name)
+
+    def start_broker(self, name: str) -> None:
+        """Bring a stopped broker back at its old address with its messages."""
+        self.backend.start_broker(name)
+        self._stopped.discard(name)
+
+    def restore(self) -> None:
+        """Start every broker this test stopped."""
+        for name in tuple(self._stopped):
+            self.start_broker(name)
+
+
+def _topic_fields(topic: str, queues: int, perm: int, attributes: str) -> dict[str, str]:
+    fields = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": str(queues),
+        "writeQueueNums": str(queues),
+        "perm": str(perm),
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    return {**fields, "attributes": attributes} if attributes else fields

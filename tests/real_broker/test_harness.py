@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.helpers.backend_counts import BackendCounts
+from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker import plain_remoting
+from tests.real_broker.artifacts import require_program
+from tests.real_broker.errors import HarnessError
+from tests.real_broker.harness import RealCluster
+from tests.real_broker.ports import free_ports
+
+
+def test_missing_java_is_a_sentence_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+    with pytest.raises(HarnessError, match=r"need 'java', which is not on PATH: install a JDK\.$"):
+        require_program("java", "install a JDK")
+
+
+def test_free_ports_can_all_be_bound_and_leave_room_below():
+    port = free_ports(-2, 0, 1)
+
+    assert 20_000 <= port < 32_000
+
+
+def test_a_run_that_leaves_the_real_broker_out_is_noticed():
+    counts = BackendCounts(is_strict=True)
+    counts.select([["sim"], ["real", "timeout"], []])
+
+    assert counts.has_skipped_the_real_broker
+    assert counts.summary() == "Tests run by backend: 0 of 1 on sim, 0 of 1 on real."
+
+
+def test_a_run_without_tests_of_the_real_broker_is_fine():
+    counts = BackendCounts(is_strict=True)
+    counts.select([["sim"]])
+
+    assert not counts.has_skipped_the_real_broker
+
+
+@pytest.mark.real
+def test_a_program_that_fails_says_what_it_printed(real_cluster: RealCluster):
+    with pytest.raises(HarnessError, match="NoSuchProgram"):
+        real_cluster.java("NoSuchProgram")
+
+
+def test_a_stopped_broker_leaves_the_route_and_comes_back_with_its_topics(cluster: ClusterUnderTest):
+    topic = cluster.create_topic(queues=1)
+
+    cluster.stop_broker("broker-b")
+    route_without = cluster.routed_brokers(topic)
+    cluster.start_broker("broker-b")
+
+    assert route_without == {"broker-a"}
+    assert cluster.routed_brokers(topic) == {"broker-a", "broker-b"}
+
+
+def test_a_request_code_nobody_knows_is_answered_with_code_3(cluster: ClusterUnderTest):
+    """A1: both kinds of server refuse an unknown request and keep serving."""
+    for address in (cluster.name_servers, cluster.broker_addresses["broker-a"]):
+        assert plain_remoting.call(address, 9999).code == 3
