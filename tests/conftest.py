@@ -42,7 +42,7 @@ def real_cluster() -> Iterator[RealCluster]:
         with RealCluster(brokers=_BROKERS) as cluster:
             yield cluster
     except HarnessError as exc:
-        pytest.fail(str(exc), pytrace=False)
+        raise pytest.fail.Exception(str(exc), pytrace=False) from None
 
 
 @pytest.fixture(
