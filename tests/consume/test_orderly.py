@@ -1,0 +1,315 @@
+"""The orderly machine, rule by rule and over its whole table."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.consume.orderly import (
+    Delivery,
+    Effect,
+    Finish,
+    OrderlyConsumption,
+    OrderlySettings,
+    Outcome,
+    ReturnType,
+)
+from pyspark_rocketmq.model import ConsumeOrderlyStatus
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+COMMIT = ConsumeOrderlyStatus.COMMIT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+RAISES = object()
+"""Stands for a listener that raises."""
+
+START_S = 100.0
+
+
+def consumption(
+    count: int = 5, *, batch: int = 1, accumulated: int = 0, reconsume_times: int = 0, **settings
+):
+    return OrderlyConsumption(
+        count=count,
+        settings=OrderlySettings(consume_message_batch_max_size=batch, **settings),
+        started_s=START_S,
+        accumulated=accumulated,
+        reconsume_times=reconsume_times,
+    )
+
+
+def answer(
+    machine: OrderlyConsumption,
+    status: object,
+    *,
+    auto_commit: bool = True,
+    suspend_millis: int = -1,
+    now_s: float = START_S,
+) -> Outcome:
+    if status is RAISES:
+        return machine.listener_raised(now_s, auto_commit=auto_commit, suspend_millis=suspend_millis)
+    return machine.listener_returned(
+        status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s
+    )
+
+
+def deliver(machine: OrderlyConsumption, status: object, **how) -> Outcome:
+    assert machine.next_delivery(START_S) is not None
+    return answer(machine, status, **how)
+
+
+def test_messages_come_one_batch_after_the_other_in_order():
+    """D1, D2."""
+    machine = consumption(5, batch=2)
+    deliveries = []
+    while (delivery := machine.next_delivery(START_S)) is not None:
+        deliveries.append(delivery)
+        answer(machine, SUCCESS)
+
+    assert deliveries == [Delivery(0, 2, 0), Delivery(2, 4, 0), Delivery(4, 5, 0)]
+    assert machine.finished is Finish.EXHAUSTED
+    assert machine.committed == 5
+
+
+def test_no_second_delivery_while_the_listener_has_one():
+    """D1: one listener call at a time."""
+    machine = consumption()
+    machine.next_delivery(START_S)
+
+    with pytest.raises(RuntimeError, match="Messages 0 to 1 are still with the listener"):
+        machine.next_delivery(START_S)
+
+
+@pytest.mark.parametrize("status", [SUCCESS, RAISES])
+def test_an_answer_without_a_delivery_is_refused(status):
+    """D1."""
+    machine = consumption()
+
+    with pytest.raises(RuntimeError, match="next_delivery comes first"):
+        answer(machine, status)
+
+
+@pytest.mark.parametrize(("count", "accumulated"), [(0, 0), (3, 3), (3, 8)])
+def test_with_nothing_left_to_deliver_the_run_is_exhausted(count, accumulated):
+    machine = consumption(count, accumulated=accumulated)
+
+    assert machine.finished is None
+    assert machine.next_delivery(START_S) is None
+    assert machine.finished is Finish.EXHAUSTED
+    assert (machine.committed, machine.accumulated) == (0, accumulated)
+
+
+def test_accumulated_messages_of_an_earlier_run_are_not_delivered_again():
+    """D4."""
+    machine = consumption(5, batch=2, accumulated=2, reconsume_times=3)
+
+    assert machine.next_delivery(START_S) == Delivery(2, 4, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"count": -1}, {"accumulated": -1}, {"reconsume_times": -1}])
+def test_negative_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match="must not be negative"):
+        consumption(**wrong)
+
+
+@pytest.mark.parametrize("batch", [0, 1025])
+def test_a_batch_size_out_of_range_is_refused(batch):
+    """D2: 1..1024."""
+    with pytest.raises(ValueError, match="consumeMessageBatchMaxSize must be from 1 to 1024"):
+        OrderlySettings(consume_message_batch_max_size=batch)
+
+
+COMMITTED = (4, 0, 0, None)
+"""committed, accumulated, reconsume_times, pause: from two committed, one accumulated, one in hand."""
+ACCUMULATED = (2, 2, 0, None)
+PUT_BACK = (2, 1, "+1", 1.0)
+ROLLED_BACK = (2, 0, "rolled", 1.0)
+
+PRODUCT = [
+    (SUCCESS, True, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
+    (SUCCESS, False, ReturnType.SUCCESS, Effect.ACCUMULATE, ACCUMULATED),
+    (COMMIT, True, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
+    (COMMIT, False, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
+    (ROLLBACK, True, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
+    (ROLLBACK, False, ReturnType.SUCCESS, Effect.ROLL_BACK, ROLLED_BACK),
+    (SUSPEND, True, ReturnType.FAILED, Effect.PUT_BACK, PUT_BACK),
+    (SUSPEND, False, ReturnType.FAILED, Effect.PUT_BACK, PUT_BACK),
+    (None, True, ReturnType.RETURNNULL, Effect.PUT_BACK, PUT_BACK),
+    (None, False, ReturnType.RETURNNULL, Effect.PUT_BACK, PUT_BACK),
+    (RAISES, True, ReturnType.EXCEPTION, Effect.PUT_BACK, PUT_BACK),
+    (RAISES, False, ReturnType.EXCEPTION, Effect.PUT_BACK, PUT_BACK),
+    ("CONSUME_SUCCESS", True, ReturnType.FAILED, Effect.PUT_BACK, PUT_BACK),
+    ("CONSUME_SUCCESS", False, ReturnType.FAILED, Effect.PUT_BACK, PUT_BACK),
+]
+
+
+@pytest.mark.parametrize("has_accumulated", [True, False])
+@pytest.mark.parametrize(("status", "auto_commit", "return_type", "effect", "after"), PRODUCT)
+def test_every_answer_with_and_without_accumulated_messages(
+    *, status, auto_commit, return_type, effect, after, has_accumulated
+):
+    """D3, D4, D5: the whole table."""
+    machine = consumption(9)
+    deliver(machine, SUCCESS)
+    deliver(machine, SUCCESS)
+    deliver(machine, SUCCESS, auto_commit=not has_accumulated)
+    outcome = deliver(machine, status, auto_commit=auto_commit)
+    committed, accumulated, reconsume_times, pause_s = after
+    if not has_accumulated and committed != 4:
+        committed, accumulated = 3, max(0, accumulated - 1)
+
+    assert (outcome.return_type, outcome.effect) == (return_type, effect)
+    assert (machine.committed, machine.accumulated) == (committed, accumulated)
+    assert machine.reconsume_times == {"+1": 1, "rolled": 0, 0: 0}[reconsume_times]
+    if pause_s is None:
+        assert machine.finished is None
+        assert machine.suspended_until_s is None
+        assert machine.next_delivery(START_S) == Delivery(4, 5, 0)
+    else:
+        assert machine.finished is Finish.SUSPENDED
+        assert machine.suspended_until_s == START_S + pause_s
+        assert machine.next_delivery(START_S + 99) is None
+        assert machine.finished is Finish.SUSPENDED
+
+
+@pytest.mark.parametrize("finish", list(Finish))
+@pytest.mark.parametrize("status", [SUCCESS, COMMIT, ROLLBACK, SUSPEND, None, RAISES, "?"])
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_finished_run_takes_no_answer_and_gives_no_delivery(finish, status, auto_commit):
+    """D1, D3, D7."""
+    machine = consumption(2)
+    deliver(machine, SUSPEND if finish is Finish.SUSPENDED else SUCCESS)
+    if finish is Finish.EXHAUSTED:
+        deliver(machine, SUCCESS)
+    later_s = START_S + 61 if finish is Finish.SLICE_USED else START_S
+    assert machine.next_delivery(later_s) is None
+    assert machine.finished is finish
+    before = (machine.committed, machine.accumulated, machine.reconsume_times)
+
+    with pytest.raises(RuntimeError, match="No messages are with the listener"):
+        answer(machine, status, auto_commit=auto_commit)
+    assert machine.next_delivery(START_S) is None
+    assert (machine.committed, machine.accumulated, machine.reconsume_times) == before
+
+
+@pytest.mark.parametrize(
+    ("suspend_millis", "pause_s"),
+    [(-1, 1.0), (0, 0.01), (9, 0.01), (10, 0.01), (500, 0.5), (30_000, 30.0), (30_001, 30.0), (-2, 0.01)],
+)
+def test_the_pause_is_the_contexts_or_the_default_clamped(suspend_millis, pause_s):
+    """D3: -1 is the consumer's default, 10..30000 ms."""
+    machine = consumption()
+    deliver(machine, SUSPEND, suspend_millis=suspend_millis, now_s=START_S + 3)
+
+    assert machine.suspended_until_s == pytest.approx(START_S + 3 + pause_s)
+
+
+def test_the_default_pause_is_clamped_too():
+    """D3."""
+    machine = consumption(suspend_current_queue_time_millis=99_000)
+    deliver(machine, SUSPEND)
+
+    assert machine.suspended_until_s == START_S + 30
+
+
+def test_a_put_back_batch_counts_on_and_success_resets_the_count():
+    """D3, D5."""
+    failing = consumption(4, batch=2, reconsume_times=2)
+    deliver(failing, RAISES)
+    assert (failing.committed, failing.reconsume_times) == (0, 3)
+
+    passing = consumption(4, batch=2, reconsume_times=3)
+    assert passing.next_delivery(START_S) == Delivery(0, 2, 3)
+    answer(passing, SUCCESS)
+    assert passing.next_delivery(START_S) == Delivery(2, 4, 0)
+
+
+def test_a_rollback_keeps_the_count_of_the_batch_it_came_from():
+    """D4: ROLLBACK does not count."""
+    machine = consumption(reconsume_times=2)
+    deliver(machine, ROLLBACK, auto_commit=False)
+
+    assert machine.reconsume_times == 2
+
+
+def test_a_rollback_brings_back_what_earlier_runs_accumulated():
+    """D4."""
+    machine = consumption(5, accumulated=3, reconsume_times=2)
+    deliver(machine, ROLLBACK, auto_commit=False)
+
+    assert (machine.committed, machine.accumulated, machine.reconsume_times) == (0, 0, 0)
+
+
+def test_rollback_with_auto_commit_commits_and_tells_the_user():
+    """D4: Java logs "the message queue consume result is illegal" and commits."""
+    outcome = deliver(consumption(), ROLLBACK)
+
+    assert outcome.effect is Effect.COMMIT
+    assert outcome.problem is not None
+    assert "auto_commit = False" in outcome.problem
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ("RECONSUME_LATER", "'RECONSUME_LATER' of type str"),
+        ("x" * 500, "type str"),
+        (0, "0 of type int"),
+        (True, "True of type bool"),
+        ([SUCCESS], "returned of type list"),
+        ({}, "returned of type dict"),
+    ],
+)
+def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned, shown):
+    """D5."""
+    machine = consumption()
+    outcome = deliver(machine, returned)
+
+    assert outcome.problem is not None
+    assert shown in outcome.problem
+    assert "no ConsumeOrderlyStatus" in outcome.problem
+    assert len(outcome.problem) < 300
+    assert machine.reconsume_times == 1
+    assert machine.finished is Finish.SUSPENDED
+
+
+def test_the_name_of_a_status_is_that_status():
+    assert deliver(consumption(), "SUCCESS").effect is Effect.COMMIT
+
+
+def test_a_run_yields_after_sixty_seconds():
+    """D7: more than 60 s, tested between deliveries."""
+    machine = consumption()
+    deliver(machine, SUCCESS)
+    assert machine.next_delivery(START_S + 60.0) is not None
+    answer(machine, SUCCESS, now_s=START_S + 500)
+
+    assert machine.next_delivery(START_S + 60.1) is None
+    assert machine.finished is Finish.SLICE_USED
+    assert machine.committed == 2
+    assert machine.suspended_until_s is None
+
+
+def test_a_late_start_still_delivers_once():
+    """D7: a queue whose data took more than a minute to arrive must not starve."""
+    machine = consumption()
+
+    assert machine.next_delivery(START_S + 1000) == Delivery(0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "duration_s", "return_type"),
+    [
+        (SUCCESS, 899.9, ReturnType.SUCCESS),
+        (SUCCESS, 900.0, ReturnType.TIME_OUT),
+        (SUSPEND, 900.0, ReturnType.TIME_OUT),
+        (None, 900.0, ReturnType.RETURNNULL),
+        (RAISES, 900.0, ReturnType.EXCEPTION),
+    ],
+)
+def test_a_slow_call_is_a_time_out_in_the_statistics_only(status, duration_s, return_type):
+    """D8."""
+    machine = consumption()
+    outcome = deliver(machine, status, now_s=START_S + duration_s)
+
+    assert outcome.return_type is return_type
+    assert machine.committed == (1 if status is SUCCESS else 0)
