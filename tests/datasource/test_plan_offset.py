@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.datasource.plan_offset import offset_to_plan, plan_to_offset
+from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+
+QUEUES = st.builds(
+    MessageQueue, st.sampled_from(["orders", "%RETRY%g"]), st.sampled_from(["a", "b"]), st.integers(0, 20)
+)
+RANGES = st.dictionaries(
+    QUEUES,
+    st.tuples(st.integers(0, 2**60), st.integers(0, 1000), st.integers(0, 9), st.integers(0, 9)),
+    max_size=8,
+).map(
+    lambda plan: tuple(
+        QueueRange(queue=queue, start=start, end=start + count, epoch=epoch, reconsume_times=times)
+        for queue, (start, count, epoch, times) in sorted(plan.items())
+    )
+)
+
+
+@given(seq=st.integers(0, 2**40), ranges=RANGES)
+def test_a_plan_survives_the_checkpoint(seq: int, ranges: tuple[QueueRange, ...]) -> None:
+    stored = json.dumps(plan_to_offset(seq, ranges))
+
+    assert offset_to_plan(json.loads(stored)) == (seq, ranges)
+
+
+@given(ranges=RANGES)
+def test_equal_plans_are_equal_texts(ranges: tuple[QueueRange, ...]) -> None:
+    """Spark compares offsets as JSON text."""
+    assert json.dumps(plan_to_offset(1, ranges)) == json.dumps(plan_to_offset(1, reversed(ranges)))
+
+
+def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        OffsetError, match=r"version 2; this release reads version 1\. Use the release that wrote it"
+    ):
+        offset_to_plan({"v": 2, "seq": 1, "plan": {}})

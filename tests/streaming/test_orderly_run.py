@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from tests.helpers.messages import QUEUE, message_at
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+NOW_S = 1_000.0
+
+
+def run_of(
+    listener: Callable[[Sequence[MessageExt], ConsumeOrderlyContext], Any],
+    *,
+    offsets: Sequence[int] = range(10, 20),
+    planned: QueueRange | None = None,
+    before: Uncommitted | None = None,
+    now_s: Callable[[], float] = lambda: NOW_S,
+    **settings: Any,
+) -> OrderlyRun:
+    planned = planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
+    return OrderlyRun(
+        planned,
+        [message_at(offset) for offset in offsets],
+        listener=listener,
+        columns=("name",),
+        settings=OrderlySettings(**settings),
+        before=before or Uncommitted(planned.start, []),
+        now_s=now_s,
+    )
+
+
+def emitting(
+    status_of: Callable[[MessageExt], ConsumeOrderlyStatus | None], seen: list[int] | None = None
+) -> Any:
+    def listener(
+        messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus | None:
+        for message in messages:
+            if seen is not None:
+                seen.append(message.queue_offset)
+            context.emit(name=message.keys)
+        return status_of(messages[-1])
+
+    return listener
+
+
+def test_messages_are_delivered_one_after_the_other_and_acknowledged_to_the_end_of_the_range() -> None:
+    """D1, D2: ascending, one listener call per message by default; offsets without a message are passed."""
+    seen: list[int] = []
+    run = run_of(emitting(lambda _: SUCCESS, seen), offsets=[11, 12, 15])
+
+    rows = run.consume()
+
+    assert seen == [11, 12, 15]
+    assert rows == [(11, "key-11"), (12, "key-12"), (15, "key-15")]
+    ack = run.ack()
+    assert (ack.next_offset, ack.epoch, ack.consumed, ack.failed, ack.finished) == (20, 3, 3, 0, "EXHAUSTED")
+
+
+def test_a_range_without_any_message_is_acknowledged() -> None:
+    """A4: a filter may leave nothing, and the range must still advance."""
+    run = run_of(emitting(lambda _: SUCCESS), offsets=[])
+
+    assert run.consume() == []
+    assert run.ack().next_offset == 20
+
+
+def test_the_listener_gets_batches_of_at_most_the_configured_size() -> None:
+    """D2"""
+    sizes: list[int] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        sizes.append(len(messages))
+        return SUCCESS
+
+    run_of(listener, consume_message_batch_max_size=4).consume()
+
+    assert sizes == [4, 4, 2]
+
+
+def test_a_row_belongs_to_the_message_the_loop_is_at() -> None:
+    """H6: topic + brokerName + queueId + queueOffset identify what produced a row."""
+    rows = run_of(emitting(lambda _: SUCCESS), consume_message_batch_max_size=4).consume()
+
+    assert [offset for offset, _ in rows] == list(range(10, 20))
+
+
+def test_a_row_can_name_its_message() -> None:
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.emit(messages[0], name="first")
+        return SUCCESS
+
+    rows = run_of(listener, consume_message_batch_max_size=10).consume()
+
+    assert rows == [(10, "first")]
+
+
+def test_suspend_stops_the_queue_before_the_failed_message_and_drops_its_rows() -> None:
+    """D3"""
+    run = run_of(emitting(lambda message: SUSPEND if message.queue_offset == 13 else SUCCESS))
+
+    rows = run.consume()
+
+    assert [offset for offset, _ in rows] == [10, 11, 12]
+    ack = run.ack()
+    assert (ack.next_offset, ack.reconsume_times, ack.suspended_until_s) == (13, 1, NOW_S + 1.0)
+    assert (ack.failed, ack.finished) == (1, "SUSPENDED")
+
+
+@pytest.mark.parametrize(("asked_ms", "pause_s"), [(-1, 1.0), (0, 0.01), (250, 0.25), (99_999_999, 30.0)])
+def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: float) -> None:
+    """D3: -1 is the consumer's default, everything else is clamped to 10..30000 ms."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.suspend_current_queue_time_millis = asked_ms
+        return SUSPEND
+
+    run = run_of(listener)
+    run.consume()
+
+    assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
+
+
+@pytest.mark.parametrize("ending", ["raise", "none", "unknown"])
+def test_an_exception_none_and_nonsense_count_as_suspend(
+    ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5: with the traceback in the log, and an error where the listener broke its contract."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+        context.emit(name="void")
+        if ending == "raise":
+            raise ValueError("the database is away")
+        return None if ending == "none" else "RECONSUME_LATER"
+
+    run = run_of(listener)
+    with caplog.at_level(logging.ERROR):
+        rows = run.consume()
+
+    assert rows == []
+    assert (run.ack().next_offset, run.ack().reconsume_times, run.ack().finished) == (10, 1, "SUSPENDED")
+    if ending == "raise":
+        assert "the database is away" in caplog.text
+        assert "queue=3 queueOffset=10" in caplog.text
+    if ending == "unknown":
+        assert "'RECONSUME_LATER' of type str, which is no ConsumeOrderlyStatus" in caplog.text
+
+
+def test_a_redelivered_message_shows_how_often_it_was_given_back() -> None:
+    """D3: reconsumeTimes grows with each retry of the first message and is 0 for those after it."""
+    seen: list[int] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        seen.append(messages[0].reconsume_times)
+        return SUCCESS
+
+    run_of(listener, planned=QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2)).consume()
+
+    assert seen == [2] + [0] * 9
+
+
+def test_a_queue_yields_after_its_time_slice() -> None:
+    """D7: what is done is acknowledged, the rest is planned next."""
+    clock = itertools.count(NOW_S, 7.0)
+    run = run_of(emitting(lambda _: SUCCESS), now_s=lambda: next(clock))
+
+    rows = run.consume()
+
+    assert 0 < len(rows) < 10
+    assert run.ack().finished == "SLICE_USED"
+    assert run.ack().next_offset == 10 + len(rows)
+    assert run.ack().suspended_until_s is None
+
+
+def without_auto_commit(status_of: Callable[[MessageExt], ConsumeOrderlyStatus]) -> Any:
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        context.emit(name=messages[0].keys)
+        return status_of(messages[0])
+
+    return listener
+
+
+def test_without_auto_commit_rows_wait_for_the_commit() -> None:
+    """D4: SUCCESS accumulates, COMMIT commits all accumulated; uncommitted rows are not emitted."""
+    run = run_of(
+        without_auto_commit(lambda m: ConsumeOrderlyStatus.COMMIT if m.queue_offset == 14 else SUCCESS)
+    )
+
+    rows = run.consume()
+
+    assert [offset for offset, _ in rows] == [10, 11, 12, 13, 14]
+    assert run.ack().next_offset == 15
+    left = run.uncommitted()
+    assert left.accumulated_offset == 20
+    assert [offset for offset, _ in left.rows] == [15, 16, 17, 18, 19]
+
+
+def test_what_was_accumulated_is_not_delivered_again_and_leaves_with_a_later_commit() -> None:
+    """D4 across micro-batches."""
+    seen: list[int] = []
+
+    def commit_at_12(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        seen.append(messages[0].queue_offset)
+        context.auto_commit = False
+        context.emit(name=messages[0].keys)
+        return ConsumeOrderlyStatus.COMMIT
+
+    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")])
+    rows = run_of(commit_at_12, offsets=[10, 11, 12], before=before).consume()
+
+    assert seen == [12]
+    assert rows == [(10, "key-10"), (11, "key-11"), (12, "key-12")]
+
+
+def test_rollback_puts_everything_accumulated_back() -> None:
+    """D4: nothing leaves, and it is not counted as a reconsumption."""
+    run = run_of(
+        without_auto_commit(lambda m: ConsumeOrderlyStatus.ROLLBACK if m.queue_offset == 14 else SUCCESS)
+    )
+
+    assert run.consume() == []
+    assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
+    assert run.ack().suspended_until_s is not None
+    assert run.uncommitted() == Uncommitted(10, [])
+
+
+def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
+    context = ConsumeOrderlyContext(QUEUE, ("name",), frozenset({"name"}), message_at(1))
+
+    with pytest.raises(
+        SchemaError, match="column\\(s\\) nam, which the output schema does not have; it has name"
+    ):
+        context.emit(nam="x")

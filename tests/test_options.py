@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.options import OptionSet, ReadOptions, markdown, option, text_value
+
+REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.parse({"nameServers": "nowhere", "topicc": "orders", "pullBatchSize": "4096"})
+
+    text = str(caught.value)
+    assert "'nowhere', which is not host:port" in text
+    assert "unknown option 'topicc'; did you mean 'topic'?" in text
+    assert "option pullBatchSize='4096' is not between 1 and 1024" in text
+    assert "option 'topic' is required" in text
+    assert len(caught.value.problems) == 4
+
+
+def test_keys_are_matched_without_regard_to_case() -> None:
+    """Spark stores option keys in lower case."""
+    options = ReadOptions.parse({key.lower(): value for key, value in REQUIRED.items()})
+
+    assert options.name_servers == ("127.0.0.1:9876",)
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("a:1;b:2", ("a:1", "b:2")),
+        (" a:1 , b:2 ;", ("a:1", "b:2")),
+        ("[::1]:9876", ("[::1]:9876",)),
+    ],
+)
+def test_name_servers_are_separated_by_semicolons_or_commas(text: str, addresses: tuple[str, ...]) -> None:
+    assert ReadOptions.parse(REQUIRED | {"nameServers": text}).name_servers == addresses
+
+
+@pytest.mark.parametrize("text", ["", ";", "host", "host:", "host:port", "host:70000", ":9876", "a:1;b"])
+def test_a_name_server_that_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="nameServers"):
+        ReadOptions.parse(REQUIRED | {"nameServers": text})
+
+
+@pytest.mark.parametrize("topic", ["", "or.ders", "x" * 128, "t t"])
+def test_a_topic_that_rocketmq_would_refuse_is_refused(topic: str) -> None:
+    with pytest.raises(OptionError, match="topic"):
+        ReadOptions.parse(REQUIRED | {"topic": topic})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"consumerGroup": "g"}, "'consumerGroup' needs 'offsetStore'"),
+        ({"offsetStore": "/lake/offsets"}, "'offsetStore' needs 'consumerGroup'"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        ReadOptions.parse(REQUIRED | given)
+
+
+def test_a_secret_shows_in_no_repr_and_in_no_error() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+    class Credentials(OptionSet):
+        access_key: str = option("accessKey", parse=text_value, doc="Who.")
+        secret_key: str = option("secretKey", parse=text_value, doc="Proof.", secret=True)
+
+    parsed = Credentials.parse({"accessKey": "me", "secretKey": "hunter2"})
+    with pytest.raises(OptionError) as caught:
+        Credentials.parse({"accessKey": "me", "secretKey": "  "})
+
+    assert repr(parsed) == "Credentials(accessKey='me', secretKey=***)"
+    assert "secretKey='***' is empty" in str(caught.value)
+
+
+def test_the_documentation_page_is_fresh() -> None:
+    page = Path(__file__).parent.parent / "docs" / "options.md"
+
+    assert page.read_text(encoding="utf-8") == markdown(), "run `make docs`"
