@@ -1,0 +1,99 @@
+"""Exactly once by a watermark per queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.consume.watermark import advance, app_id, is_written
+from pyspark_rocketmq.model import MessageQueue
+
+QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
+
+
+class Sink:
+    """A table whose rows and watermarks change in one commit."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[MessageQueue, int]] = []
+        self.watermarks: dict[MessageQueue, int] = {}
+
+    def write(self, planned_from: dict[MessageQueue, int], acked: dict[MessageQueue, int]) -> None:
+        new = [
+            (queue, queue_offset)
+            for queue, next_offset in acked.items()
+            for queue_offset in range(planned_from[queue], next_offset)
+            if not is_written(self.watermarks, queue, queue_offset)
+        ]
+        self.rows += new
+        self.watermarks |= advance(self.watermarks, acked)
+
+
+def test_the_app_id_names_group_and_queue():
+    assert app_id("order-etl", QUEUES[2]) == "rocketmq:order-etl:orders:broker-a:2"
+
+
+def test_only_watermarks_that_grow_are_committed():
+    """H1."""
+    stored = {QUEUES[0]: 10, QUEUES[1]: 10}
+    acked = {QUEUES[0]: 10, QUEUES[1]: 11, QUEUES[2]: 0}
+
+    assert advance(stored, acked) == {QUEUES[1]: 11}
+    assert advance({}, {QUEUES[2]: 1}) == {QUEUES[2]: 1}
+
+
+def test_the_watermark_itself_is_not_written_yet():
+    """H1."""
+    assert is_written({QUEUES[0]: 10}, QUEUES[0], 9)
+    assert not is_written({QUEUES[0]: 10}, QUEUES[0], 10)
+    assert not is_written({}, QUEUES[0], 0)
+
+
+def test_a_replay_that_gets_farther_adds_only_the_rest():
+    """H1: run 1 wrote up to 4 and was killed before its offsets were stored; run 2 gets to 7."""
+    sink = Sink()
+    sink.write({QUEUES[0]: 0}, {QUEUES[0]: 4})
+    sink.write({QUEUES[0]: 0}, {QUEUES[0]: 7})
+
+    assert [queue_offset for _, queue_offset in sink.rows] == list(range(7))
+
+
+def test_a_replay_that_gets_less_far_adds_nothing_and_loses_nothing():
+    """H1, H2: the offset store says 2 then, and the rows from 2 on come again."""
+    sink = Sink()
+    sink.write({QUEUES[0]: 0}, {QUEUES[0]: 4})
+    sink.write({QUEUES[0]: 0}, {QUEUES[0]: 2})
+    sink.write({QUEUES[0]: 2}, {QUEUES[0]: 6})
+
+    assert [queue_offset for _, queue_offset in sink.rows] == list(range(6))
+
+
+_BATCH = st.tuples(
+    st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 5), min_size=1),
+    st.sampled_from(["before the sink", "before the offsets", "not at all", "not at all"]),
+)
+
+
+@given(st.lists(_BATCH, max_size=30))
+def test_any_crashes_and_replays_give_each_row_once_and_in_queue_order(batches):
+    """H1, H2: killed between any two steps; each attempt acknowledges as much as its listener likes."""
+    sink = Sink()
+    store = dict.fromkeys(QUEUES, 0)
+    for acknowledged, killed in batches:
+        planned_from = {queue: store[queue] for queue in acknowledged}
+        acked = {queue: planned_from[queue] + count for queue, count in acknowledged.items()}
+        if killed == "before the sink":
+            continue
+        sink.write(planned_from, acked)
+        if killed == "before the offsets":
+            continue
+        store |= acked
+
+        assert all(store[queue] <= sink.watermarks.get(queue, 0) for queue in QUEUES)
+    assert max(Counter(sink.rows).values(), default=1) == 1
+    for queue in QUEUES:
+        assert [offset for of, offset in sink.rows if of == queue] == list(
+            range(sink.watermarks.get(queue, 0))
+        )
