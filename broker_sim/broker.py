@@ -1,0 +1,133 @@
+"""One broker without its sockets: a request in, answers and pushes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from broker_sim import consumer_requests, queue_requests
+from broker_sim.layout import UNKNOWN_HOST, Host
+from broker_sim.peers import Outgoing, Peer
+from broker_sim.pull import handle_pull, let_go
+from broker_sim.replies import Refused, in_json, not_supported, reply
+from broker_sim.send import as_run, handle_send, store_run
+from broker_sim.settings import BrokerSettings
+from broker_sim.state import BrokerState
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+
+_logger = logging.getLogger(__name__)
+
+_HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand]] = {
+    RequestCode.QUERY_CONSUMER_OFFSET: consumer_requests.handle_query_offset,
+    RequestCode.UPDATE_CONSUMER_OFFSET: consumer_requests.handle_update_offset,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_requests.handle_consumer_list,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: consumer_requests.handle_consumer_connections,
+    RequestCode.LOCK_BATCH_MQ: consumer_requests.handle_lock,
+    RequestCode.UNLOCK_BATCH_MQ: consumer_requests.handle_unlock,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: queue_requests.handle_create_topic,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: queue_requests.handle_search_offset,
+    RequestCode.GET_MAX_OFFSET: queue_requests.handle_max_offset,
+    RequestCode.GET_MIN_OFFSET: queue_requests.handle_min_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: queue_requests.handle_earliest_store_time,
+    RequestCode.GET_TOPIC_STATS_INFO: queue_requests.handle_topic_stats,
+}
+_PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], RemotingCommand | None]] = {
+    RequestCode.PULL_MESSAGE: handle_pull,
+    RequestCode.LITE_PULL_MESSAGE: handle_pull,
+    RequestCode.SEND_MESSAGE: handle_send,
+    RequestCode.SEND_MESSAGE_V2: handle_send,
+    RequestCode.SEND_BATCH_MESSAGE: handle_send,
+    RequestCode.HEART_BEAT: consumer_requests.handle_heartbeat,
+    RequestCode.UNREGISTER_CLIENT: consumer_requests.handle_unregister,
+}
+"""Requests whose meaning depends on the connection they came on."""
+
+
+class Broker:
+    """Decides every answer; whoever owns the sockets calls it from one thread and sends what it returns."""
+
+    def __init__(self, name: str, clock: Clock, settings: BrokerSettings | None = None) -> None:
+        self.state = BrokerState.create(name, clock, settings or BrokerSettings(), UNKNOWN_HOST)
+
+    @property
+    def name(self) -> str:
+        """Broker name, part of every message queue."""
+        return self.state.name
+
+    def listening_at(self, host: Host) -> None:
+        """Take the address that is written into messages from now on."""
+        self.state.host = host
+
+    def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
+        """Store messages without a producer; the first one's queue offset. Held pulls are let go."""
+        run = as_run(queue, messages, born_timestamp=int(self.state.clock.now_s() * 1000))
+        queue_offset, _ = store_run(self.state, run)
+        return queue_offset
+
+    def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
+        """Answer one request; a held pull is answered by a later call of this or another method."""
+        if command.is_response:  # to a push; nothing depends on it
+            return []
+        answer = self._answer(peer, command)
+        outgoing = self._drain()
+        if answer is not None and not command.is_oneway:
+            outgoing.insert(0, Outgoing(peer, answer, command.code))
+        return [self._in_allowed_form(each) for each in outgoing]
+
+    def connection_closed(self, peer: Peer) -> list[Outgoing]:
+        """Forget the connection: its held pulls and memberships, but not its locks."""
+        self.state.held_pulls.forget(peer)
+        for group in self.state.membership.connection_closed(peer):
+            consumer_requests.notify_members(self.state, group)
+        return self._drain()
+
+    def look_at_clock(self) -> list[Outgoing]:
+        """Answer the held pulls whose time is over and drop silent members."""
+        state = self.state
+        for pull in state.held_pulls.expired(state.clock.monotonic_s()):
+            state.outbox.append(let_go(state, pull))
+        for group in state.membership.expire():
+            consumer_requests.notify_members(state, group)
+        return [self._in_allowed_form(each) for each in self._drain()]
+
+    def next_deadline_s(self) -> float | None:
+        """Monotonic time at which :meth:`look_at_clock` has work, as far as known."""
+        return self.state.held_pulls.next_deadline_s()
+
+    def restarted(self) -> None:
+        """Lose what a real broker keeps only in memory; messages, topics and offsets stay."""
+        self.state.locks.clear()
+        self.state.membership.clear()
+        self.state.held_pulls.clear()
+
+    def _answer(self, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
+        try:
+            return self._handle(peer, command)
+        except Refused as refused:
+            return reply(command, refused.code, refused.remark, ext_fields=refused.ext_fields)
+        except RemoteProtocolError as error:
+            return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception as error:
+            _logger.exception("%s could not handle request code %d.", self.name, command.code)
+            return reply(command, ResponseCode.SYSTEM_ERROR, repr(error))
+
+    def _handle(self, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
+        peer_handler = _PEER_HANDLERS.get(command.code)
+        if peer_handler is not None:
+            return peer_handler(self.state, peer, command)
+        handler = _HANDLERS.get(command.code)
+        return not_supported(command) if handler is None else handler(self.state, command)
+
+    def _drain(self) -> list[Outgoing]:
+        outgoing = self.state.outbox
+        self.state.outbox = []
+        return outgoing
+
+    def _in_allowed_form(self, outgoing: Outgoing) -> Outgoing:
+        if self.state.settings.mirror_header_form:
+            return outgoing
+        return outgoing._replace(command=in_json(outgoing.command))

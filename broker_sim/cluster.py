@@ -1,0 +1,242 @@
+"""A name server and some brokers together, inside an event loop or on a thread of their own.
+
+with SimCluster(brokers=2) as cluster:
+    cluster.create_topic("orders", queues=4)
+    client = connect(cluster.name_servers)
+    cluster.stop_broker("broker-a")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import Future
+from string import ascii_lowercase
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from broker_sim.broker import Broker
+from broker_sim.faults import FaultScript
+from broker_sim.layout import UNKNOWN_HOST
+from broker_sim.nameserver import NameServer
+from broker_sim.queue_requests import bounds_of
+from broker_sim.real_clock import RealClock
+from broker_sim.server import EndpointServer
+from broker_sim.settings import BrokerSettings
+from broker_sim.topics import PERM_READ_WRITE, TopicConfig
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBounds
+
+_MOST_BROKERS = len(ascii_lowercase)
+_LONGEST_CALL_S = 30.0
+
+_T = TypeVar("_T")
+
+
+class AsyncCluster:
+    """A cluster for use on one event loop, from which all of it is called."""
+
+    def __init__(
+        self, *, brokers: int = 1, settings: BrokerSettings | None = None, clock: Clock | None = None
+    ) -> None:
+        if not 1 <= brokers <= _MOST_BROKERS:
+            raise ValueError(f"A cluster has 1 to {_MOST_BROKERS} brokers, not {brokers}.")
+        self.clock = clock or RealClock()
+        self.faults = FaultScript()
+        self.name_server = NameServer()
+        self.brokers: Mapping[str, Broker] = {
+            f"broker-{letter}": Broker(f"broker-{letter}", self.clock, settings)
+            for letter in ascii_lowercase[:brokers]
+        }
+        self.name_server_host = UNKNOWN_HOST
+        self._name_server_server = EndpointServer(self.name_server, self.clock, self.faults)
+        self._servers = {
+            name: EndpointServer(broker, self.clock, self.faults) for name, broker in self.brokers.items()
+        }
+
+    async def start(self, port: int = 0) -> None:
+        """Start everything; ``port`` is the name server's, the brokers take free ones."""
+        self.name_server_host = await self._name_server_server.start(port)
+        for name in self.brokers:
+            await self.start_broker(name)
+
+    async def stop(self) -> None:
+        """Stop everything; messages stay."""
+        for name in self.brokers:
+            await self.stop_broker(name)
+        await self._name_server_server.stop()
+
+    async def start_broker(self, name: str) -> None:
+        """Listen, on the former port if there was one, and register at the name server."""
+        broker = self._broker(name)
+        host = await self._servers[name].start(broker.state.host.port)
+        broker.listening_at(host)
+        self.name_server.register(name, host, broker.state.topics)
+
+    async def stop_broker(self, name: str) -> None:
+        """Leave the name server, close listener and connections, lose locks and memberships."""
+        broker = self._broker(name)
+        self.name_server.unregister(name)
+        await self._servers[name].stop()
+        broker.restarted()
+
+    def look_at_clock(self) -> None:
+        """Do on every broker what is due; needed only after a fake clock was moved."""
+        for server in self._servers.values():
+            server.look_at_clock()
+
+    def _broker(self, name: str) -> Broker:
+        try:
+            return self.brokers[name]
+        except KeyError:
+            raise ValueError(f"There is no {name!r}; the brokers are {', '.join(self.brokers)}.") from None
+
+
+class SimCluster:
+    """A cluster on a thread of its own; every method may be called from any other thread.
+
+    Data survive ``stop_broker`` and ``start_broker``; locks, memberships and held pulls do not, as in a real
+    broker. With a fake clock, call :meth:`look_at_clock` after moving it.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        queues: int = 8,
+        retention_bytes: int | None = None,
+        settings: BrokerSettings | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare a cluster; it runs inside ``with`` or between ``start`` and ``stop``.
+
+        Args:
+            brokers: how many; they are called broker-a, broker-b and so on.
+            queues: of TBW102, the most an automatically created topic gets per broker.
+            retention_bytes: commit log bytes each broker keeps; None keeps all.
+            settings: everything else; ``queues`` and ``retention_bytes`` are ignored if given.
+            clock: for store timestamps, locks and held pulls.
+        """
+        self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)
+        self._cluster = AsyncCluster(brokers=brokers, settings=self._settings, clock=clock)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="broker-sim", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the thread and everything on it."""
+        self._thread.start()
+        self._await(self._cluster.start)
+
+    def stop(self) -> None:
+        """Stop everything and end the thread; the cluster cannot be started again."""
+        self._await(self._cluster.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_LONGEST_CALL_S)
+
+    @property
+    def name_servers(self) -> str:
+        """``host:port`` of the name server."""
+        return str(self._cluster.name_server_host)
+
+    @property
+    def broker_addresses(self) -> dict[str, BrokerAddress]:
+        """Broker name → ``host:port``; a stopped broker keeps its address."""
+        return {name: BrokerAddress(str(broker.state.host)) for name, broker in self._cluster.brokers.items()}
+
+    @property
+    def faults(self) -> FaultScript:
+        """What is to go wrong."""
+        return self._cluster.faults
+
+    def stop_broker(self, name: str) -> None:
+        """Close the broker's listener and connections; routes lose it, data stay."""
+        self._await(lambda: self._cluster.stop_broker(name))
+
+    def start_broker(self, name: str) -> None:
+        """Start a stopped broker on its former port."""
+        self._await(lambda: self._cluster.start_broker(name))
+
+    def look_at_clock(self) -> None:
+        """Answer held pulls and drop members whose time is over by the cluster's clock."""
+        self.call(self._cluster.look_at_clock)
+
+    def create_topic(
+        self, topic: str, queues: int = 4, *, perm: int = PERM_READ_WRITE, brokers: Iterable[str] = ()
+    ) -> None:
+        """Create or change a topic on ``brokers`` (default: all)."""
+        config = TopicConfig(name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        names = tuple(brokers) or tuple(self._cluster.brokers)
+
+        def put() -> None:
+            for name in names:
+                self.broker(name).state.topics.put(config)
+
+        self.call(put)
+
+    def put(self, queue: MessageQueue, messages: Iterable[Message]) -> int:
+        """Store messages as if a producer had sent them one by one; the first one's queue offset."""
+        batch = tuple(messages)
+        return self.call(lambda: self.broker(queue.broker_name).put(queue, batch))
+
+    def bounds(self, queue: MessageQueue) -> QueueBounds:
+        """What the broker holds of the queue now."""
+        state = self.broker(queue.broker_name).state
+        return self.call(lambda: bounds_of(state, queue.topic, queue.queue_id))
+
+    def committed_offset(self, consumer_group: str, queue: MessageQueue) -> int | None:
+        """What the group committed to the broker for the queue."""
+        offsets = self.broker(queue.broker_name).state.offsets
+        return self.call(lambda: offsets.query(consumer_group, queue.topic, queue.queue_id))
+
+    def lock_holder(self, consumer_group: str, queue: MessageQueue) -> str | None:
+        """Client id that holds the queue's lock now."""
+        locks = self.broker(queue.broker_name).state.locks
+        return self.call(lambda: locks.holder(consumer_group, queue))
+
+    def held_pulls(self) -> int:
+        """Pulls that wait at all brokers."""
+        return self.call(
+            lambda: sum(len(broker.state.held_pulls) for broker in self._cluster.brokers.values())
+        )
+
+    def broker(self, name: str) -> Broker:
+        """One broker, to be touched inside :meth:`call` only."""
+        return self._cluster.brokers[name]
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Run ``function`` on the cluster's thread."""
+        done: Future[_T] = Future()
+        self._loop.call_soon_threadsafe(_complete, done, function)
+        return done.result(_LONGEST_CALL_S)
+
+    def _await(self, operation: Callable[[], Awaitable[_T]]) -> _T:
+        async def run() -> _T:
+            return await operation()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(_LONGEST_CALL_S)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+def _complete(done: Future[Any], function: Callable[[], Any]) -> None:
+    try:
+        done.set_result(function())
+    except BaseException as error:
+        done.set_exception(error)
+        if not isinstance(error, Exception):
+            raise

@@ -1,0 +1,188 @@
+"""How a broker writes a message into its commit log (``MessageExtEncoder``, layouts V1 and V2).
+
+The simulator has a writer of its own, apart from the connector's codec: one codec on both sides would hide its
+mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+from zlib import crc32
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.hashing import java_string_hash
+
+# total size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys flag, born timestamp,
+# born IPv4, born port, store timestamp, store IPv4, store port, reconsume times, prepared offset, body length
+_HEAD = struct.Struct(">iIiiiqqiqIIqIIiqi")
+_MEMBER_HEAD = struct.Struct(">iiiii")  # total size, magic, CRC, flag, body length
+_SHORT = struct.Struct(">h")
+_STORE_TIMESTAMP = struct.Struct(">q")
+_STORE_TIMESTAMP_AT = 56
+_MAGIC_V1 = 0xDAA320A7
+_MAGIC_V2 = 0xDAA320AB
+_LONGEST_V1_TOPIC = 127
+_TAGS_KEY = b"TAGS\x01"
+_SEPARATOR = b"\x02"
+
+MAX_PROPERTIES_LENGTH = 32767
+
+
+class Host(NamedTuple):
+    """An IPv4 endpoint; the simulator listens on nothing else."""
+
+    ip: str
+    port: int
+
+    @property
+    def ip_number(self) -> int:
+        """The address as the 32-bit number that is stored."""
+        first, second, third, fourth = (int(part) for part in self.ip.split("."))
+        return first << 24 | second << 16 | third << 8 | fourth
+
+    def __str__(self) -> str:
+        return f"{self.ip}:{self.port}"
+
+
+UNKNOWN_HOST = Host("127.0.0.1", 0)
+
+
+class Member(NamedTuple):
+    """What differs between the messages of one run."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRun:
+    """Messages for one queue that are stored together: a single message or a producer's batch."""
+
+    topic: str
+    queue_id: int
+    members: tuple[Member, ...]
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: Host = UNKNOWN_HOST
+    reconsume_times: int = 0
+
+
+class Placement(NamedTuple):
+    """Where and when a run is stored."""
+
+    commit_log_offset: int
+    queue_offset: int
+    store_timestamp: int
+    store_host: Host
+
+
+class EncodedRun(NamedTuple):
+    """A run as it stands in the commit log, with what the consume queue notes of each message."""
+
+    data: bytes
+    commit_log_offsets: list[int]
+    sizes: list[int]
+    tag_hashes: list[int]
+
+
+def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
+    """Bytes of ``run`` at ``placement``; layout V2 when the topic has more than 127 bytes."""
+    magic, topic_part = _topic_part(run.topic)
+    fixed = _HEAD.size + len(topic_part) + _SHORT.size
+    sizes = [fixed + len(member.body) + len(member.properties) for member in run.members]
+    offsets = list(accumulate(sizes, initial=placement.commit_log_offset))
+    born = (run.sys_flag, run.born_timestamp, run.born_host.ip_number, run.born_host.port)
+    host = placement.store_host
+    stored = (placement.store_timestamp, host.ip_number, host.port, run.reconsume_times, 0)
+    parts: list[bytes] = []
+    tag_hashes: list[int] = []
+    queue_offset = placement.queue_offset
+    for (flag, body, properties), size, offset in zip(run.members, sizes, offsets, strict=False):
+        crc = crc32(body) & 0x7FFFFFFF
+        where = (run.queue_id, flag, queue_offset, offset)
+        parts += (
+            _HEAD.pack(size, magic, crc, *where, *born, *stored, len(body)),
+            body,
+            topic_part,
+            _SHORT.pack(len(properties)),
+            properties,
+        )
+        tag_hashes.append(tag_hash(properties))
+        queue_offset += 1
+    offsets.pop()
+    return EncodedRun(b"".join(parts), offsets, sizes, tag_hashes)
+
+
+def decode_batch_members(batch: bytes, appended: bytes) -> Iterator[Member]:
+    """Members of a producer's batch, each with the batch header's properties ``appended``.
+
+    Raises:
+        RemoteProtocolError: the bytes do not hold whole members.
+
+    Source: ``MessageDecoder.encodeMessages`` and golden fact 2.
+    """
+    position, end = 0, len(batch)
+    while position < end:
+        try:
+            _, _, _, flag, body_length = _MEMBER_HEAD.unpack_from(batch, position)
+            body_end = position + _MEMBER_HEAD.size + body_length
+            (properties_length,) = _SHORT.unpack_from(batch, body_end)
+        except struct.error as error:
+            raise RemoteProtocolError(
+                f"The batch of {end} bytes ends inside a member at {position}."
+            ) from error
+        body = batch[position + _MEMBER_HEAD.size : body_end]
+        properties_start = body_end + _SHORT.size
+        position = properties_start + properties_length
+        if body_length < 0 or properties_length < 0 or position > end:
+            raise RemoteProtocolError(f"A batch member's lengths reach to {position} of {end} bytes.")
+        yield Member(flag, body, join_properties(batch[properties_start:position], appended))
+
+
+def join_properties(first: bytes, second: bytes) -> bytes:
+    """Both property strings one after the other, separated if the first lacks its trailing separator."""
+    if first and not first.endswith(_SEPARATOR):
+        return first + _SEPARATOR + second
+    return first + second
+
+
+def tag_hash(properties: bytes) -> int:
+    """Hash code of the last TAGS in encoded properties, 0 without one (``tagsString2tagsCode``)."""
+    at = properties.rfind(_TAGS_KEY)
+    while at > 0 and properties[at - 1] != _SEPARATOR[0]:  # the end of a longer name, such as MYTAGS
+        at = properties.rfind(_TAGS_KEY, 0, at)
+    if at < 0:
+        return 0
+    start = at + len(_TAGS_KEY)
+    end = properties.find(_SEPARATOR, start)
+    return _hash_of_tag(properties[start:] if end < 0 else properties[start:end])
+
+
+def store_timestamp_of(message: bytes) -> int:
+    """Store timestamp, in milliseconds, of a message as :func:`encode_run` wrote it."""
+    (timestamp,) = _STORE_TIMESTAMP.unpack_from(message, _STORE_TIMESTAMP_AT)
+    return int(timestamp)
+
+
+def offset_message_id(store_host: Host, commit_log_offset: int) -> str:
+    """32 hexadecimal digits that name a stored message (``MessageDecoder.createMessageId``)."""
+    return f"{store_host.ip_number:08X}{store_host.port:08X}{commit_log_offset:016X}"
+
+
+@lru_cache(maxsize=4096)
+def _hash_of_tag(tag: bytes) -> int:
+    return java_string_hash(tag.decode("utf-8", "replace")) if tag else 0
+
+
+@lru_cache(maxsize=1024)
+def _topic_part(topic: str) -> tuple[int, bytes]:
+    name = topic.encode()
+    if len(name) > _LONGEST_V1_TOPIC:
+        return _MAGIC_V2, _SHORT.pack(len(name)) + name
+    return _MAGIC_V1, bytes([len(name)]) + name

@@ -1,0 +1,154 @@
+"""Messages of one broker: a commit log and the consume queues over it (``DefaultMessageStore``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from broker_sim.commit_log import CommitLog
+from broker_sim.consume_queue import ConsumeQueue, PullLimits
+from broker_sim.layout import Host, MessageRun, Placement, encode_run, store_timestamp_of
+from pyspark_rocketmq.clock import Clock
+
+_SIZE_FIELD = 4
+
+
+class GetMessageStatus(Enum):
+    """What looking for messages came to; the name is the remark of a pull's answer."""
+
+    FOUND = auto()
+    NO_MATCHED_MESSAGE = auto()
+    NO_MESSAGE_IN_QUEUE = auto()
+    OFFSET_TOO_SMALL = auto()
+    OFFSET_OVERFLOW_ONE = auto()
+    OFFSET_OVERFLOW_BADLY = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMessageResult:
+    """Messages of one queue, or why there are none."""
+
+    status: GetMessageStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytes = b""
+    message_count: int = 0
+
+
+class StoredRun(NamedTuple):
+    """Where a run came to lie."""
+
+    queue_offset: int
+    commit_log_offsets: list[int]
+    tag_hashes: list[int]
+
+
+class MessageStore:
+    """Append and read messages; nothing is ever changed in place."""
+
+    def __init__(self, clock: Clock, *, retention_bytes: int | None = None) -> None:
+        self._clock = clock
+        self._log = CommitLog(retention_bytes)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def append(self, run: MessageRun, store_host: Host) -> StoredRun:
+        """Store the messages of ``run`` one after the other and return their places."""
+        queue = self._queues.setdefault((run.topic, run.queue_id), ConsumeQueue())
+        now_ms = int(self._clock.now_s() * 1000)
+        first = queue.max_offset
+        encoded = encode_run(run, Placement(self._log.end_offset, first, now_ms, store_host))
+        oldest = self._log.min_offset
+        self._log.append(encoded.data)
+        queue.extend(encoded.commit_log_offsets, encoded.sizes, encoded.tag_hashes)
+        if self._log.min_offset != oldest:
+            for each in self._queues.values():
+                each.drop_before(self._log.min_offset)
+        return StoredRun(first, encoded.commit_log_offsets, encoded.tag_hashes)
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_messages: int,
+        *,
+        limits: PullLimits,
+        wanted: frozenset[int] | None,
+    ) -> GetMessageResult:
+        """Messages from ``queue_offset`` on whose tag hash is ``wanted`` (None: all)."""
+        queue = self._queues.get((topic, queue_id))
+        lowest, highest = (queue.min_offset, queue.max_offset) if queue else (0, 0)
+        correction = _correct(queue_offset, lowest, highest)
+        if queue is None or correction is not None:
+            status, following = correction or (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
+            return GetMessageResult(
+                status=status, next_begin_offset=following, min_offset=lowest, max_offset=highest
+            )
+        scan = queue.scan(queue_offset, max_messages, limits, wanted)
+        return GetMessageResult(
+            status=GetMessageStatus.FOUND if scan.message_count else GetMessageStatus.NO_MATCHED_MESSAGE,
+            next_begin_offset=scan.next_begin_offset,
+            min_offset=lowest,
+            max_offset=highest,
+            body=b"".join([self._log.read(offset, size) for offset, size in scan.runs]),
+            message_count=scan.message_count,
+        )
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Oldest queue offset held; 0 for a queue never written."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.min_offset if queue else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Last queue offset + 1; 0 for a queue never written."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset if queue else 0
+
+    def store_timestamp(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """When the message was stored, in milliseconds; -1 when it is not held."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return -1
+        entry = queue.entry(queue_offset)
+        return store_timestamp_of(self._log.read(entry.commit_log_offset, entry.size))
+
+    def first_at_or_after(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """First queue offset stored at ``timestamp_ms`` or later, else the maximum (boundary LOWER)."""
+        low, high = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        while low < high:
+            middle = (low + high) // 2
+            if self.store_timestamp(topic, queue_id, middle) < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def last_at_or_before(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Last queue offset stored at ``timestamp_ms`` or earlier, else 0 (boundary UPPER)."""
+        following = self.first_at_or_after(topic, queue_id, timestamp_ms + 1)
+        return following - 1 if following > self.min_offset(topic, queue_id) else 0
+
+    def message_at(self, commit_log_offset: int) -> bytes | None:
+        """The stored message that begins at ``commit_log_offset``, or None when nothing is held there."""
+        last = self._log.end_offset - _SIZE_FIELD
+        if not self._log.min_offset <= commit_log_offset <= last:
+            return None
+        size = int.from_bytes(self._log.read(commit_log_offset, _SIZE_FIELD), "big")
+        if commit_log_offset + size > self._log.end_offset:
+            return None
+        return self._log.read(commit_log_offset, size)
+
+
+def _correct(queue_offset: int, lowest: int, highest: int) -> tuple[GetMessageStatus, int] | None:
+    """Status and next offset for an offset that has no message, None when it has one."""
+    if highest == 0:
+        return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0
+    if queue_offset < lowest:
+        return GetMessageStatus.OFFSET_TOO_SMALL, lowest
+    if queue_offset == highest:
+        return GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    if queue_offset > highest:
+        return GetMessageStatus.OFFSET_OVERFLOW_BADLY, highest
+    return None

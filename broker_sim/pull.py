@@ -1,0 +1,210 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
+
+The checks run in the real broker's order, because the first that fails names the answer; then the store is
+asked, and an answer "nothing yet" may be held until a message comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker_sim.held_pulls import HeldPull
+from broker_sim.message_store import GetMessageResult, GetMessageStatus
+from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import SEE_FAQ, Refused, reply
+from broker_sim.state import BrokerState
+from broker_sim.topics import PERM_READ
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageModel
+from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.headers import PullMessageRequestHeader, from_ext_fields
+from pyspark_rocketmq.wire.subscription import ALL, TAG, SubscriptionData, build_subscription
+
+_FORBIDDEN_BROKER = {"forbiddenType": "1"}
+_FORBIDDEN_GROUP = {"forbiddenType": "2"}
+_FORBIDDEN_TOPIC = {"forbiddenType": "3"}
+_FORBIDDEN_BROADCAST = {"forbiddenType": "4"}
+
+_COMMIT_OFFSET = int(PullSysFlag.COMMIT_OFFSET)
+_SUSPEND = int(PullSysFlag.SUSPEND)
+_SUBSCRIPTION = int(PullSysFlag.SUBSCRIPTION)
+
+_CODES: Mapping[GetMessageStatus, ResponseCode] = {
+    GetMessageStatus.FOUND: ResponseCode.SUCCESS,
+    GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetMessageStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
+    """Answer a pull, or hold it and return None."""
+    header = from_ext_fields(PullMessageRequestHeader, command.ext_fields)
+    wanted = _check(state, peer, command.code, header)
+    if header.sys_flag & _COMMIT_OFFSET:
+        state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    result = _look(state, header, wanted)
+    code = _code(header, result)
+    may_hold = header.sys_flag & _SUSPEND and state.settings.long_polling_enable
+    if code is not ResponseCode.PULL_NOT_FOUND or not may_hold:
+        return _answer(command, code, result)
+    pull = HeldPull(
+        peer=peer,
+        command=command,
+        topic=header.topic,
+        queue_id=header.queue_id,
+        wanted=wanted,
+        deadline_s=state.clock.monotonic_s() + header.suspend_timeout_millis / 1000,
+    )
+    state.held_pulls.hold(pull)
+    return None
+
+
+def let_go(state: BrokerState, pull: HeldPull) -> Outgoing:
+    """Run a held pull a second and last time; whatever comes out is its answer."""
+    header = from_ext_fields(PullMessageRequestHeader, pull.command.ext_fields)
+    try:
+        wanted = _check(state, pull.peer, pull.command.code, header)
+        result = _look(state, header, wanted)
+        answer = _answer(pull.command, _code(header, result), result)
+    except Refused as refused:  # the subscription or the topic changed meanwhile
+        answer = reply(pull.command, refused.code, refused.remark, ext_fields=refused.ext_fields)
+    return Outgoing(pull.peer, answer, pull.command.code)
+
+
+def _look(
+    state: BrokerState, header: PullMessageRequestHeader, wanted: frozenset[int] | None
+) -> GetMessageResult:
+    return state.store.get(
+        header.topic,
+        header.queue_id,
+        header.queue_offset,
+        header.max_msg_nums,
+        limits=state.settings.pull_limits,
+        wanted=wanted,
+    )
+
+
+def _code(header: PullMessageRequestHeader, result: GetMessageResult) -> ResponseCode:
+    if result.status is GetMessageStatus.NO_MESSAGE_IN_QUEUE and header.queue_offset == 0:
+        return ResponseCode.PULL_NOT_FOUND
+    return _CODES[result.status]
+
+
+def _answer(command: RemotingCommand, code: ResponseCode, result: GetMessageResult) -> RemotingCommand:
+    fields = {
+        "suggestWhichBrokerId": "0",
+        "groupSysFlag": "0",
+        "nextBeginOffset": str(result.next_begin_offset),
+        "maxOffset": str(result.max_offset),
+        "minOffset": str(result.min_offset),
+        "topicSysFlag": "0",
+    }
+    return reply(command, code, result.status.name, ext_fields=fields, body=result.body)
+
+
+def _check(
+    state: BrokerState, peer: Peer, request_code: int, header: PullMessageRequestHeader
+) -> frozenset[int] | None:
+    """Refuse, or return the tag hash codes the consumer takes (None: all)."""
+    _check_broker(state, request_code)
+    _check_group(state, header.consumer_group)
+    _check_queue(state, peer, header)
+    subscription = _subscription(state, header)
+    if subscription.expression_type != TAG:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {subscription.expression_type}",
+        )
+    return None if subscription.sub_string == ALL else subscription.code_set
+
+
+def _check_broker(state: BrokerState, request_code: int) -> None:
+    if not state.settings.broker_permission & PERM_READ:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"the broker[{state.host.ip}] pulling message is forbidden",
+            _FORBIDDEN_BROKER,
+        )
+    if request_code == RequestCode.LITE_PULL_MESSAGE and not state.settings.lite_pull_message_enable:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"the broker[{state.host.ip}] for lite pull consumer is forbidden",
+            _FORBIDDEN_BROKER,
+        )
+
+
+def _check_group(state: BrokerState, consumer_group: str) -> None:
+    group = state.groups.find_or_create(
+        consumer_group, may_create=state.settings.auto_create_subscription_group
+    )
+    if group is None:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{consumer_group}] does not exist, {SEE_FAQ}",
+        )
+    if not group.consume_enable:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"subscription group no permission, {consumer_group}",
+            _FORBIDDEN_GROUP,
+        )
+
+
+def _check_queue(state: BrokerState, peer: Peer, header: PullMessageRequestHeader) -> None:
+    topic = state.topics.find(header.topic)
+    if topic is None:
+        raise Refused(
+            ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please! {SEE_FAQ}"
+        )
+    if not topic.is_readable:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"the topic[{header.topic}] pulling message is forbidden",
+            _FORBIDDEN_TOPIC,
+        )
+    if not 0 <= header.queue_id < topic.read_queue_nums:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+            f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[/{peer.host}]",
+        )
+
+
+def _subscription(state: BrokerState, header: PullMessageRequestHeader) -> SubscriptionData:
+    """The pull's own subscription if it brings one, else what the group's heartbeats said."""
+    if not header.sys_flag & _SUBSCRIPTION:
+        return _registered_subscription(state, header)
+    try:
+        return build_subscription(
+            header.topic,
+            header.subscription,
+            sub_version=header.sub_version,
+            expression_type=header.expression_type,
+        )
+    except OptionError:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+        ) from None
+
+
+def _registered_subscription(state: BrokerState, header: PullMessageRequestHeader) -> SubscriptionData:
+    data = state.membership.consumer_data(header.consumer_group)
+    if data is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{SEE_FAQ}")
+    group = state.groups.find(header.consumer_group)
+    if group and not group.consume_broadcast_enable and data.message_model == MessageModel.BROADCASTING:
+        raise Refused(
+            ResponseCode.NO_PERMISSION,
+            f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            _FORBIDDEN_BROADCAST,
+        )
+    subscription = state.membership.subscriptions(header.consumer_group).get(header.topic)
+    if subscription is None:
+        raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{SEE_FAQ}")
+    if subscription.sub_version < header.sub_version:
+        raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+    return subscription

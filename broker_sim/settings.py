@@ -1,0 +1,27 @@
+"""What an operator can set on a simulated broker (``BrokerConfig``, ``MessageStoreConfig``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from broker_sim.consume_queue import PullLimits
+from broker_sim.topics import PERM_READ_WRITE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Defaults are those of RocketMQ 5.3.3 where a comment says nothing else."""
+
+    default_queues: int = 8
+    """Queues of TBW102, the most an automatically created topic gets."""
+    retention_bytes: int | None = None
+    """Bytes of the commit log that are kept; None keeps everything."""
+    pull_limits: PullLimits = field(default_factory=PullLimits)
+    max_message_size: int = 4 * 1024 * 1024
+    broker_permission: int = PERM_READ_WRITE
+    lite_pull_message_enable: bool = True
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    long_polling_enable: bool = True
+    mirror_header_form: bool = True
+    """Whether a request with a binary header gets a binary answer; 5.3.3 itself always answers in JSON."""

@@ -1,0 +1,148 @@
+"""Topics of one broker (``TopicConfigManager``) and the rules for their names (``TopicValidator``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PERM_WRITE = 2
+PERM_READ = 4
+PERM_INHERIT = 1
+PERM_READ_WRITE = PERM_READ | PERM_WRITE
+
+AUTO_CREATE_TOPIC_KEY = "TBW102"
+"""The topic others are made after at their first message."""
+
+_LONGEST_TOPIC = 127
+_LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_SYSTEM_TOPICS = frozenset(
+    {
+        AUTO_CREATE_TOPIC_KEY,
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "SELF_TEST_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+_TOPICS_CLOSED_TO_PRODUCERS = frozenset(
+    {
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "SELF_TEST_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """A topic on one broker."""
+
+    name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int = PERM_READ_WRITE
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether consumers may pull."""
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def queue_nums(self) -> int:
+        """Queue ids that exist for sending, as the broker checks them: the larger of both numbers."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+    def __str__(self) -> str:
+        """As Java prints it in remarks (``TopicConfig.toString``)."""
+        perm = "".join(
+            letter if self.perm & bit else "-" for letter, bit in (("R", 4), ("W", 2), ("X", PERM_INHERIT))
+        )
+        return (
+            f"TopicConfig [topicName={self.name}, readQueueNums={self.read_queue_nums}, "
+            f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType={self.topic_filter_type}, "
+            f"topicSysFlag={self.topic_sys_flag}, order={str(self.order).lower()}, attributes={{}}]"
+        )
+
+
+class TopicTable:
+    """The topics a broker knows, TBW102 among them from the start."""
+
+    def __init__(self, default_queues: int) -> None:
+        self._topics: dict[str, TopicConfig] = {}
+        self.put(
+            TopicConfig(
+                name=AUTO_CREATE_TOPIC_KEY,
+                read_queue_nums=default_queues,
+                write_queue_nums=default_queues,
+                perm=PERM_READ_WRITE | PERM_INHERIT,
+            )
+        )
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(self._topics.values())
+
+    def find(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, if the broker has it."""
+        return self._topics.get(topic)
+
+    def put(self, config: TopicConfig) -> None:
+        """Create or replace a topic."""
+        self._topics[config.name] = config
+
+    def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig | None:
+        """Make a topic at its first message, after ``default_topic`` if that one can be inherited.
+
+        Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
+        """
+        parent = self._topics.get(default_topic)
+        if parent is None or not parent.perm & PERM_INHERIT:
+            return None
+        nums = max(0, min(queue_nums, parent.write_queue_nums))
+        config = TopicConfig(
+            name=topic, read_queue_nums=nums, write_queue_nums=nums, perm=parent.perm & ~PERM_INHERIT
+        )
+        self.put(config)
+        return config
+
+    def ensure(self, topic: str, queue_nums: int) -> TopicConfig:
+        """The topic, made with ``queue_nums`` queues if missing: retry and dead-letter topics.
+
+        Source: ``TopicConfigManager.createTopicInSendMessageBackMethod``; the name is not checked.
+        """
+        config = self._topics.get(topic)
+        if config is None:
+            config = TopicConfig(name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
+            self.put(config)
+        return config
+
+
+def name_problem(topic: str) -> str | None:
+    """Why the name is no topic name, in the broker's words, or None."""
+    if not topic.strip():
+        return "The specified topic is blank."
+    if not _LEGAL_NAME.fullmatch(topic):
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(topic) > _LONGEST_TOPIC:
+        return "The specified topic is longer than topic max length."
+    return None
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the broker keeps the topic for itself."""
+    return topic in _SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+
+
+def is_closed_to_producers(topic: str) -> bool:
+    """Whether sending to the topic is forbidden (``TopicValidator.isNotAllowedSendTopic``)."""
+    return topic in _TOPICS_CLOSED_TO_PRODUCERS
