@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
@@ -79,8 +79,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 _scan: Final = json.JSONDecoder(parse_constant=_refuse_constant, strict=False).raw_decode
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_BARE_KEY: Final = re.compile(r"-?[0-9]{1,19}")
-_ODD_MAP: Final = re.compile(r"\{[ \t\n\r]*[-0-9{\[]")
+_SPACES: Final = frozenset(" \t\n\r")
+_ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
+_END: Final = "\0"
+"""Put behind the text, so that looking at the next character needs no bounds check; never part of JSON."""
 
 
 class _Reader:
@@ -89,102 +91,106 @@ class _Reader:
     __slots__ = ("_refusal_budget", "_text")
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = text + _END
         self._refusal_budget = _MAX_REFUSED_CHARS
 
     def document(self) -> Any:
         """The one value of the text."""
         value, at = self._value(self._skip_space(0), _MAX_ODD_DEPTH)
-        if self._skip_space(at) != len(self._text):
-            raise json.JSONDecodeError("Extra data", self._text, at)
+        if self._skip_space(at) != len(self._text) - len(_END):
+            raise self._error("Extra data", at)
         return value
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value at ``at`` and where it ends."""
-        if _ODD_MAP.match(self._text, at) is None:
+        text = self._text
+        if text[at : at + 2] not in _ODD_BEGINNINGS:
             try:
-                return _scan(self._text, at)
+                return _scan(text, at)
             except json.JSONDecodeError as refusal:
                 self._refusal_budget -= refusal.pos
-                opening = self._text[at : at + 1]
-                if depth == 0 or self._refusal_budget < 0 or opening not in ("{", "["):
+                if depth == 0 or self._refusal_budget < 0 or text[at] not in "{[":
                     raise
-            if opening == "[":
+            if text[at] == "[":
                 return self._array(at, depth - 1)
         elif depth == 0:
-            raise json.JSONDecodeError("Too many maps with odd keys in each other", self._text, at)
+            raise self._error("Too many maps with odd keys in each other", at)
         return self._map(at, depth - 1)
 
     def _array(self, at: int, depth: int) -> tuple[list[Any], int]:
         items: list[Any] = []
         closed = False
-        at = self._skip_space(at + 1)
         while not closed:
-            item, at = self._value(at, depth)
+            item, at = self._value(self._skip_space(at + 1), depth)
             items.append(item)
             at, closed = self._after_item(at, "]")
-        return items, at
+        return items, at + 1
 
     def _map(self, at: int, depth: int) -> tuple[dict[str, Any] | ObjectMap, int]:
+        """The hot loop: a topic with a thousand queues has as many pairs here."""
         text = self._text
         pairs: list[tuple[Any, Any]] = []
         odd = closed = False
-        at = self._skip_space(at + 1)
         while not closed:
-            key, at = self._key(at, depth)
-            odd = odd or type(key) is not str
-            if text[at : at + 1] != ":":
-                at = self._expect(":", self._skip_space(at))
-            value, at = self._value(self._skip_space(at + 1), depth)
+            key_at = at + 1 if text[at + 1] not in _SPACES else self._skip_space(at + 1)
+            key, at = self._value(key_at, depth)
+            if type(key) is not str:
+                key, odd = self._odd_key(key, key_at), odd or type(key) is not int
+            if text[at] != ":":
+                at = self._skip_space(at)
+                if text[at] != ":":
+                    raise self._error("Expecting ':'", at)
+            at = at + 1 if text[at + 1] not in _SPACES else self._skip_space(at + 1)
+            value, at = self._value(at, depth)
             pairs.append((key, value))
             at, closed = self._after_item(at, "}")
-        return (ObjectMap(pairs) if odd else dict(pairs)), at
+        return (ObjectMap(pairs) if odd else dict(pairs)), at + 1
 
-    def _key(self, at: int, depth: int) -> tuple[Any, int]:
-        if self._text[at : at + 1] in ('"', "{", "["):
-            return self._value(at, depth)
-        bare = _BARE_KEY.match(self._text, at)
-        if bare is None:
-            raise json.JSONDecodeError("Expecting a key", self._text, at)
-        return bare.group(), bare.end()
+    def _odd_key(self, key: object, at: int) -> object:
+        if type(key) is int:
+            return str(key)
+        if isinstance(key, (dict, list, ObjectMap)):
+            return key
+        raise self._error("Expecting a text, an integer, a map or an array as key", at)
 
     def _after_item(self, at: int, closing: str) -> tuple[int, bool]:
-        """Step over what follows an item: a comma, or the end of its map or array."""
-        mark = self._text[at : at + 1]
-        if mark not in (",", closing):
+        """Where the mark after an item stands, and whether it ends the map or array."""
+        mark = self._text[at]
+        if mark in _SPACES:
             at = self._skip_space(at)
-            mark = self._text[at : at + 1]
-        if mark == closing:
-            return at + 1, True
-        return self._skip_space(self._expect(",", at) + 1), False
-
-    def _expect(self, mark: str, at: int) -> int:
-        if self._text[at : at + 1] != mark:
-            raise json.JSONDecodeError(f"Expecting {mark!r}", self._text, at)
-        return at
+            mark = self._text[at]
+        if mark not in (",", closing):
+            raise self._error(f"Expecting ',' or '{closing}'", at)
+        return at, mark == closing
 
     def _skip_space(self, at: int) -> int:
         match = _SPACE.match(self._text, at)
         return at if match is None else match.end()
 
+    def _error(self, message: str, at: int) -> json.JSONDecodeError:
+        return json.JSONDecodeError(message, self._text, at)
+
 
 # --- writing -------------------------------------------------------------------------------------------------
 
-_to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_write_scalar: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _write(value: object) -> str:
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return _write_scalar(value)
     if isinstance(value, ObjectMap):
-        return "{" + ",".join(f"{_write(key)}:{_write(item)}" for key, item in value) + "}"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(_write_members(value)) + "}"
-    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "{" + ",".join([f"{_write(key)}:{_write(item)}" for key, item in value]) + "}"
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{_write_key(key)}:{_write(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, Iterable):
         return "[" + ",".join(map(_write, value)) + "]"
-    return _to_json(value)
+    return _write_scalar(value)
 
 
-def _write_members(members: Mapping[Any, Any]) -> Iterator[str]:
-    for key, value in members.items():
-        if not isinstance(key, (str, int)) or isinstance(key, bool):
-            raise TypeError(f"{key!r} is no key; write maps with object keys as ObjectMap")
-        yield f"{_to_json(key)}:{_write(value)}"
+def _write_key(key: object) -> str:
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        raise TypeError(f"{key!r} is no key; write maps with object keys as ObjectMap")
+    return _write_scalar(key)

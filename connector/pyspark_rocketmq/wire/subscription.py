@@ -1,0 +1,98 @@
+"""What a consumer wants of a topic: tag expressions, and how broker and client match them.
+
+The broker compares hash codes only; the client must compare the tags themselves afterwards.
+
+Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.wire.hashing import java_string_hash
+
+ALL: Final = "*"
+"""The expression of everything (``SubscriptionData.SUB_ALL``)."""
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+_SEPARATOR: Final = "||"
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+"""What ``String.trim`` removes; not all of what Python calls space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionData:
+    """One topic's subscription, as a heartbeat carries it."""
+
+    topic: str
+    sub_string: str
+    tags_set: frozenset[str] = frozenset()
+    """Empty: no tag is asked for, so every message matches at the client."""
+    code_set: frozenset[int] = frozenset()
+    """Hash codes of the tags, which is all the broker looks at."""
+    sub_version: int = 0
+    """Milliseconds of the client's clock; must grow with every change."""
+    expression_type: str = TAG
+
+
+def build_subscription(
+    topic: str, expression: str | None, *, sub_version: int, expression_type: str | None = TAG
+) -> SubscriptionData:
+    """Parse ``TagA || TagB``; only ``*``, the empty text and None mean everything.
+
+    An expression type other than ``TAG`` (or None) is left to the broker to parse.
+
+    Raises:
+        OptionError: If a tag expression has separators only, or another expression is empty.
+
+    Source: ``FilterAPI.buildSubscriptionData``, ``FilterAPI.build``.
+    """
+    if expression_type not in (TAG, None):
+        if not expression:
+            raise OptionError((f"topic {topic}: a subscription by {expression_type} needs an expression",))
+        return SubscriptionData(
+            topic=topic, sub_string=expression, sub_version=sub_version, expression_type=str(expression_type)
+        )
+    if not expression or expression == ALL:
+        return SubscriptionData(topic=topic, sub_string=ALL, sub_version=sub_version)
+    parts = expression.split(_SEPARATOR)
+    if not any(parts):
+        raise OptionError(
+            (f"topic {topic}: tag expression {expression!r} names no tag; use '*' to receive every message",)
+        )
+    tags = frozenset(tag for part in parts if (tag := part.strip(_TRIMMED)))
+    return SubscriptionData(
+        topic=topic,
+        sub_string=expression,
+        tags_set=tags,
+        code_set=frozenset(map(java_string_hash, tags)),
+        sub_version=sub_version,
+    )
+
+
+def matches_tag(subscription: SubscriptionData, tag: str | None) -> bool:
+    """Whether the client keeps a message with this tag: the exact test after the broker's rough one.
+
+    A message that does not match still counts as consumed.
+
+    Source: ``PullAPIWrapper.processPullResult``.
+    """
+    return not subscription.tags_set or tag in subscription.tags_set
+
+
+def tags_code(tag: str | None) -> int:
+    """What the broker stores of a message's tag; 0 without one (``MessageExtBrokerInner.tagsString2tagsCode``)."""
+    return java_string_hash(tag) if tag else 0
+
+
+def matches_tags_code(subscription: SubscriptionData, code: int) -> bool:
+    """Whether the broker delivers a message whose tag has this hash code; different tags may share one.
+
+    Source: ``ExpressionMessageFilter.isMatchedByConsumeQueue``.
+    """
+    if subscription.expression_type != TAG or subscription.sub_string == ALL:
+        return True
+    return code in subscription.code_set
