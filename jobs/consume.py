@@ -1,0 +1,55 @@
+"""Job ``consume``: a message listener as a streaming consumer into a Delta table."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+import pyspark_rocketmq as rmq
+from jobs.listeners import load_listener
+from jobs.progress import RowCounter, await_query
+from jobs.session import open_session
+from jobs.settings import ConsumeSettings
+from pyspark_rocketmq.offsets.registry import open_offset_store
+
+
+def consume(settings: ConsumeSettings, console: Console) -> None:
+    """Run until the query ends, which without ``trigger=availableNow`` means until it is stopped or fails.
+
+    Raises:
+        OptionError: If the listener or the configuration cannot be used.
+        StreamingQueryException: If the query failed.
+    """
+    # Before Spark starts: a wrong name should not cost ten seconds.
+    listener = load_listener(settings.listener, settings.py_files)
+    spark = open_session("consume")
+    try:
+        for path in settings.py_files:
+            spark.sparkContext.addPyFile(path)
+        consumer = rmq.PushConsumer(
+            consumer_group=settings.consumer_group,
+            name_servers=";".join(settings.name_servers),
+            offset_store=open_offset_store(settings.offset_store),
+            consume_from_where=settings.consume_from_where,
+            consume_timestamp=settings.consume_timestamp,
+            consume_message_batch_max_size=settings.batch_size,
+            suspend_current_queue_time_millis=settings.suspend_ms,
+            max_offsets_per_trigger=settings.max_offsets_per_trigger,
+            options=settings.source_options(),
+        )
+        consumer.subscribe(settings.topic, settings.subscription)
+        consumer.register_message_listener(listener, orderly=True, output_schema=settings.output_schema)
+        counter = RowCounter()
+        consumer.register_batch_listener(counter)
+        query = consumer.start(
+            spark,
+            sink=rmq.DeltaSink(settings.sink),
+            checkpoint=settings.checkpoint,
+            trigger=settings.trigger.keywords(),
+        )
+        try:
+            await_query(query, counter, None, console)
+        finally:
+            query.stop()
+        console.print(f"rows committed: {counter.rows}")
+    finally:
+        spark.stop()

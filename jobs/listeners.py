@@ -1,0 +1,48 @@
+"""Finding a user's message listener by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pyspark_rocketmq.errors import OptionError
+
+
+def load_listener(name: str, py_files: Sequence[str]) -> Callable[..., Any]:
+    """Import ``module:function`` from ``py_files``, the current directory or PYTHONPATH.
+
+    Raises:
+        OptionError: If there is no such module or function, or the module fails while it is imported.
+    """
+    module_name, _, function_name = name.partition(":")
+    _extend_path(py_files)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _unusable(name, f"its module needs {error.name!r}, which cannot be found") from error
+        raise _unusable(
+            name,
+            f"there is no module {error.name!r} in pyFiles, in the current directory or on PYTHONPATH",
+        ) from error
+    except Exception as error:
+        raise _unusable(name, f"importing its module failed: {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise _unusable(name, f"module {module_name!r} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]  # checked to be callable
+
+
+def _extend_path(py_files: Sequence[str]) -> None:
+    """Put archives and the folders of single files first, as ``--py-files`` does on the executors."""
+    folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
+    for folder in [str(Path.cwd()), *reversed(folders)]:
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+def _unusable(name: str, why: str) -> OptionError:
+    return OptionError((f"option listener='{name}' cannot be used: {why}",))

@@ -1,0 +1,95 @@
+"""Waiting for a query while showing how far it is."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jobs.errors import JobFailed
+from pyspark_rocketmq.streaming.committer import BatchReport
+
+_POLL_S = 0.25
+_LINE_EVERY_S = 5.0
+"""Where there is no terminal, a line now and then takes the bar's place."""
+
+
+class RowCounter:
+    """Counts committed rows; told on the query's thread, asked on ours."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._given_back = 0
+
+    def __call__(self, report: BatchReport) -> None:
+        """A batch was committed (``BatchListener``)."""
+        with self._lock:
+            self._rows += report.rows
+            self._given_back += sum(ack.failed for ack in report.acks)
+
+    @property
+    def rows(self) -> int:
+        """Rows added to the sink."""
+        with self._lock:
+            return self._rows
+
+    @property
+    def given_back(self) -> int:
+        """Deliveries the listener failed."""
+        with self._lock:
+            return self._given_back
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar with count and time; nothing where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def failure_sentence(text: str) -> str:
+    """The part of a query's error that says what happened: the worker's own last line, if there is one.
+
+    An error raised in one of our Python processes arrives as text, wrapped in Spark's messages and tracebacks.
+    """
+    raised = re.findall(
+        r"^(?:\w+\.)*\w*(?:Error|Loss|Failed|Closed|Timeout|NotFound|Exception): .+$", text, re.MULTILINE
+    )
+    ours = [line for line in raised if line.startswith("pyspark_rocketmq.")]
+    lines = text.strip().splitlines() or ["no reason given"]
+    return str((ours or raised or lines)[-1] if ours or raised else lines[0])
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    try:
+        return bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]  # Spark takes fractions
+    except StreamingQueryException as error:
+        raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error
+
+
+def await_query(query: StreamingQuery, counter: RowCounter, total: int | None, console: Console) -> None:
+    """Wait until ``query`` ends, showing committed rows; ``total`` is None when there is no end.
+
+    Raises:
+        JobFailed: If the query failed, with the reason without Spark's stack traces.
+    """
+    line_due_s = time.monotonic() + _LINE_EVERY_S
+    with progress_bar(console) as bar:
+        task = bar.add_task("rows committed", total=total)
+        while not _has_ended(query):
+            bar.update(task, completed=counter.rows)
+            if not console.is_terminal and time.monotonic() >= line_due_s:
+                console.print(f"rows committed: {counter.rows}" + (f" of {total}" if total else ""))
+                line_due_s += _LINE_EVERY_S
+        bar.update(task, completed=counter.rows)

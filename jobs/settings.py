@@ -1,0 +1,233 @@
+"""The options of every job, declared as the data source declares its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jobs.conf_file import gather_texts
+from jobs.option_set import OptionSet, like_source
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.options import int_between, option, text_value
+
+SettingsT = TypeVar("SettingsT", bound=OptionSet)
+
+
+def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs: Sequence[str]) -> SettingsT:
+    """Read and parse the settings of one job.
+
+    Raises:
+        OptionError: With a sentence for every problem of the file, of ``--option`` and of the values.
+    """
+    texts, problems = gather_texts(conf, pairs)
+    try:
+        parsed = settings.parse(texts)
+    except OptionError as error:
+        problems += error.problems
+    else:
+        if not problems:
+            return parsed
+    raise OptionError(tuple(problems), where=f"settings of job '{job}'")
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When micro-batches run: at an interval, or, without one, until what is there now is drained."""
+
+    interval: str | None
+
+    def keywords(self) -> dict[str, Any]:
+        """The argument of ``DataStreamWriter.trigger``."""
+        return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
+
+
+def parse_trigger(text: str) -> Trigger:
+    """Parser of ``availableNow`` or an interval."""
+    value = text.strip()
+    if value.lower() == "availablenow":
+        return Trigger(None)
+    if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", value):
+        return Trigger(value)
+    raise ValueError("is neither availableNow nor an interval such as '1 second'")
+
+
+def parse_location(text: str) -> str:
+    """Parser of a path or storage URI; a relative path means the current directory's."""
+    value = text_value(text)
+    return value if "://" in value else str(Path(value).expanduser().absolute())
+
+
+def parse_locations(text: str) -> tuple[str, ...]:
+    """Parser of paths separated by commas."""
+    return tuple(parse_location(part) for part in text.split(",") if part.strip())
+
+
+def parse_listener_name(text: str) -> str:
+    """Parser of ``module:function``."""
+    value = text.strip()
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        raise ValueError("is not module:function")
+    return value
+
+
+def parse_consume_from_where(text: str) -> ConsumeFromWhere:
+    """Parser of RocketMQ's names for where a group begins."""
+    if text.strip() not in ConsumeFromWhere:
+        raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}")
+    return ConsumeFromWhere(text.strip())
+
+
+def parse_consume_timestamp(text: str) -> str:
+    """Parser of ``yyyyMMddHHmmss``."""
+    if not re.fullmatch(r"\d{14}", text.strip()):
+        raise ValueError("is not a time written as yyyyMMddHHmmss")
+    return text.strip()
+
+
+_GROUP_DOC = "The consumer group whose progress this is."
+_OFFSET_STORE_DOC = "The Delta table of the consumer groups' progress: path or URI."
+_A_NEW_ONE = "a new one for each run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings(OptionSet):
+    """Options of job ``demo``."""
+
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="an embedded cluster"
+    )
+    topic: str | None = like_source(
+        "topic",
+        default=None,
+        default_text=_A_NEW_ONE,
+        doc="The topic for the messages; made if missing, else it must be empty.",
+    )
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text=_A_NEW_ONE, doc=_GROUP_DOC
+    )
+    work_dir: str | None = option(
+        "workDir",
+        parse=parse_location,
+        default=None,
+        default_text=".cache/demo/RUN",
+        doc="Where the Delta tables and the checkpoint go; kept after the run.",
+    )
+    brokers: int = option(
+        "brokers", parse=int_between(1, 8), default=2, doc="Number of brokers of the embedded cluster."
+    )
+    orders: int = option(
+        "orders",
+        parse=int_between(1, 10_000_000),
+        default=20_000,
+        doc="Number of orders; each has five messages, one for every step of its life.",
+    )
+    seed: int = option(
+        "seed", parse=int_between(0, 2**31), default=7, doc="Decides how the orders are interleaved."
+    )
+    batch_size: int = option(
+        "consumeMessageBatchMaxSize",
+        parse=int_between(1, 1024),
+        default=32,
+        unit="messages",
+        doc="Most messages the listener gets in one call.",
+    )
+    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=20_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeSettings(OptionSet):
+    """Options of job ``consume``."""
+
+    name_servers: tuple[str, ...] = like_source("name_servers")
+    topic: str = like_source("topic")
+    subscription: str = like_source("subscription", default="*")
+    consumer_group: str = like_source("consumer_group", doc=_GROUP_DOC)
+    listener: str = option(
+        "listener",
+        parse=parse_listener_name,
+        doc="The orderly message listener, module:function, found in pyFiles, on PYTHONPATH or in the current "
+        "directory.",
+    )
+    output_schema: str = option(
+        "outputSchema",
+        parse=text_value,
+        doc="Columns the listener emits, as DDL such as 'order_id string, step string'.",
+    )
+    sink: str = option("sink", parse=parse_location, doc="The Delta table for the emitted rows: path or URI.")
+    offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
+    checkpoint: str = option("checkpoint", parse=parse_location, doc="Folder of Spark's own checkpoint.")
+    trigger: Trigger = option(  # noqa: RUF009 - makes a field
+        "trigger",
+        parse=parse_trigger,
+        default=Trigger("1 second"),
+        default_text="1 second",
+        doc="availableNow: drain and end; an interval such as '5 seconds': run until stopped.",
+    )
+    py_files: tuple[str, ...] = option(
+        "pyFiles",
+        parse=parse_locations,
+        default=(),
+        default_text="none",
+        doc="Python files and zip archives the listener needs, separated by commas.",
+    )
+    consume_from_where: ConsumeFromWhere = option(  # noqa: RUF009 - makes a field
+        "consumeFromWhere",
+        parse=parse_consume_from_where,
+        default=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        doc="Where a group without stored progress begins.",
+    )
+    consume_timestamp: str | None = option(
+        "consumeTimestamp",
+        parse=parse_consume_timestamp,
+        default=None,
+        default_text="half an hour ago",
+        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC.",
+    )
+    batch_size: int = option(
+        "consumeMessageBatchMaxSize",
+        parse=int_between(1, 1024),
+        default=1,
+        unit="messages",
+        doc="Most messages the listener gets in one call.",
+    )
+    suspend_ms: int = option(
+        "suspendCurrentQueueTimeMillis",
+        parse=int_between(10, 30_000),
+        default=1_000,
+        unit="ms",
+        doc="Pause of a queue after the listener gave its messages back.",
+    )
+    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
+    fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
+    pull_batch_size: int = like_source("pull_batch_size", default=32)
+    pulls_in_flight: int = like_source("pulls_in_flight", default=16)
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+    retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
+
+    def source_options(self) -> dict[str, str]:
+        """What goes to the data source as it is."""
+        return {
+            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+            "pullBatchSize": str(self.pull_batch_size),
+            "pullsInFlight": str(self.pulls_in_flight),
+            "requestTimeoutMs": str(self.request_timeout_ms),
+            "retryTimeoutMs": str(self.retry_timeout_ms),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetsShowSettings(OptionSet):
+    """Options of job ``offsets show``."""
+
+    offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text="all groups", doc="The consumer group to show."
+    )
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none: without the broker's bounds and the lag"
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
