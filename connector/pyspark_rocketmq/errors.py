@@ -20,7 +20,8 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     ├─ OffsetError
     │  ├─ DataLoss                      messages were deleted before they were read
     │  ├─ OffsetRegressed               a stored value would move back where it must not
-    │  └─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
+    │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
+    │  └─ SinkConflict                  another consumer wrote a queue's rows into the sink
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    the user's listener returned something that is no status
 
@@ -183,6 +184,10 @@ class OffsetCommitConflict(OffsetError):
     """The offset table was changed by another writer between our read and our write."""
 
     retryable: ClassVar[bool] = True
+
+
+class SinkConflict(OffsetError):
+    """Rows of a queue were written into the sink's table by another consumer, or taken out of it."""
 
 
 class SchemaError(RocketMQError):

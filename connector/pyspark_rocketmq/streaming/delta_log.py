@@ -1,0 +1,156 @@
+"""A sink table's log as one thread of the driver sees it: newest snapshot, watermarks, history, commits.
+
+Rule 1: watermarks read at a table version stay true for that version, so they are read again only when somebody
+else committed: each costs about a millisecond.
+Rule 2: not shared between threads, because a commit is checked against the snapshot this object stands at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from pyspark_rocketmq.offsets.table_form import TableForm
+from pyspark_rocketmq.offsets.table_reading import read_form
+from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from pyspark_rocketmq.streaming.table_protocol import (
+    commit_metadata,
+    find_restore,
+    is_commit_of,
+    is_commit_of_group,
+)
+
+_HISTORY_STEPS = (20, 500, None)
+"""How far history is read back, step by step; None is all of it."""
+
+
+class TableLog:
+    """A handle on the newest version of a sink's table."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self._table = table
+        self._versions: dict[str, int | None] = {}
+        self._restore_checked: dict[str, int] = {}
+        """By group: the version up to which no RESTORE took rows of its last commit away."""
+
+    @property
+    def version(self) -> int:
+        """Table version this object stands at."""
+        return int(self._table.version())
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns as Delta writes them into Parquet."""
+        return pa.schema(self._table.schema().to_arrow()).remove_metadata()
+
+    def form(self) -> TableForm:
+        """Columns, properties and features."""
+        return read_form(self._table)
+
+    def refresh(self) -> None:
+        """Move to the newest version."""
+        before = self.version
+        self._table.update_incremental()
+        if self.version != before:
+            self._versions.clear()
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """Return the stored version of a transaction id; None when the table does not have the id."""
+        if app_id not in self._versions:
+            self._versions[app_id] = self._table.transaction_version(app_id)
+        return self._versions[app_id]
+
+    def history_since(self, version: int) -> list[dict[str, Any]]:
+        """Commits after ``version`` up to this object's, newest first."""
+        count = self.version - version
+        return self._table.history(count) if count > 0 else []
+
+    def restore_after_last_commit(self, consumer_group: str) -> int | None:
+        """Return the version of a RESTORE after the group's last commit; None when there was none.
+
+        The first look goes back to that commit, later ones only over what is new.
+        """
+        if consumer_group in self._restore_checked:
+            entry = find_restore(self.history_since(self._restore_checked[consumer_group]), consumer_group)
+        else:
+            entry = self._find_restore_stepwise(consumer_group)
+        if entry is not None:
+            return int(entry["version"])
+        self._restore_checked[consumer_group] = self.version
+        return None
+
+    def _find_restore_stepwise(self, consumer_group: str) -> Mapping[str, Any] | None:
+        for limit in _HISTORY_STEPS:
+            history = self._table.history(limit)
+            entry = find_restore(history, consumer_group)
+            if entry is not None or any(is_commit_of_group(each, consumer_group) for each in history):
+                return entry
+        return None
+
+    def add(
+        self,
+        files: Sequence[WrittenFile],
+        versions: Mapping[str, int],
+        *,
+        consumer_group: str,
+        commit_id: str,
+    ) -> int:
+        """Commit files and transaction ids together, against this object's version; return the new version.
+
+        Raises:
+            DeltaError: If the commit failed, or if its outcome is unknown.
+        """
+        begun_at, known = self.version, dict(self._versions)
+        self._table.create_write_transaction(
+            [_add_action(file) for file in files],
+            mode="append",
+            schema=self._table.schema(),
+            partition_by=list(self._table.metadata().partition_columns),
+            commit_properties=CommitProperties(
+                custom_metadata=commit_metadata(consumer_group, commit_id),
+                app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
+            ),
+        )
+        # delta-rs leaves the handle at the version it had.
+        self.refresh()
+        if self.version == begun_at + 1:
+            self._versions = {**known, **versions}
+            return self.version
+        own = (entry for entry in self.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
+        return int(next(own)["version"])
+
+
+def open_log(path: str) -> TableLog | None:
+    """Open the table at its newest version; None when there is none."""
+    try:
+        return TableLog(DeltaTable(path))
+    except TableNotFoundError:
+        return None
+
+
+def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str]) -> TableLog:
+    """Make the table with delta-rs' default protocol (1/2); if another process is quicker, open that one."""
+    if "://" not in path:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    try:
+        return TableLog(DeltaTable.create(path, schema=schema, partition_by=list(partition_by)))
+    except DeltaError:
+        return TableLog(DeltaTable(path))
+
+
+def _add_action(file: WrittenFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=file.partition_values,
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=file.stats_json,
+    )

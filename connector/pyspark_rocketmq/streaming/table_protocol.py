@@ -1,0 +1,153 @@
+"""May files be added to this table by us?  Pure judgement of a sink table's form and history.
+
+The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
+skipped: such tables are refused by name instead of being filled with wrong rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
+
+POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
+"""Columns every sink table has, by Delta's type names: which message a row came from."""
+
+_ALLOWED_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        # Harmless while no column or property uses them, which is looked at below.
+        "checkConstraints",
+        "columnMapping",
+        "generatedColumns",
+        "invariants",
+    }
+)
+"""Features that do not touch the adding of files, of those that delta-rs 1.6 writes (tried one by one)."""
+_COLUMN_FEATURES = {
+    "delta.generationExpression": "generated column",
+    "delta.identity.start": "identity column",
+    "delta.invariants": "invariant of column",
+}
+_PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
+"""Types whose partition value has one text form only."""
+
+
+def refused_features(form: TableForm) -> tuple[str, ...]:
+    """Name what forbids adding files to the table; empty when nothing does."""
+    refused = sorted(form.features - _ALLOWED_FEATURES)
+    if form.has_column_mapping:
+        refused.append("columnMapping (delta.columnMapping.mode)")
+    refused += [
+        f"CHECK constraint {key.removeprefix('delta.constraints.')}"
+        for key in sorted(form.configuration)
+        if key.startswith("delta.constraints.")
+    ]
+    refused += [
+        f"{title} {column.name}"
+        for column in form.columns
+        for key, title in _COLUMN_FEATURES.items()
+        if key in column.metadata
+    ]
+    return tuple(refused)
+
+
+def check_sink_table(path: str, form: TableForm, wanted: TableForm) -> None:
+    """Refuse a table that rows of ``wanted``'s columns cannot be added to as files.
+
+    Raises:
+        SchemaError: If columns, types or partitioning differ; every difference is named.
+        OptionError: If the table has features that forbid it; every one is named.
+    """
+    differences = list(column_differences(wanted.column_types, form.column_types))
+    if wanted.partition_by and wanted.partition_by != form.partition_by:
+        differences.append(
+            f"partitioned by ({', '.join(form.partition_by)}) instead of ({', '.join(wanted.partition_by)})"
+        )
+    if differences:
+        raise SchemaError(
+            f"The rows do not fit the Delta table {path}: {'; '.join(differences)}. "
+            "Change the listener's output schema or the table (ALTER TABLE), or name another path."
+        )
+    refused = refused_features(form)
+    if refused:
+        problem = (
+            f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
+            "Remove them (ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT), or let the sink make a table of its own "
+            "under another path and copy from there."
+        )
+        raise OptionError((problem,), where="Delta sink")
+
+
+def check_wanted(path: str, wanted: TableForm) -> None:
+    """Refuse columns that no sink table can have.
+
+    Raises:
+        SchemaError: If a row could not say which message it came from.
+        OptionError: If a partition column is missing or of a type that cannot be one.
+    """
+    types = wanted.column_types
+    differences = column_differences(
+        POSITION_TYPES, {name: types[name] for name in POSITION_TYPES if name in types}
+    )
+    if differences:
+        raise SchemaError(
+            f"Rows for the Delta table {path} must carry the position of their message: {'; '.join(differences)}."
+        )
+    problems = tuple(
+        f"partition column {name!r} has type {types.get(name, 'none: the rows have no such column')}; "
+        f"a partition column must be one of {', '.join(sorted(_PARTITION_TYPES))}"
+        for name in wanted.partition_by
+        if types.get(name) not in _PARTITION_TYPES
+    )
+    if problems:
+        raise OptionError(problems, where="Delta sink")
+
+
+def commit_metadata(consumer_group: str, commit_id: str) -> dict[str, str]:
+    """Return what a commit of ours says of itself; ``userMetadata``, so that every Delta writer can say it."""
+    return {"userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id})}
+
+
+def is_commit_of(entry: Mapping[str, Any], *, commit_id: str) -> bool:
+    """Whether a history entry is the commit that was given this id."""
+    return _own_metadata(entry).get("rocketmqCommit") == commit_id
+
+
+def find_restore(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
+    """Return the RESTORE that came after the group's last commit, if there is one.
+
+    RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
+
+    Args:
+        history: Entries from the newest to the oldest.
+        consumer_group: Whose commits count.
+    """
+    for entry in history:
+        if entry.get("operation") == "RESTORE":
+            return entry
+        if is_commit_of_group(entry, consumer_group):
+            return None
+    return None
+
+
+def is_commit_of_group(entry: Mapping[str, Any], consumer_group: str) -> bool:
+    """Whether a history entry is a commit of the sink for this group."""
+    own = _own_metadata(entry)
+    return "rocketmqCommit" in own and own.get("consumerGroup") == consumer_group
+
+
+def _own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sink's own part of a history entry; empty for commits of others."""
+    try:
+        metadata = json.loads(entry.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
