@@ -40,8 +40,10 @@ _STORE_TIMESTAMP = struct.Struct(">q")
 _TAIL = struct.Struct(">iqi")
 _BATCH_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
+_ABOVE_EVERY_OFFSET = 1 << 63
 _IPV6_FLAGS = MessageSysFlag.BORNHOST_V6 | MessageSysFlag.STOREHOSTADDRESS_V6
-_INNER_BATCH_FLAGS = MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP
+INNER_BATCH_FLAGS: Final = MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP
+"""A body with both is a batch of its own."""
 
 
 class MessageVersion(IntEnum):
@@ -247,11 +249,14 @@ def _check_whole(parsed: int, total: int) -> None:
         raise RemoteProtocolError(f"Its parts take {parsed} bytes, but its total size says {total}.")
 
 
-def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageExt]:
+def decode_messages(
+    data: bytes | memoryview, broker_name: str, *, limit: int | None = None
+) -> list[MessageExt]:
     """Decode the body of a pull response into what a listener sees, in stored order.
 
     Bodies are decompressed, inner batches expanded (their members count one queue offset each), the
-    compressed bit of sysFlag cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id.
+    compressed bit of sysFlag cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id. Messages
+    whose queue offset is not below ``limit`` are dropped.
 
     Raises:
         RemoteProtocolError: As :func:`decode_stored_messages`, and for bodies that cannot be decompressed or
@@ -259,13 +264,20 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
-    return [shown for stored in decode_stored_messages(data) for shown in _show(stored, broker_name)]
+    end = _ABOVE_EVERY_OFFSET if limit is None else limit
+    return [
+        shown
+        for stored in decode_stored_messages(data)
+        if stored.queue_offset < end
+        for shown in _show(stored, broker_name)
+        if shown.queue_offset < end
+    ]
 
 
 def _show(stored: StoredMessage, broker_name: str) -> Iterator[MessageExt]:
     try:
         body = decompress(stored.body, stored.sys_flag)
-        if stored.sys_flag & _INNER_BATCH_FLAGS != _INNER_BATCH_FLAGS:
+        if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
             yield _message_ext(stored, broker_name, body, stored.properties)
             return
         members = _inner_batch(stored, body)
