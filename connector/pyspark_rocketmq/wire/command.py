@@ -28,7 +28,7 @@ RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 
 _MAX_HEADER_LENGTH: Final = 0xFFFFFF
-_INT32: Final = range(-(1 << 31), 1 << 31)
+_INT32_END: Final = 1 << 31
 
 
 class SerializeType(IntEnum):
@@ -210,7 +210,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
 
 def _integer(fields: dict[str, Any], name: str, default: int | None = None) -> int:
     value = fields.get(name, default)
-    if type(value) is not int or value not in _INT32:
+    if type(value) is not int or not -_INT32_END <= value < _INT32_END:
         raise RemoteProtocolError(f"Header field {name!r} is no 32-bit integer: {value!r:.80}.")
     return value
 
@@ -341,7 +341,8 @@ def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int
 
 
 def _int32(command: RemotingCommand, name: str, value: int) -> int:
-    if value not in _INT32:
+    # Comparisons, not "in range(...)": for an IntEnum that would count up from the range's start.
+    if not -_INT32_END <= value < _INT32_END:
         raise LocalProtocolError(f"{name} {value} of a command with code {command.code} exceeds 32 bits.")
     return value
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
@@ -183,9 +183,9 @@ def _write(value: object) -> str:
         return _write_scalar(value)
     if isinstance(value, ObjectMap):
         return "{" + ",".join([f"{_write(key)}:{_write(item)}" for key, item in value]) + "}"
-    if isinstance(value, dict):
+    if isinstance(value, (dict, Mapping)):
         return "{" + ",".join([f"{_write_key(key)}:{_write(item)}" for key, item in value.items()]) + "}"
-    if isinstance(value, Iterable):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return "[" + ",".join(map(_write, value)) + "]"
     return _write_scalar(value)
 
