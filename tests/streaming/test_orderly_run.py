@@ -35,7 +35,7 @@ def run_of(
         listener=listener,
         columns=("name",),
         settings=OrderlySettings(**settings),
-        before=before or Uncommitted(planned.start, []),
+        before=before or Uncommitted(planned.start, [], planned.reconsume_times),
         now_s=now_s,
     )
 
@@ -217,7 +217,7 @@ def test_what_was_accumulated_is_not_delivered_again_and_leaves_with_a_later_com
         context.emit(name=messages[0].keys)
         return ConsumeOrderlyStatus.COMMIT
 
-    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")])
+    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")], 0)
     rows = run_of(commit_at_12, offsets=[10, 11, 12], before=before).consume()
 
     assert seen == [12]
@@ -233,7 +233,7 @@ def test_rollback_puts_everything_accumulated_back() -> None:
     assert run.consume() == []
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
     assert run.ack().suspended_until_s is not None
-    assert run.uncommitted() == Uncommitted(10, [])
+    assert run.uncommitted() == Uncommitted(10, [], 0)
 
 
 def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
@@ -243,3 +243,23 @@ def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
         SchemaError, match="column\\(s\\) nam, which the output schema does not have; it has name"
     ):
         context.emit(nam="x")
+
+
+def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_failed() -> None:
+    """D4, D5: the store's count belongs to the message at next_offset, which did not fail."""
+    run = run_of(without_auto_commit(lambda m: SUSPEND if m.queue_offset == 12 else SUCCESS))
+
+    run.consume()
+
+    assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
+    left = run.uncommitted()
+    assert (left.accumulated_offset, left.reconsume_times) == (12, 1)
+
+    seen: list[tuple[int, int]] = []
+
+    def look(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        seen.append((messages[0].queue_offset, messages[0].reconsume_times))
+        return ConsumeOrderlyStatus.COMMIT
+
+    run_of(look, before=left).consume()
+    assert seen[:2] == [(12, 1), (13, 0)]

@@ -39,7 +39,7 @@ from pyspark_rocketmq.streaming.output_schema import (
 
 logger = logging.getLogger(__name__)
 
-_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
+_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, reconsume_times int, uncommitted_rows binary"
 _MESSAGE_COLUMNS = (
     "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
     "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
@@ -102,13 +102,9 @@ class OrderlyEngine:
         rows = run.consume()
         ack = run.ack()
         left = run.uncommitted()
+        uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
         state.update(
-            (
-                ack.next_offset,
-                planned.epoch,
-                left.accumulated_offset,
-                pickle.dumps(left.rows) if left.rows else b"",
-            )
+            (ack.next_offset, planned.epoch, left.accumulated_offset, left.reconsume_times, uncommitted_rows)
         )
         if rows:
             yield self._data_frame(queue, rows)
@@ -155,7 +151,8 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted:
     if state.exists:
-        next_offset, epoch, accumulated_offset, rows = state.get
-        if (next_offset, epoch) == (planned.start, planned.epoch):
-            return Uncommitted(accumulated_offset, pickle.loads(rows) if rows else [])  # noqa: S301 - our own
-    return Uncommitted(planned.start, [])
+        next_offset, epoch, accumulated_offset, reconsume_times, rows = state.get
+        if (next_offset, epoch) == (planned.start, planned.epoch) and accumulated_offset > planned.start:
+            kept = pickle.loads(rows) if rows else []  # noqa: S301 - written by this engine
+            return Uncommitted(accumulated_offset, kept, reconsume_times)
+    return Uncommitted(planned.start, [], planned.reconsume_times)

@@ -29,6 +29,8 @@ class Uncommitted(NamedTuple):
     """Messages below it are not delivered again."""
     rows: list[Row]
     """Their rows, emitted but not acknowledged."""
+    reconsume_times: int
+    """How often the message at ``accumulated_offset`` was given back."""
 
 
 class OrderlyRun:
@@ -59,7 +61,7 @@ class OrderlyRun:
             settings=settings,
             started_s=self._started_s,
             accumulated=bisect_left(messages, before.accumulated_offset, key=attrgetter("queue_offset")),
-            reconsume_times=planned.reconsume_times,
+            reconsume_times=before.reconsume_times,
         )
 
     def consume(self) -> list[Row]:
@@ -98,7 +100,8 @@ class OrderlyRun:
             epoch=self._planned.epoch,
             start=self._planned.start,
             next_offset=self._offset_at(machine.committed),
-            reconsume_times=machine.reconsume_times,
+            # The machine counts for the next delivery, which is not the message at next_offset while some wait.
+            reconsume_times=0 if machine.accumulated else machine.reconsume_times,
             suspended_until_s=machine.suspended_until_s,
             consumed=machine.committed,
             failed=self._failed,
@@ -109,7 +112,7 @@ class OrderlyRun:
     def uncommitted(self) -> Uncommitted:
         """What the next range must not deliver again; call after :meth:`consume`."""
         consumed = self._machine.committed + self._machine.accumulated
-        return Uncommitted(self._offset_at(consumed), self._pending)
+        return Uncommitted(self._offset_at(consumed), self._pending, self._machine.reconsume_times)
 
     def _offset_at(self, index: int) -> int:
         """The queue offset of a message, or the end of the range: offsets without a message are passed too."""

@@ -1,0 +1,3 @@
+"""Benchmarks: ours next to a peer or a ceiling, in the same run, as ratios."""
+
+from __future__ import annotations

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.datasource.cluster_view import Snapshot
+from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
+from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
+from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError
+from pyspark_rocketmq.group.ownership import SoleOwnership
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+from tests.helpers.fake_clock import FakeClock
+
+A0 = MessageQueue("orders", "broker-a", 0)
+A1 = MessageQueue("orders", "broker-a", 1)
+B0 = MessageQueue("orders", "broker-b", 0)
+Ranges = list[tuple[MessageQueue, int, int]]
+
+
+class FakeView:
+    """A cluster whose bounds a test writes down; ``down`` names brokers that do not answer, or everything."""
+
+    def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
+        self.bounds = dict(bounds)
+        self.down: dict[str, RocketMQError] = {}
+        self.looks = 0
+
+    def snapshot(self) -> Snapshot:
+        self.looks += 1
+        if "everything" in self.down:
+            raise self.down["everything"]
+        return Snapshot(
+            bounds={
+                queue: QueueBounds(min_offset=low, max_offset=high)
+                for queue, (low, high) in self.bounds.items()
+                if queue.broker_name not in self.down
+            },
+            addresses={"broker-a": BrokerAddress("a:1"), "broker-b": BrokerAddress("b:1")},
+            unreachable=dict(self.down),
+        )
+
+    def starting_positions(
+        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
+    ) -> dict[MessageQueue, int]:
+        at_end = default == StartingOffsets.latest()
+        return {q: snapshot.bounds[q].max_offset if at_end else snapshot.bounds[q].min_offset for q in queues}
+
+
+class Planning:
+    """A planner over a fake cluster, on a clock that its pauses move."""
+
+    def __init__(
+        self,
+        bounds: Mapping[MessageQueue, tuple[int, int]],
+        *,
+        group: bool = False,
+        start: StartingOffsets | None = None,
+        store: MemoryOffsetStore | None = None,
+        client_id: str = "me",
+        down: Mapping[str, RocketMQError] | None = None,
+        **options: str,
+    ) -> None:
+        self.clock = FakeClock()
+        self.view = FakeView(bounds)
+        self.view.down = dict(down or {})
+        self.store = store or MemoryOffsetStore("test", clock=self.clock)
+        self.pauses: list[float] = []
+        self.on_pause: list[Any] = []
+        given = {"nameServers": "n:1", "topic": "orders"} | options
+        default = start or StartingOffsets.earliest()
+        view: Any = self.view
+        progress = (
+            GroupProgress(
+                consumer_group="g",
+                client_id=client_id,
+                store=self.store,
+                ownership=SoleOwnership(),
+                view=view,
+                default_start=default,
+                clock=self.clock,
+            )
+            if group
+            else CheckpointProgress(view, default)
+        )
+        self.planner = MicroBatchPlanner(ReadOptions.parse(given), view, progress, self.clock, self._pause)
+        self.offset: Offset = self.planner.initial()
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.clock.advance(seconds)
+        for action in self.on_pause:
+            action()
+
+    def next(self) -> Ranges | None:
+        """The next plan's non-empty ranges; None when Spark would run no batch."""
+        latest = self.planner.latest(self.offset)
+        if latest == self.offset:
+            return None
+        self.offset = latest
+        return [(r.queue, r.start, r.end) for r in offset_to_plan(latest)[1] if r.count]
+
+    def commit(self, queue: MessageQueue, next_offset: int, **facts: Any) -> bool:
+        """What the committer does after a batch; whether the store took it."""
+        epoch = next(r.epoch for r in offset_to_plan(self.offset)[1] if r.queue == queue)
+        commit = QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **facts)
+        result = self.store.commit("g", [commit], query_id="q", batch_id=self.offset["seq"])
+        return bool(result.accepted)
+
+
+def test_a_plain_stream_goes_on_where_its_last_plan_ended() -> None:
+    planning = Planning({A0: (0, 5), A1: (2, 3)})
+
+    assert planning.next() == [(A0, 0, 5), (A1, 2, 3)]
+    assert planning.next() is None
+
+    planning.view.bounds[A1] = (2, 9)
+    assert planning.next() == [(A1, 3, 9)]
+    planning.view.bounds[A0] = (0, 6)
+    assert planning.next() == [(A0, 5, 6)]
+
+
+def test_a_stream_from_latest_skips_what_was_there() -> None:
+    planning = Planning({A0: (0, 5)}, start=StartingOffsets.latest())
+
+    assert planning.next() is None
+    planning.view.bounds[A0] = (0, 7)
+    assert planning.next() == [(A0, 5, 7)]
+
+
+def test_spark_gets_one_answer_for_the_initial_offset() -> None:
+    """Spark asks twice in the first batch; a second look could be past the first batch's end."""
+    planning = Planning({A0: (0, 5)}, start=StartingOffsets.latest())
+    planning.view.bounds[A0] = (0, 50)
+
+    assert planning.planner.initial() == planning.offset
+
+
+def test_a_queue_that_appears_while_the_query_runs_is_read_from_its_start() -> None:
+    """A2"""
+    for group in (False, True):
+        planning = Planning({A0: (0, 5)}, group=group, start=StartingOffsets.latest())
+        assert planning.next() is None
+
+        planning.view.bounds |= {B0: (3, 8)}
+        assert planning.next() == [(B0, 3, 8)]
+
+
+def test_a_group_is_planned_from_its_offset_store() -> None:
+    """F1: what the store says is next, not what the previous batch planned."""
+    planning = Planning({A0: (0, 10)}, group=True)
+    assert planning.next() == [(A0, 0, 10)]
+
+    assert planning.commit(A0, 4)
+
+    assert planning.next() == [(A0, 4, 10)]
+
+
+def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() -> None:
+    """D3"""
+    planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
+    planning.next()
+    planning.commit(A1, 10)
+    planning.commit(A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1)
+
+    planning.view.bounds[A1] = (0, 12)
+    assert planning.next() == [(A1, 10, 12)]
+    assert planning.next() == [(A1, 10, 12)], "not committed yet, so it is planned again"
+    planning.commit(A1, 12)
+    assert planning.next() is None
+    planning.clock.advance(2)
+    assert planning.next() == [(A0, 4, 10)]
+    assert offset_to_plan(planning.offset)[1][0].reconsume_times == 1
+
+
+def test_available_now_waits_for_a_suspended_queue_and_stops_at_what_was_there() -> None:
+    """H4"""
+    planning = Planning({A0: (0, 10)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.view.bounds[A0] = (0, 99)
+    assert planning.next() == [(A0, 0, 10)]
+    planning.commit(A0, 4, suspended_until_s=planning.clock.now_s() + 0.8)
+
+    assert planning.next() == [(A0, 4, 10)]
+    assert sum(planning.pauses) == pytest.approx(0.8, abs=0.01)
+
+    planning.commit(A0, 10)
+    assert planning.next() is None
+
+
+def test_an_operators_reset_is_picked_up_at_the_next_plan_and_fences_the_running_batch() -> None:
+    """F5"""
+    planning = Planning({A0: (0, 10)}, group=True)
+    planning.next()
+
+    planning.store.reset("g", {A0: 2})
+
+    assert not planning.commit(A0, 10)
+    assert planning.next() == [(A0, 2, 10)]
+    assert planning.commit(A0, 10)
+
+
+def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """B5, C5: the loser's batch is fenced, and it does not claim the queue back."""
+    first = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
+    first.next()
+    first.store.claim("g", "other", {A0: 0})
+
+    assert not first.commit(A0, 10)
+    assert first.commit(A1, 5)
+    with caplog.at_level(logging.WARNING):
+        assert first.next() == [(A1, 5, 10)]
+        assert first.next() == [(A1, 5, 10)]
+    assert caplog.text.count("queue lost group=g") == 1
+    assert "new_owner=other" in caplog.text
+
+
+def test_the_option_tells_a_new_group_where_to_begin_even_on_a_broker_that_comes_late() -> None:
+    """F2: only queues that appear later begin at their earliest offset."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, group=True, start=StartingOffsets.latest())
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+    assert planning.next() is None
+
+    planning.view.down = {}
+    assert planning.next() is None
+    planning.view.bounds = {A0: (0, 11), B0: (0, 12)}
+    assert planning.next() == [(A0, 10, 11), (B0, 10, 12)]
+
+
+def test_a_listener_that_commits_rarely_gets_longer_ranges() -> None:
+    """D4: without growing ranges a group with a limit would read the same messages for ever."""
+    planning = Planning({A0: (0, 100)}, group=True, maxOffsetsPerTrigger="10")
+
+    assert planning.next() == [(A0, 0, 10)]
+    assert planning.next() == [(A0, 0, 20)]
+    assert planning.next() == [(A0, 0, 30)]
+    planning.commit(A0, 25)
+    assert planning.next() == [(A0, 25, 35)]
+
+
+def test_lost_messages_end_the_query_with_the_queue_and_the_offsets() -> None:
+    """F4"""
+    for group in (False, True):
+        planning = Planning({A0: (0, 10)}, group=group)
+        planning.next()
+        planning.view.bounds[A0] = (50, 60)
+
+        with pytest.raises(DataLoss, match=r"broker=broker-a queue=0: offset \d+ was wanted.*failOnDataLoss"):
+            planning.next()
+
+
+def test_lost_messages_are_skipped_and_logged_when_asked_to(caplog: pytest.LogCaptureFixture) -> None:
+    """F4: the group's store moves at once, under a new epoch."""
+    for group in (False, True):
+        planning = Planning({A0: (0, 10)}, group=group, failOnDataLoss="false")
+        planning.next()
+        if group:
+            planning.commit(A0, 10)
+        planning.view.bounds[A0] = (50, 60)
+
+        with caplog.at_level(logging.WARNING):
+            ranges = planning.next() or planning.next()
+
+        assert ranges == [(A0, 50, 60)]
+        assert "offset gap skipped" in caplog.text
+        if group:
+            assert planning.commit(A0, 60)
+
+
+def test_a_log_that_lost_its_tail_does_not_swallow_what_comes_after() -> None:
+    """F4: the corrected offset is remembered at once; a later look would be past newer messages."""
+    for group in (False, True):
+        planning = Planning({A0: (0, 10)}, group=group, failOnDataLoss="false")
+        planning.next()
+        if group:
+            planning.commit(A0, 10)
+        planning.view.bounds[A0] = (0, 6)
+        assert not planning.next()
+
+        planning.view.bounds[A0] = (0, 8)
+        assert planning.next() == [(A0, 6, 8)]
+
+
+def test_a_wrong_address_ends_the_query_at_first_contact() -> None:
+    with pytest.raises(ConnectFailed, match="Could not connect to n:1"):
+        Planning({A0: (0, 1)}, down={"everything": ConnectFailed("n:1", "refused")})
+
+
+def test_a_cluster_that_goes_away_costs_a_trigger_and_not_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    planning = Planning({A0: (0, 10)})
+    planning.view.down = {"everything": ConnectFailed("n:1", "refused")}
+
+    with caplog.at_level(logging.WARNING):
+        assert planning.next() is None
+    assert "planning skipped" in caplog.text
+
+    planning.view.down = {}
+    assert planning.next() == [(A0, 0, 10)]
+
+
+def test_a_broker_that_is_down_costs_only_its_own_queues() -> None:
+    planning = Planning({A0: (0, 10), B0: (0, 10)})
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+
+    assert planning.next() == [(A0, 0, 10)]
+    planning.view.down = {}
+    assert planning.next() == [(B0, 0, 10)]
+
+
+def test_available_now_waits_for_a_broker_that_is_down_and_gives_up_after_a_while() -> None:
+    """H4: ending early would leave its messages unread and look like success."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, retryTimeoutMs="5000")
+    planning.planner.prepare_available_now()
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+    assert planning.next() == [(A0, 0, 10)]
+
+    with pytest.raises(ConnectFailed):
+        planning.next()
+    assert 5 <= sum(planning.pauses) <= 6
+
+    planning.on_pause.append(lambda: planning.view.down.clear())
+    assert planning.next() == [(B0, 0, 10)]

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.spark_session import SPILL_THRESHOLD
+
+pytestmark = pytest.mark.spark
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+TIMEOUT_S = 120
+
+
+def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages:
+        order_id, _, step = message.body.decode().partition(":")
+        context.emit(order_id=order_id, step=step.rstrip("."))
+    return SUCCESS
+
+
+class Consumption:
+    """Drains a topic into a sink, as one consumer group, as often as a test asks."""
+
+    def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.folder = folder
+        self.topic = topic
+        self.group = cluster.unique_name("group")
+        self.store = DeltaOffsetStore(str(folder / "offsets"))
+        self.sink = folder / "sink"
+        self.reports: list[BatchReport] = []
+
+    def drain(
+        self, listener: Callable[..., Any] = emit_step, *, checkpoint: str = "checkpoint", **settings: Any
+    ) -> None:
+        subscription = settings.pop("subscription", "*")
+        consumer = PushConsumer(
+            consumer_group=self.group,
+            name_servers=self.cluster.name_servers,
+            offset_store=self.store,
+            **{"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET} | settings,
+        )
+        consumer.subscribe(self.topic, subscription)
+        consumer.register_message_listener(listener, output_schema="order_id string, step string")
+        consumer.register_batch_listener(self.reports.append)
+        query = consumer.start(
+            self.spark,
+            sink=DeltaSink(self.sink),
+            checkpoint=str(self.folder / checkpoint),
+            trigger={"availableNow": True},
+        )
+        assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
+
+    def next_offsets(self) -> dict[tuple[str, int], int]:
+        rows = self.store.read(self.group)
+        return {(queue.broker_name, queue.queue_id): row.next_offset for queue, row in rows.items()}
+
+
+@pytest.fixture
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4))
+
+
+def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consumption) -> None:
+    """D1, D2, F1, A4: the whole path from a broker to a Delta table."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
+
+    consumption.drain()
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert sum(consumption.next_offsets().values()) == 500
+    assert len(consumption.next_offsets()) == 8
+
+    consumption.drain()
+    assert check_sink(consumption.sink, expected).rows == 500
+
+
+def test_order_survives_a_sort_that_spills(consumption: Consumption) -> None:
+    """D1: Spark keeps no order within a group once its sort spills; the engine puts it back."""
+    orders = 4 * SPILL_THRESHOLD // 5
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, orders)
+
+    consumption.drain(max_offsets_per_trigger=10_000_000, consume_message_batch_max_size=1024)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert len(consumption.reports) == 1, "one batch, or there is nothing to spill"
+
+
+def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption) -> None:
+    """D3: other queues go on; the failed message is retried with its reconsumeTimes until it passes."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
+
+    def fail_twice(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        emit_step(messages, context)
+        if messages[0].keys == "order-7" and messages[0].tags == "packed" and messages[0].reconsume_times < 2:
+            context.suspend_current_queue_time_millis = 10
+            return SUSPEND
+        return SUCCESS
+
+    consumption.drain(fail_twice)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    acks = [ack for report in consumption.reports for ack in report.acks]
+    assert [ack.reconsume_times for ack in acks if ack.failed] == [1, 2]
+    first_batch = consumption.reports[0].acks
+    assert sum(1 for ack in first_batch if ack.finished == "EXHAUSTED") == 7
+    assert {ack.queue for ack in consumption.reports[1].acks} == {ack.queue for ack in acks if ack.failed}
+
+
+def test_an_exception_in_the_listener_suspends_and_the_message_comes_again(consumption: Consumption) -> None:
+    """D5"""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
+
+    def raise_once(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        emit_step(messages, context)
+        if messages[0].keys == "order-3" and messages[0].reconsume_times == 0:
+            raise ValueError("not yet")
+        return SUCCESS
+
+    consumption.drain(raise_once, suspend_current_queue_time_millis=10)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert sum(ack.failed for batch in consumption.reports for ack in batch.acks) == 5
+
+
+def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: Consumption) -> None:
+    """D4: rows leave with the COMMIT; what is accumulated is not delivered again in the next micro-batch."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 30)
+
+    def commit_when_delivered(
+        messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        emit_step(messages, context)
+        context.auto_commit = False
+        if messages[0].reconsume_times:
+            return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        return ConsumeOrderlyStatus.COMMIT if messages[0].tags == "delivered" else SUCCESS
+
+    consumption.drain(commit_when_delivered, max_offsets_per_trigger=16)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+
+
+def test_a_tag_subscription_reads_its_tags_and_acknowledges_everything(consumption: Consumption) -> None:
+    """A4: offsets pass what was filtered, or lag would stay for ever."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 50)
+
+    consumption.drain(subscription="created || paid")
+
+    report = check_sink(consumption.sink, dict.fromkeys(expected, ("created", "paid")))
+    assert report.is_clean, str(report)
+    assert sum(consumption.next_offsets().values()) == 250
+
+
+def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -> None:
+    """H2: the query continues from the offset store."""
+    expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 50))
+    consumption.drain()
+    expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 50, first=50)
+
+    consumption.drain(checkpoint="another")
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 500
+
+
+def test_offsets_and_rows_can_be_read_by_spark(consumption: Consumption) -> None:
+    """F1: the offset store is a table anyone can query."""
+    produce_orders(consumption.cluster.name_servers, consumption.topic, 10)
+    consumption.drain()
+
+    spark = consumption.spark
+    offsets = spark.read.format("delta").load(str(consumption.folder / "offsets"))
+    rows = spark.read.format("delta").load(str(consumption.sink))
+
+    assert offsets.groupBy("consumer_group").sum("next_offset").collect()[0][1] == 50
+    assert rows.count() == 50
+    assert rows.where("queueOffset >= 0").select("order_id").distinct().count() == 10

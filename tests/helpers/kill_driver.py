@@ -1,0 +1,166 @@
+"""A consumer that kills itself with SIGKILL at one step of a micro-batch, again and again, and then finishes.
+
+``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.  It is
+its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_rocketmq.datasource.format import DefaultSource
+from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming import push_consumer
+from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from tests.helpers.spark_session import make_session
+
+KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
+
+
+@dataclass(frozen=True)
+class Killer:
+    """Kills the whole process group at its point, ``kills`` times over all starts, each time one batch later."""
+
+    point: str
+    kills: int
+    folder: str
+    process_group: int
+
+    def done(self) -> int:
+        """How often it has killed so far."""
+        return len(list(Path(self.folder).glob("killed-*")))
+
+    def reached(self, point: str, batch_id: int) -> None:
+        """Die here if this is the point, and the batch whose turn it is."""
+        done = self.done()
+        if point != self.point or done >= self.kills or batch_id < done:
+            return
+        Path(self.folder, f"killed-{done}").touch()
+        os.killpg(self.process_group, signal.SIGKILL)
+
+
+class KillingReader(RocketMQStreamReader):
+    """Dies when the plan is in Spark's log and nothing of it is read."""
+
+    def __init__(self, options: ReadOptions, killer: Killer) -> None:
+        super().__init__(options)
+        self._killer = killer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_killer": self._killer}
+
+    def partitions(self, start: Any, end: Any) -> Sequence[InputPartition]:
+        """Spark has written the plan to its log when it asks."""
+        self._killer.reached("after_plan", end["seq"] - 1)
+        return super().partitions(start, end)
+
+
+class KillingStore(DeltaOffsetStore):
+    """Dies when the offsets are committed."""
+
+    killer: Killer
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Commit, then perhaps die."""
+        result = super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
+        self.killer.reached("after_offset_commit", batch_id)
+        return result
+
+
+class KillingSink(DeltaSink):
+    """Dies when the data is committed and the offsets are not."""
+
+    killer: Killer
+    batches = 0
+
+    def begin(self, consumer_group: str, queues: Any) -> Any:
+        """A batch that dies after its commit."""
+        self.batches += 1
+        return _KillingBatch(super().begin(consumer_group, queues), self.killer)
+
+
+class _KillingBatch:
+    def __init__(self, batch: SinkBatch, killer: Killer) -> None:
+        self._batch = batch
+        self._killer = killer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batch, name)
+
+    def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
+        version = self._batch.commit(files, acked)
+        self._killer.reached("after_data_commit", self._killer.done())
+        return version
+
+
+def make_listener(killer: Killer) -> Any:
+    """A listener that emits what it reads, gives some messages back, and dies in the middle of a batch."""
+    delivered = 0
+
+    def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        nonlocal delivered
+        (message,) = messages
+        order_id, _, step = message.body.decode().partition(":")
+        context.emit(order_id=order_id, step=step.rstrip("."))
+        delivered += 1
+        if delivered == 60:
+            killer.reached("in_listener", killer.done())
+        # Differs between a batch and its replay, as a real listener's troubles do.
+        if message.reconsume_times == 0 and zlib.crc32(f"{order_id}{step}{os.getpid()}".encode()) % 151 == 0:
+            context.suspend_current_queue_time_millis = 10
+            return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        return ConsumeOrderlyStatus.SUCCESS
+
+    return on_orders
+
+
+def main(config: Mapping[str, Any]) -> None:
+    """Consume everything there is."""
+    work = Path(config["work"])
+    killer = Killer(config["point"], config["kills"], str(work), os.getpgid(0))
+    spark = make_session(work)
+
+    class KillingSource(DefaultSource):
+        def streamReader(self, schema: Any) -> RocketMQStreamReader:
+            return KillingReader(self._read_options(), killer)
+
+    push_consumer.register = lambda session: session.dataSource.register(KillingSource)
+    store, sink = KillingStore(str(work / "offsets")), KillingSink(str(work / "sink"))
+    store.killer = sink.killer = killer
+    consumer = push_consumer.PushConsumer(
+        consumer_group=config["group"],
+        name_servers=config["nameServers"],
+        offset_store=store,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
+    )
+    consumer.subscribe(config["topic"])
+    consumer.register_message_listener(make_listener(killer), output_schema="order_id string, step string")
+    consumer.register_batch_listener(lambda report: killer.reached("before_spark_commit", report.batch_id))
+    query = consumer.start(
+        spark, sink=sink, checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,65 @@
+"""Ordered messages on a cluster, and the oracle that reads a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deltalake import DeltaTable, QueryBuilder
+
+from jobs.order_check import OrderReport, check_order
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.model import Message
+
+STEPS = ("created", "paid", "packed", "shipped", "delivered")
+
+Orders = Mapping[str, Sequence[str]]
+
+
+def produce_orders(
+    name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
+) -> Orders:
+    """Send ``count`` orders of five steps each by sharding key; the steps sent, by order id.
+
+    Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
+    """
+    order_ids = [f"order-{number}" for number in range(first, first + count)]
+    with Producer((name_servers,), "orders-producer") as producer:
+        producer.send_ordered(
+            (
+                (
+                    order_id,
+                    Message(
+                        topic=topic,
+                        body=_body(order_id, step, body_bytes),
+                        properties=_tagged(order_id, step),
+                    ),
+                )
+                for step in STEPS
+                for order_id in order_ids
+            )
+        )
+    return dict.fromkeys(order_ids, STEPS)
+
+
+def _tagged(order_id: str, step: str) -> dict[str, str]:
+    return {"KEYS": order_id, "TAGS": step}
+
+
+def _body(order_id: str, step: str, size: int) -> bytes:
+    return f"{order_id}:{step}".encode().ljust(size, b".")
+
+
+def check_sink(path: Path | str, expected: Orders) -> OrderReport:
+    """The order check over a sink's table with columns ``order_id`` and ``step``."""
+    table = (
+        QueryBuilder()
+        .register("sink", DeltaTable(str(path)))
+        .execute(
+            'SELECT topic, "brokerName", "queueId", "queueOffset", order_id, step FROM sink '
+            'ORDER BY topic, "brokerName", "queueId", "queueOffset"'
+        )
+        .read_all()
+    )
+    rows = zip(*(table.column(index).to_pylist() for index in range(table.num_columns)), strict=True)
+    return check_order(rows, expected)

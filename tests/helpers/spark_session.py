@@ -1,0 +1,46 @@
+"""The Spark session of the tests, and of the programs tests run as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_REPO = Path(__file__).parent.parent.parent
+_DELTA_JARS = _REPO / ".cache" / "delta-jars-4.4.0"
+
+SPILL_THRESHOLD = 20_000
+"""Rows after which every sort spills: a spilled sort loses the order within a group."""
+
+
+def make_session(work: Path, *, python: str = sys.executable) -> SparkSession:
+    """A local session on two cores with the Delta jars, whose every larger sort spills.
+
+    The tests' modules are on the workers' path, since listeners are pickled by reference.
+    """
+    jars = sorted(_DELTA_JARS.glob("*.jar"))
+    if not jars:
+        raise AssertionError(
+            f"No Delta jars in {_DELTA_JARS.relative_to(_REPO)}; run `make test`, which fetches them."
+        )
+    os.environ["PYSPARK_PYTHON"] = python
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("pyspark-rocketmq tests")
+        .config("spark.jars", ",".join(map(str, jars)))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.databricks.delta.snapshotPartitions", "1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.shuffle.spill.numElementsForceSpillThreshold", str(SPILL_THRESHOLD))
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={work / 'derby'}")
+        .getOrCreate()
+    )
