@@ -1,0 +1,261 @@
+"""One connection: requests out, answers matched, the server's own requests answered.
+
+Theory.  A channel owns one reader thread.  It alone receives, decodes and calls back; callers only send.  What
+is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it
+back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the
+channel with the reason.  That is why every callback comes exactly once.
+
+Rule 1: under ``_lock`` only the table and the end reason are touched.  Rule 2: under ``_send_lock`` only the
+transport sends (or is closed); a stuck peer ends that by the transport's own time-out.  Rule 3: neither lock is
+held while the other is taken, while waiting, or during a callback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.client.dispatcher import RequestDispatcher, RequestHandler
+from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request, encode_command
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, RocketMQError
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
+from pyspark_rocketmq.wire.framing import FrameDecoder
+
+logger = logging.getLogger(__name__)
+
+OnResponse = Callable[[RemotingCommand | RocketMQError], object]
+"""Takes the answer, or the reason why there is none. Must not block: it runs on the reader thread."""
+
+_RECEIVE_BUFFER_BYTES: Final = 512 * 1024
+_OPAQUE_MASK: Final = 0x7FFFFFFF
+_JOIN_S: Final = 5.0
+
+
+class _Waiting(NamedTuple):
+    request: Outgoing
+    on_response: OnResponse
+    sent_at_s: float
+    deadline: Deadline | None
+
+
+class Channel:
+    """A connection to one server, shared by any number of threads.
+
+    Guarantees: requests leave in the order in which ``submit`` was called by one thread; an answer that comes
+    after its request was given up is ignored; a server's request never delays an answer.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        *,
+        request_handler: RequestHandler | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        self.address = transport.address
+        self._transport = transport
+        self._clock = clock
+        self._signer = signer
+        self._opaques = itertools.count()
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._waiting: dict[int, _Waiting] = {}
+        self._ended: RocketMQError | None = None
+        self._dispatcher = RequestDispatcher(
+            request_handler, self._answer, f"rocketmq-requests {self.address}"
+        )
+        self._reader = threading.Thread(
+            target=self._read, name=f"rocketmq-reader {self.address}", daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent; False for good once the connection ended."""
+        return self._ended is None
+
+    def request(self, request: RemotingCommand | Outgoing, deadline: Deadline) -> RemotingCommand:
+        """Send a request and wait for its answer, whatever its response code.
+
+        Raises:
+            RequestTimeout: If no answer came before ``deadline``; a later one is ignored.
+            ChannelClosed: If the connection ended first.
+            RemoteProtocolError: If the server sent something that is no answer.
+        """
+        outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
+        opaque = self.submit(request, outcomes.put)
+        try:
+            outcome = outcomes.get(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
+        except Empty:
+            waiting = self._take(opaque)
+            if waiting is not None:
+                raise self._timeout(waiting) from None
+            outcome = outcomes.get()  # somebody took it out of the table just now and is calling back
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    def submit(
+        self, request: RemotingCommand | Outgoing, on_response: OnResponse, deadline: Deadline | None = None
+    ) -> int:
+        """Send a request without waiting; ``on_response`` is called exactly once.
+
+        It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the channel
+        ended; on the reader thread, or on the thread that found out that the channel ended, which may be this one.
+
+        Returns:
+            The request's opaque.
+        """
+        outgoing = self._outgoing(request)
+        opaque = next(self._opaques) & _OPAQUE_MASK
+        frame = outgoing.encode(opaque)
+        waiting = _Waiting(outgoing, on_response, self._clock.monotonic_s(), deadline)
+        with self._lock:
+            refused = self._ended
+            if refused is None:
+                self._waiting[opaque] = waiting
+        if refused is not None:
+            self._call_back(waiting, _reason_for(refused, outgoing))
+            return opaque
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug(
+                "> %s opaque=%d address=%s", describe_request(outgoing.command()), opaque, self.address
+            )
+        self._send(frame)
+        return opaque
+
+    def oneway(self, command: RemotingCommand) -> None:
+        """Send a request that the server does not answer, not even with an error.
+
+        Raises:
+            ChannelClosed: If it could not be sent.
+        """
+        outgoing = self._outgoing(replace(command, flag=command.flag | ONEWAY_FLAG))
+        self._send(outgoing.encode(next(self._opaques) & _OPAQUE_MASK))
+        if self._ended is not None:
+            raise _reason_for(self._ended, outgoing)
+
+    def expire_overdue(self) -> None:
+        """Give up the submitted requests whose deadline has passed; the reader does this every second."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            overdue = [
+                opaque
+                for opaque, waiting in self._waiting.items()
+                if waiting.deadline is not None and waiting.deadline.at_s <= now_s
+            ]
+            given_up = [self._waiting.pop(opaque) for opaque in overdue]
+        for waiting in given_up:
+            self._call_back(waiting, self._timeout(waiting))
+
+    def close(self) -> None:
+        """End the connection, fail what is under way, wait for the threads (unless called from one of them)."""
+        self._end(ChannelClosed(self.address, "it was closed on this side"))
+        if threading.current_thread() is not self._reader:
+            self._reader.join(_JOIN_S)
+        self._dispatcher.join()
+
+    def _outgoing(self, request: RemotingCommand | Outgoing) -> Outgoing:
+        if self._signer is not None:
+            plain = request if isinstance(request, RemotingCommand) else request.command()
+            return PlainRequest(self._signer(plain))
+        return PlainRequest(request) if isinstance(request, RemotingCommand) else request
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            with self._send_lock:
+                self._transport.sendall(frame)
+        except ChannelClosed as error:
+            # Part of the frame may be out: nothing that follows could be understood.
+            self._end(error)
+
+    def _answer(self, answer: RemotingCommand) -> None:
+        self._send(encode_command(answer, answer.opaque))
+
+    def _read(self) -> None:
+        try:
+            self._receive_until_the_end()
+        except RocketMQError as error:
+            self._end(error)
+        except Exception as error:
+            # Whatever it was, a channel without a reader must not look alive.
+            logger.exception("reader failed address=%s", self.address)
+            self._end(ChannelClosed(self.address, f"the reader failed: {error!r}"))
+        finally:
+            self._dispatcher.stop()
+            with self._send_lock:
+                self._transport.close()
+
+    def _receive_until_the_end(self) -> None:
+        buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
+        decoder = FrameDecoder()
+        next_sweep_s = self._clock.monotonic_s() + RECEIVE_TICK_S
+        while (count := self._transport.recv_into(buffer)) != 0:
+            if count is not None:
+                for command in decoder.feed(buffer[:count]):
+                    self._take_in(command)
+            now_s = self._clock.monotonic_s()
+            if now_s >= next_sweep_s:
+                next_sweep_s = now_s + RECEIVE_TICK_S
+                self.expire_overdue()
+        if decoder.pending:
+            detail = f"the server ended it inside a frame, of which {decoder.pending} bytes had come"
+        else:
+            detail = "the server ended it"
+        raise ChannelClosed(self.address, detail)
+
+    def _take_in(self, command: RemotingCommand) -> None:
+        # Both sides number their requests from their own counter, so the flag decides, never the opaque alone.
+        if not command.is_response:
+            logger.debug("< request code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
+            self._dispatcher.dispatch(command)
+            return
+        waiting = self._take(command.opaque)
+        if waiting is None:
+            logger.debug("! late answer ignored opaque=%d address=%s", command.opaque, self.address)
+            return
+        logger.debug("< answer code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
+        self._call_back(waiting, command)
+
+    def _take(self, opaque: int) -> _Waiting | None:
+        with self._lock:
+            return self._waiting.pop(opaque, None)
+
+    def _call_back(self, waiting: _Waiting, outcome: RemotingCommand | RocketMQError) -> None:
+        try:
+            waiting.on_response(outcome)
+        except Exception:
+            logger.exception(
+                "response callback failed request=%s", describe_request(waiting.request.command())
+            )
+
+    def _timeout(self, waiting: _Waiting) -> RequestTimeout:
+        waited_s = self._clock.monotonic_s() - waiting.sent_at_s
+        return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
+
+    def _end(self, reason: RocketMQError) -> None:
+        with self._lock:
+            if self._ended is not None:
+                return
+            self._ended = reason
+            failed, self._waiting = self._waiting, {}
+        self._transport.shutdown()
+        logger.debug("= channel ended address=%s reason=%s", self.address, reason)
+        for waiting in failed.values():
+            self._call_back(waiting, _reason_for(reason, waiting.request))
+
+
+def _reason_for(reason: RocketMQError, request: Outgoing) -> RocketMQError:
+    """A new error per request: one exception raised in several threads would mix their tracebacks."""
+    asked = describe_request(request.command())
+    if isinstance(reason, ChannelClosed):
+        return ChannelClosed(reason.address, f"{reason.detail}. It was needed for {asked}.")
+    return RemoteProtocolError(f"{reason} It came instead of the answer to {asked}.")

@@ -1,0 +1,78 @@
+"""Requests that a server sends to us, answered away from the reader thread.
+
+A slow handler delays only the requests behind it, never the answers to our own requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+
+logger = logging.getLogger(__name__)
+
+RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
+"""Answers a server's request; None when the request is oneway or not this handler's business."""
+
+_JOIN_S = 5.0
+
+
+class RequestDispatcher:
+    """Hands requests to the handler one after another, in the order of arrival, on a thread of its own.
+
+    ``dispatch`` and ``stop`` belong to one thread (the channel's reader); the thread starts with the first
+    request, because most channels never see one.
+    """
+
+    def __init__(
+        self, handler: RequestHandler | None, answer: Callable[[RemotingCommand], None], name: str
+    ) -> None:
+        self._handler = handler
+        self._answer = answer
+        self._name = name
+        self._requests: SimpleQueue[RemotingCommand | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def dispatch(self, request: RemotingCommand) -> None:
+        """Queue ``request`` for the handler."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._requests.put(request)
+
+    def stop(self) -> None:
+        """Let the thread end after the requests it has; does not wait."""
+        self._requests.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread to end, unless this is the thread; call ``stop`` first."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(_JOIN_S)
+        if thread.is_alive():
+            logger.warning("request handler still running after %g s thread=%s", _JOIN_S, self._name)
+
+    def _run(self) -> None:
+        while (request := self._requests.get()) is not None:
+            answer = self._answer_to(request)
+            if answer is not None and not request.is_oneway:
+                self._answer(answer)
+
+    def _answer_to(self, request: RemotingCommand) -> RemotingCommand | None:
+        try:
+            answer = self._handler(request) if self._handler is not None else None
+        except Exception as error:
+            logger.exception("request handler failed code=%d", request.code)
+            return request.response(
+                ResponseCode.SYSTEM_ERROR, remark=f"The client failed: {type(error).__name__}: {error}"
+            )
+        if answer is not None:
+            return answer
+        return request.response(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {request.code} not supported"
+        )

@@ -1,0 +1,115 @@
+"""One channel per address, made when first needed and made anew when it died.
+
+Decides under its lock; connects, waits and closes outside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Self
+
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.dispatcher import RequestHandler
+from pyspark_rocketmq.client.outgoing import Signer
+from pyspark_rocketmq.client.transport import TcpTransport, Transport
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+
+Connect = Callable[[str, float], Transport]
+"""Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
+
+
+class ChannelPool:
+    """Channels by address, shared by any number of threads.
+
+    Like the Java client it keeps one connection per server for everything: pulls, commits, heartbeats, sends.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        connect_timeout_s: float = 3.0,
+        request_handler: RequestHandler | None = None,
+        *,
+        connect: Connect = TcpTransport.connect,
+        signer: Signer | None = None,
+    ) -> None:
+        self._clock = clock
+        self._connect_timeout_s = connect_timeout_s
+        self._request_handler = request_handler
+        self._connect = connect
+        self._signer = signer
+        self._lock = threading.Lock()
+        self._channels: dict[str, Future[Channel]] = {}
+        """Done: the channel. Not done: somebody is connecting."""
+        self._is_closed = False
+
+    def get(self, address: str, deadline: Deadline) -> Channel:
+        """An open channel to ``address``; one caller connects, others who ask meanwhile wait for it.
+
+        Raises:
+            ConnectFailed: If no connection could be made before ``deadline`` or within the connect time-out.
+            ChannelClosed: If the pool is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ChannelClosed(address, "its pool was closed on this side")
+            found = self._channels.get(address)
+            is_ours = found is None or _is_dead(found)
+            if is_ours:
+                found = self._channels[address] = Future()
+        assert found is not None
+        if is_ours:
+            return self._fill(found, address, deadline)
+        try:
+            return found.result(deadline.remaining_s())
+        except FutureTimeout:
+            raise ConnectFailed(address, "another thread is still connecting") from None
+        except ConnectFailed as error:
+            raise ConnectFailed(address, error.detail) from error
+
+    def close(self) -> None:
+        """Close all channels; requests under way fail with ``ChannelClosed``. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            channels, self._channels = self._channels, {}
+        for future in channels.values():
+            # One still connecting is closed by the thread that connects it.
+            if future.done() and future.exception() is None:
+                future.result().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _fill(self, place: Future[Channel], address: str, deadline: Deadline) -> Channel:
+        try:
+            transport = self._connect(address, min(self._connect_timeout_s, deadline.remaining_s()))
+            channel = Channel(
+                transport, self._clock, request_handler=self._request_handler, signer=self._signer
+            )
+        except BaseException as error:
+            with self._lock:
+                if self._channels.get(address) is place:
+                    del self._channels[address]
+            place.set_exception(error)
+            raise
+        place.set_result(channel)
+        with self._lock:
+            is_closed = self._is_closed
+        if is_closed:
+            channel.close()
+            raise ChannelClosed(address, "its pool was closed on this side")
+        return channel
+
+
+def _is_dead(place: Future[Channel]) -> bool:
+    return place.done() and (place.exception() is not None or not place.result().is_open)

@@ -1,0 +1,145 @@
+"""One TCP connection: the only place that makes system calls on sockets.
+
+Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address.  Rule 2: no call blocks
+without a bound.  Nothing here knows frames or requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Final, Protocol
+
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+
+SEND_STALL_S: Final = 5.0
+"""Seconds without a single byte accepted by the peer after which it counts as stuck."""
+RECEIVE_TICK_S: Final = 1.0
+"""Seconds after which a silent ``recv_into`` returns, so that the caller can look after its deadlines."""
+
+
+class Transport(Protocol):
+    """A connected byte stream; one thread may receive while others, one at a time, send."""
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the peer."""
+        ...
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of ``data``; raises ``ChannelClosed`` when the peer is gone or accepts nothing."""
+        ...
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        """Receive some bytes: their number, 0 at the end of the stream, None when nothing came for a while."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Give the operating system's resources back. Idempotent; no thread may be inside another call."""
+        ...
+
+
+def open_socket(address: str, timeout_s: float) -> socket.socket:
+    """Connect to ``host:port`` within ``timeout_s`` seconds.
+
+    Raises:
+        ConnectFailed: If the address is malformed, or nobody accepts the connection in time.
+    """
+    host, port = split_address(address)
+    try:
+        connected = socket.create_connection((host, port), timeout=timeout_s)
+    except TimeoutError as exc:
+        raise ConnectFailed(address, f"no answer within {timeout_s:.3g} s") from exc
+    except (OSError, UnicodeError) as exc:
+        raise ConnectFailed(address, str(exc)) from exc
+    # Small requests must not wait for the answer to the one before.
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return connected
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Take ``host:port`` apart; an IPv6 host is written in brackets.
+
+    Raises:
+        ConnectFailed: If it is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
+        raise ConnectFailed(address, "this is not host:port")
+    return bare, int(port)
+
+
+class TcpTransport:
+    """A plain TCP connection.
+
+    Receiving and sending have time-outs of their own, hence two socket objects on one connection.
+    """
+
+    def __init__(self, address: str, connected: socket.socket, *, stall_s: float = SEND_STALL_S) -> None:
+        self._address = address
+        self._receiver = connected
+        self._sender = connected.dup()
+        self._receiver.settimeout(RECEIVE_TICK_S)
+        self._sender.settimeout(stall_s)
+
+    @classmethod
+    def connect(cls, address: str, timeout_s: float) -> TcpTransport:
+        """Connect to ``host:port`` within ``timeout_s`` seconds.
+
+        Raises:
+            ConnectFailed: If the address is malformed, or nobody accepts the connection in time.
+        """
+        return cls(address, open_socket(address, timeout_s))
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the peer."""
+        return self._address
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of ``data``.
+
+        Raises:
+            ChannelClosed: If the peer is gone, or accepts nothing for ``stall_s``. Part of the data may be
+                sent, so the connection is of no use afterwards.
+        """
+        rest = memoryview(data)
+        try:
+            # send() in a loop and not sendall(): its time-out counts from the last progress, so a large
+            # frame on a slow line is not taken for a stuck peer.
+            while rest:
+                rest = rest[self._sender.send(rest) :]
+        except TimeoutError as exc:
+            stalled_s = self._sender.gettimeout() or 0.0
+            raise ChannelClosed(self._address, f"the peer accepted no data for {stalled_s:.3g} s") from exc
+        except OSError as exc:
+            raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        """Receive some bytes: their number, 0 at the end of the stream, None after a silent second.
+
+        Raises:
+            ChannelClosed: If the connection was reset.
+        """
+        try:
+            return self._receiver.recv_into(buffer)
+        except TimeoutError:
+            return None
+        except OSError as exc:
+            raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
+
+    def shutdown(self) -> None:
+        """End the connection in both directions, which wakes a thread inside ``recv_into``."""
+        with contextlib.suppress(OSError):  # the peer may have ended it already
+            self._sender.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give both sockets back."""
+        self._sender.close()
+        self._receiver.close()

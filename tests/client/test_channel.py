@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.dispatcher import RequestHandler
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.transport import TcpTransport, open_socket
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.scripted_server import Peer, ScriptedServer
+
+CLOCK = SystemClock()
+QUESTION = RemotingCommand(
+    code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "orders", "queueId": "3", "bname": "broker-a"}
+)
+
+
+def soon() -> Deadline:
+    return Deadline.after(CLOCK, 5.0)
+
+
+@contextmanager
+def open_channel(
+    server: ScriptedServer, *, clock: SystemClock | FakeClock = CLOCK, handler: RequestHandler | None = None
+) -> Iterator[Channel]:
+    channel = Channel(TcpTransport.connect(server.address, 5.0), clock, request_handler=handler)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+def silent(peer: Peer, request: RemotingCommand) -> None:
+    """Never answer."""
+
+
+@pytest.mark.parametrize("serialize_type", list(SerializeType))
+def test_a_request_gets_its_answer_in_either_header_form(serialize_type: SerializeType) -> None:
+    """A1: both header forms are read and written."""
+    with ScriptedServer(
+        lambda peer, request: peer.answer(request, ext_fields={"offset": "7"}, body=b"x")
+    ) as server:
+        with open_channel(server) as channel:
+            question = RemotingCommand(code=30, ext_fields={"topic": "T"}, serialize_type=serialize_type)
+            answer = channel.request(question, soon())
+
+        assert (answer.code, answer.ext_fields, answer.body) == (0, {"offset": "7"}, b"x")
+        assert server.next_request().serialize_type == serialize_type
+
+
+def test_answers_in_any_order_reach_their_requests() -> None:
+    """A1: answers are matched by opaque."""
+    held: list[RemotingCommand] = []
+
+    def answer_in_reverse(peer: Peer, request: RemotingCommand) -> None:
+        held.append(request)
+        if len(held) == 3:
+            for earlier in reversed(held):
+                peer.answer(earlier, body=earlier.body)
+
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(answer_in_reverse) as server, open_channel(server) as channel:
+        for name in (b"a", b"b", b"c"):
+            channel.submit(
+                RemotingCommand(code=30, body=name),
+                lambda answer, name=name: outcomes.put((name, answer.body)),
+            )
+        pairs = [outcomes.get(timeout=5) for _ in range(3)]
+
+    assert pairs == [(b"c", b"c"), (b"b", b"b"), (b"a", b"a")]
+
+
+def test_a_servers_request_with_our_opaque_is_no_answer() -> None:
+    """A1: the response bit decides, never the opaque alone."""
+
+    def ask_back_first(peer: Peer, request: RemotingCommand) -> None:
+        peer.send(
+            RemotingCommand(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=request.opaque, flag=2)
+        )
+        peer.answer(request, body=b"the answer")
+
+    seen: SimpleQueue[int] = SimpleQueue()
+    with (
+        ScriptedServer(ask_back_first) as server,
+        open_channel(server, handler=lambda request: seen.put(request.code)) as channel,
+    ):
+        assert channel.request(QUESTION, soon()).body == b"the answer"
+        assert seen.get(timeout=5) == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+
+
+def test_a_late_answer_is_ignored_and_the_channel_goes_on() -> None:
+    """A1: an abandoned request's answer comes anyway and disturbs nobody."""
+    held: SimpleQueue[RemotingCommand] = SimpleQueue()
+    with ScriptedServer(lambda _peer, request: held.put(request)) as server, open_channel(server) as channel:
+        peer = server.next_peer()
+        with pytest.raises(RequestTimeout) as caught:
+            channel.request(QUESTION, Deadline.after(CLOCK, 0.0))
+        peer.answer(held.get(timeout=5))
+        server.script = lambda peer, request: peer.answer(request, body=b"second")
+
+        assert channel.request(QUESTION, soon()).body == b"second"
+        assert "GET_MAX_OFFSET topic=orders broker=broker-a queue=3" in str(caught.value)
+        assert server.address in str(caught.value)
+
+
+def test_a_submitted_request_is_given_up_after_its_deadline() -> None:
+    """A1: no callback waits for ever."""
+    clock = FakeClock()
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server, clock=clock) as channel:
+        channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 30.0))
+        channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 90.0))
+        clock.advance(29.0)
+        channel.expire_overdue()
+        assert outcomes.empty()
+        clock.advance(2.0)
+        channel.expire_overdue()
+
+        error = outcomes.get(timeout=5)
+        assert isinstance(error, RequestTimeout)
+        assert error.timeout_s == pytest.approx(31.0)
+        assert outcomes.empty()
+
+
+def test_the_reader_looks_after_deadlines_by_itself() -> None:
+    """A1: the sweep needs no traffic."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.submit(QUESTION, outcomes.put, Deadline.after(CLOCK, 0.0))
+
+        assert isinstance(outcomes.get(timeout=5), RequestTimeout)
+
+
+def test_the_end_of_the_stream_fails_everything_under_way() -> None:
+    """A1: one error per request, naming the request."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.submit(QUESTION, outcomes.put)
+        channel.submit(QUESTION, outcomes.put)
+        server.next_request()
+        server.next_request()
+        server.next_peer().close()
+        first, second = outcomes.get(timeout=5), outcomes.get(timeout=5)
+
+        assert isinstance(first, ChannelClosed)
+        assert isinstance(second, ChannelClosed)
+        assert first is not second
+        assert "GET_MAX_OFFSET topic=orders" in str(first)
+        assert not channel.is_open
+
+
+def test_a_frame_cut_by_the_end_of_the_stream_is_told() -> None:
+    """A1: truncation is not a clean end."""
+
+    def cut(peer: Peer, request: RemotingCommand) -> None:
+        peer.send_bytes(encode_frame(request.response(0, body=b"x" * 100))[:-40])
+        peer.close()
+
+    with (
+        ScriptedServer(cut) as server,
+        open_channel(server) as channel,
+        pytest.raises(ChannelClosed, match="inside a frame"),
+    ):
+        channel.request(QUESTION, soon())
+
+
+def test_a_reset_connection_ends_the_channel() -> None:
+    """A1: a crash of the server is a retryable error."""
+    with (
+        ScriptedServer(lambda peer, _request: peer.reset()) as server,
+        open_channel(server) as channel,
+        pytest.raises(ChannelClosed) as caught,
+    ):
+        channel.request(QUESTION, soon())
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00\x00\x00\x04\x00\x00\x00\xff",
+        b"\x00\x00\x00\x06\x00\x00\x00\x02{]",
+    ],
+    ids=["another protocol", "header longer than frame", "no JSON"],
+)
+def test_garbage_fails_everything_and_closes_the_channel(garbage: bytes) -> None:
+    """A1: after nonsense nothing on this connection can be trusted."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.submit(QUESTION, outcomes.put)
+        channel.submit(QUESTION, outcomes.put)
+        peer = server.next_peer()
+        server.next_request()
+        server.next_request()
+        peer.send_bytes(garbage)
+
+        assert isinstance(outcomes.get(timeout=5), RemoteProtocolError)
+        assert isinstance(outcomes.get(timeout=5), RemoteProtocolError)
+        assert peer.has_ended.wait(5)
+        assert not channel.is_open
+
+
+def test_an_unknown_request_of_the_server_is_answered_and_the_channel_stays() -> None:
+    """A1: code 3, never a dropped connection."""
+    with ScriptedServer() as server, open_channel(server) as channel:
+        server.next_peer().send(RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=77))
+        answer = server.next_answer()
+
+        assert (answer.code, answer.opaque) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, 77)
+        assert answer.is_response
+        assert channel.request(QUESTION, soon()).code == 0
+
+
+def test_a_handled_request_of_the_server_gets_the_handlers_answer() -> None:
+    """A1: requests in both directions on one connection."""
+    with (
+        ScriptedServer() as server,
+        open_channel(server, handler=lambda request: request.response(0, body=b"info")),
+    ):
+        server.next_peer().send(RemotingCommand(code=RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=5))
+
+        assert server.next_answer().body == b"info"
+
+
+def test_a_failing_handler_is_answered_with_a_system_error(caplog: pytest.LogCaptureFixture) -> None:
+    """A1: the server learns why, the channel lives."""
+
+    def fail(request: RemotingCommand) -> RemotingCommand:
+        raise ValueError("no such group")
+
+    with ScriptedServer() as server, open_channel(server, handler=fail) as channel:
+        server.next_peer().send(RemotingCommand(code=307, opaque=5))
+        answer = server.next_answer()
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "no such group" in (answer.remark or "")
+        assert channel.request(QUESTION, soon()).code == 0
+    assert "request handler failed" in caplog.text
+
+
+def test_a_slow_handler_delays_no_answer() -> None:
+    """A1: the reader never waits for a handler."""
+    may_finish = threading.Event()
+    with (
+        ScriptedServer() as server,
+        open_channel(server, handler=lambda _request: may_finish.wait(5) and None) as channel,
+    ):
+        server.next_peer().send(RemotingCommand(code=307, opaque=5))
+
+        assert channel.request(QUESTION, soon()).code == 0
+        may_finish.set()
+        assert server.next_answer().code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_a_oneway_request_of_the_server_is_never_answered() -> None:
+    """A1: flag bit 1 forbids an answer, even an error."""
+    with ScriptedServer() as server, open_channel(server) as channel:
+        peer = server.next_peer()
+        peer.send(RemotingCommand(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=1, flag=2))
+        peer.send(RemotingCommand(code=307, opaque=2))
+
+        assert server.next_answer().opaque == 2
+        assert channel.is_open
+
+
+def test_a_oneway_request_carries_its_flag_and_waits_for_nothing() -> None:
+    """A1: flag bit 1."""
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.oneway(QUESTION)
+
+        assert server.next_request().is_oneway
+
+
+def test_closing_fails_what_is_under_way_and_ends_the_threads() -> None:
+    """A1: close is complete and may be repeated."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.submit(QUESTION, outcomes.put)
+        peer = server.next_peer()
+        channel.close()
+        channel.close()
+
+        assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+        assert not [thread for thread in threading.enumerate() if server.address in thread.name]
+        assert peer.has_ended.wait(5)
+
+
+def test_a_closed_channel_refuses_at_once() -> None:
+    """A1: the caller hears of it like of any other failure."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(silent) as server, open_channel(server) as channel:
+        channel.close()
+        channel.submit(QUESTION, outcomes.put)
+
+        assert isinstance(outcomes.get(timeout=0), ChannelClosed)
+        with pytest.raises(ChannelClosed):
+            channel.request(QUESTION, soon())
+        with pytest.raises(ChannelClosed):
+            channel.oneway(QUESTION)
+
+
+def test_a_callback_may_close_the_channel_and_submit_again() -> None:
+    """A1: callbacks run without a lock held."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer() as server, open_channel(server) as channel:
+
+        def again(_answer: object) -> None:
+            channel.submit(QUESTION, close)
+
+        def close(_answer: object) -> None:
+            channel.close()
+            channel.submit(QUESTION, outcomes.put)
+
+        channel.submit(QUESTION, again)
+
+        assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+
+
+def test_a_failing_callback_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A1: the reader survives its callers' bugs."""
+    with ScriptedServer() as server, open_channel(server) as channel:
+        channel.submit(QUESTION, lambda _answer: 1 // 0)
+
+        assert channel.request(QUESTION, soon()).code == 0
+    assert "response callback failed request=GET_MAX_OFFSET" in caplog.text
+
+
+def test_a_peer_that_takes_nothing_ends_the_channel_instead_of_hanging() -> None:
+    """A1: sending is bounded by the transport's own time-out."""
+    may_read = threading.Event()
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ScriptedServer(lambda _peer, _request: may_read.wait(10)) as server:
+        transport = TcpTransport(server.address, open_socket(server.address, 5.0), stall_s=0.05)
+        channel = Channel(transport, CLOCK)
+        for _ in range(4):
+            channel.submit(RemotingCommand(code=30, body=bytes(15 * 1024 * 1024)), outcomes.put)
+        may_read.set()
+        channel.close()
+
+    first = outcomes.get(timeout=5)
+    assert isinstance(first, ChannelClosed)
+    assert "accepted no data for 0.05 s" in str(first)
+
+
+def test_many_threads_share_one_channel() -> None:
+    """A1: frames of different threads never mix."""
+    with (
+        ScriptedServer(lambda peer, request: peer.answer(request, body=request.body)) as server,
+        open_channel(server) as channel,
+    ):
+        wrong: SimpleQueue[object] = SimpleQueue()
+
+        def ask(name: int) -> None:
+            for count in range(30):
+                body = f"{name}-{count}".encode() * 200
+                if channel.request(RemotingCommand(code=30, body=body), soon()).body != body:
+                    wrong.put((name, count))
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        assert wrong.empty()
+        assert server.requests.qsize() == 180
