@@ -50,6 +50,7 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
     for key, value in _flatten(document):
         if key.lower() in seen:
             problems.append(f"--conf {conf} sets '{key}' twice")
+            continue
         seen.add(key.lower())
         text = _to_text(value)
         if text is None:

@@ -76,9 +76,10 @@ def parse_listener_name(text: str) -> str:
 
 def parse_consume_from_where(text: str) -> ConsumeFromWhere:
     """Parser of RocketMQ's names for where a group begins."""
-    if text.strip() not in ConsumeFromWhere:
-        raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}")
-    return ConsumeFromWhere(text.strip())
+    try:
+        return ConsumeFromWhere(text.strip())
+    except ValueError:
+        raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}") from None
 
 
 def parse_consume_timestamp(text: str) -> str:

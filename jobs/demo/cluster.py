@@ -23,7 +23,17 @@ def embedded_cluster(brokers: int) -> Iterator[str]:
     Raises:
         JobFailed: If it does not come up.
     """
-    command = [sys.executable, "-m", "broker_sim", "--port", "0", "--brokers", str(brokers)]
+    # --exit-with-parent: a demo that is killed cannot stop it.
+    command = [
+        sys.executable,
+        "-m",
+        "broker_sim",
+        "--port",
+        "0",
+        "--brokers",
+        str(brokers),
+        "--exit-with-parent",
+    ]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # noqa: S603 - our own
     assert process.stdout is not None
     try:

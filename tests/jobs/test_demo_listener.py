@@ -1,0 +1,83 @@
+"""The demo's listener: fails the same steps on every machine, once, and emits nothing of what it gives back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from jobs.demo.listener import DemoFailure, InjectedFailure, injected_failure, on_order
+from jobs.demo.orders import order_events
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+
+COLUMNS = ("order_id", "step", "sequence", "reconsume_times")
+EVENTS = list(order_events(20_000, seed=7))
+FAILING = {
+    failure: next(event for event in EVENTS if injected_failure(event.order_id, event.sequence) is failure)
+    for failure in InjectedFailure
+}
+PASSING = next(event for event in EVENTS if injected_failure(event.order_id, event.sequence) is None)
+
+
+def message_of(event, reconsume_times=0, queue_offset=0):
+    body = {"order_id": event.order_id, "step": event.step, "sequence": event.sequence}
+    return MessageExt(
+        topic="orders", broker_name="broker-a", queue_id=0, queue_offset=queue_offset, commit_log_offset=0,
+        msg_id="", keys=event.order_id, tags=event.step, body=json.dumps(body).encode(), properties={},
+        born_timestamp=0, born_host="", store_timestamp=0, store_host="", reconsume_times=reconsume_times,
+        sys_flag=0, flag=0,
+    )  # fmt: skip
+
+
+def context_for(message):
+    return ConsumeOrderlyContext(MessageQueue("orders", "broker-a", 0), COLUMNS, frozenset(COLUMNS), message)
+
+
+def test_the_default_demo_injects_a_few_failures_of_both_kinds():
+    counts = Counter(injected_failure(event.order_id, event.sequence) for event in EVENTS)
+
+    assert 1 <= counts[InjectedFailure.SUSPEND] <= 10
+    assert 1 <= counts[InjectedFailure.EXCEPTION] <= 10
+
+
+def test_an_order_fails_at_one_step_at_most():
+    failing = Counter(event.order_id for event in EVENTS if injected_failure(event.order_id, event.sequence))
+
+    assert set(failing.values()) == {1}
+
+
+def test_a_message_that_passes_is_emitted():
+    message = message_of(PASSING, queue_offset=17)
+    context = context_for(message)
+
+    assert on_order([message], context) is ConsumeOrderlyStatus.SUCCESS
+    assert context.take_emitted() == [(17, PASSING.order_id, PASSING.step, PASSING.sequence, 0)]
+
+
+def test_the_first_attempt_of_a_suspending_step_suspends_for_a_moment():
+    """D3: the pause is the context's, not the consumer's default."""
+    message = message_of(FAILING[InjectedFailure.SUSPEND])
+    context = context_for(message)
+
+    assert on_order([message], context) is ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+    assert context.suspend_current_queue_time_millis == 200
+
+
+def test_the_first_attempt_of_a_raising_step_raises():
+    """D5: an exception is the other way to give a delivery back."""
+    message = message_of(FAILING[InjectedFailure.EXCEPTION])
+
+    with pytest.raises(DemoFailure, match=FAILING[InjectedFailure.EXCEPTION].order_id):
+        on_order([message], context_for(message))
+
+
+@pytest.mark.parametrize("failure", InjectedFailure)
+def test_the_second_attempt_passes_and_says_that_it_was_one(failure):
+    event = FAILING[failure]
+    message = message_of(event, reconsume_times=1)
+    context = context_for(message)
+
+    assert on_order([message], context) is ConsumeOrderlyStatus.SUCCESS
+    assert context.take_emitted() == [(0, event.order_id, event.step, event.sequence, 1)]

@@ -1,0 +1,71 @@
+"""Finding a user's listener: by module and function, with a sentence for everything that can be wrong."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+
+import pytest
+
+from jobs.listeners import load_listener
+from pyspark_rocketmq.errors import OptionError
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def problem_of(name, *py_files):
+    with pytest.raises(OptionError) as caught:
+        load_listener(name, py_files)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_a_listener_is_found_in_the_current_directory(tmp_path):
+    (tmp_path / "here.py").write_text("def on(messages, context): return 'here'\n")
+
+    assert load_listener("here:on", ())(None, None) == "here"
+
+
+def test_a_listener_is_found_in_a_file_and_in_an_archive(tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "in_file.py").write_text("def on(messages, context): return 'file'\n")
+    with zipfile.ZipFile(folder / "some.zip", "w") as archive:
+        archive.writestr("in_zip.py", "def on(messages, context): return 'zip'\n")
+    py_files = (str(folder / "in_file.py"), str(folder / "some.zip"))
+
+    assert load_listener("in_file:on", py_files)(None, None) == "file"
+    assert load_listener("in_zip:on", py_files)(None, None) == "zip"
+
+
+def test_a_missing_module_is_told_with_where_it_was_looked_for():
+    assert problem_of("no_such.module:on") == (
+        "option listener='no_such.module:on' cannot be used: there is no module 'no_such' in pyFiles, in the "
+        "current directory or on PYTHONPATH"
+    )
+
+
+def test_a_module_that_lacks_something_itself_is_told_apart(tmp_path):
+    (tmp_path / "needy.py").write_text("import absent_thing\n")
+
+    assert "its module needs 'absent_thing', which cannot be found" in problem_of("needy:on")
+
+
+def test_a_module_that_fails_is_told_with_its_reason(tmp_path):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no luck')\n")
+
+    assert "importing its module failed: RuntimeError: no luck" in problem_of("broken:on")
+
+
+def test_a_missing_function_is_named(tmp_path):
+    (tmp_path / "empty.py").write_text("on = 3\n")
+
+    assert "module 'empty' has no function 'on'" in problem_of("empty:on")

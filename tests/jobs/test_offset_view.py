@@ -1,0 +1,102 @@
+"""Progress beside what the brokers hold: sorted, lag from the broker's end, JSON that any tool reads."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from deltalake import DeltaTable
+from rich.console import Console
+
+from jobs.errors import JobFailed
+from jobs.offset_view import view_offsets
+from jobs.offsets_show import show_offsets
+from jobs.settings import OffsetsShowSettings
+from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
+from tests.helpers.fake_clock import FakeClock
+
+A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
+
+
+def row(queue, next_offset=5, group="etl", suspended_until_s=None):
+    return OffsetRow(
+        consumer_group=group, queue=queue, next_offset=next_offset, epoch=1, owner="me", reconsume_times=0,
+        suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
+    )  # fmt: skip
+
+
+def shown(path, *, as_json=False, **settings):
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    show_offsets(OffsetsShowSettings(offset_store=str(path), **settings), console, as_json=as_json)
+    return output.getvalue()
+
+
+@pytest.fixture
+def table(tmp_path):
+    store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
+    for group in ("etl", "audit"):
+        rows = store.claim(group, "me", {B0: 0, A1: 0, A0: 0})
+        commits = [QueueCommit(queue=A1, epoch=rows[A1].epoch, next_offset=42, reconsume_times=1)]
+        store.commit(group, commits, query_id="q", batch_id=0)
+    return tmp_path / "offsets"
+
+
+def test_rows_are_sorted_by_group_and_queue():
+    views = view_offsets([row(B0), row(A1, group="z"), row(A1), row(A0)], {})
+
+    assert [(view.row.consumer_group, view.row.queue) for view in views] == [
+        ("etl", A0),
+        ("etl", A1),
+        ("etl", B0),
+        ("z", A1),
+    ]
+
+
+def test_lag_is_what_the_broker_holds_beyond_the_next_offset():
+    bounds = {A0: QueueBounds(min_offset=2, max_offset=9), A1: QueueBounds(min_offset=0, max_offset=3)}
+
+    lags = [view.lag for view in view_offsets([row(A0), row(A1), row(B0)], bounds)]
+
+    assert lags == [4, 0, None]
+
+
+def test_times_are_iso_8601_in_utc():
+    (view,) = view_offsets([row(A0, suspended_until_s=1_700_000_001.25)], {})
+
+    assert view.columns()["updatedAt"] == "2023-11-14T22:13:20.500+00:00"
+    assert view.columns()["suspendedUntil"] == "2023-11-14T22:13:21.250+00:00"
+
+
+def test_json_holds_one_object_per_queue_of_the_group(table):
+    entries = json.loads(shown(table, as_json=True, consumer_group="etl"))
+
+    assert [(entry["brokerName"], entry["queueId"], entry["nextOffset"]) for entry in entries] == [
+        ("a", 0, 0),
+        ("a", 1, 42),
+        ("b", 0, 0),
+    ]
+    assert entries[1]["reconsumeTimes"] == 1
+    assert entries[0]["lag"] is None
+
+
+def test_every_group_is_shown_when_none_is_named(table):
+    text = shown(table)
+
+    assert text.index("consumer group audit") < text.index("consumer group etl")
+    assert "lag" not in text
+
+
+def test_an_unknown_group_is_refused_with_the_known_ones(table):
+    with pytest.raises(JobFailed, match="its groups are: audit, etl"):
+        shown(table, consumer_group="elt")
+
+
+def test_a_missing_table_is_refused_and_not_made(tmp_path):
+    with pytest.raises(JobFailed, match="There is no offset table"):
+        shown(tmp_path / "nothing")
+
+    assert not DeltaTable.is_deltatable(str(tmp_path / "nothing"))

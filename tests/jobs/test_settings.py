@@ -1,0 +1,167 @@
+"""Settings of a job: file and --option merged, every problem told at once, nothing else accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.conf_file import gather_texts
+from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, Trigger, load_settings
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import ConsumeFromWhere
+from tests.packaging.checkout import ROOT
+
+CONSUME = (
+    "nameServers=127.0.0.1:9876",
+    "topic=orders",
+    "consumerGroup=etl",
+    "listener=shop.listeners:on_order",
+    "outputSchema=order_id string",
+    "sink=/lake/orders",
+    "offsetStore=/lake/offsets",
+    "checkpoint=/lake/checkpoint",
+)
+
+
+def problems_of(settings, *pairs, conf=None):
+    with pytest.raises(OptionError) as caught:
+        load_settings(settings, "a job", conf, pairs)
+    return caught.value.problems
+
+
+def test_an_option_on_the_command_line_wins_over_the_file(tmp_path):
+    conf = tmp_path / "demo.toml"
+    conf.write_text("orders = 10\nseed = 1\n")
+
+    settings = load_settings(DemoSettings, "demo", conf, ["ORDERS=20"])
+
+    assert (settings.orders, settings.seed) == (20, 1)
+
+
+def test_tables_of_the_file_only_group(tmp_path):
+    conf = tmp_path / "x.toml"
+    conf.write_text('topic = "t"\n[listener]\nlistener = "m:f"\n[listener.more]\norderly = true\n')
+
+    assert gather_texts(conf, ()) == ({"topic": "t", "listener": "m:f", "orderly": "true"}, [])
+
+
+def test_lists_become_the_text_a_user_would_type(tmp_path):
+    conf = tmp_path / "x.toml"
+    conf.write_text('nameServers = ["a:1", "b:2"]\n')
+
+    assert gather_texts(conf, ()) == ({"nameServers": "a:1,b:2"}, [])
+
+
+def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path):
+    conf = tmp_path / "x.toml"
+    conf.write_text('seed = "x"\n[a]\nSEED = 2\n[b]\nwhen = 2024-01-01\n')
+
+    problems = problems_of(DemoSettings, "ordrs=3", "nonsense", "brokers=99", conf=conf)
+
+    assert problems == (
+        f"--conf {conf} sets 'SEED' twice",
+        f"--conf {conf}: 'when' is neither text, number, true/false nor a list of these",
+        "--option 'nonsense' is not key=value",
+        "option seed='x' is not a whole number between 0 and 2147483648",
+        "unknown option 'ordrs'; did you mean 'orders'?",
+        "option brokers='99' is not between 1 and 8",
+    )
+
+
+def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_path):
+    missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
+    broken.write_text("a = \n")
+
+    assert problems_of(DemoSettings, "sed=1", conf=missing)[0] == (
+        f"--conf {missing} cannot be read: No such file or directory"
+    )
+    first, second = problems_of(DemoSettings, "sed=1", conf=broken)
+    assert first.startswith(f"--conf {broken} is not TOML: ")
+    assert second == "unknown option 'sed'; did you mean 'seed'?"
+
+
+def test_every_required_option_of_consume_is_asked_for_at_once():
+    problems = problems_of(ConsumeSettings)
+
+    assert [problem.split("'")[1] for problem in problems] == [pair.split("=")[0] for pair in CONSUME]
+
+
+def test_consume_has_rocketmqs_defaults():
+    settings = load_settings(ConsumeSettings, "consume", None, CONSUME)
+
+    assert settings.batch_size == 1
+    assert settings.suspend_ms == 1000
+    assert settings.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    assert settings.trigger == Trigger("1 second")
+    assert settings.trigger.keywords() == {"processingTime": "1 second"}
+
+
+def test_the_example_file_of_consume_is_complete_and_valid():
+    settings = load_settings(ConsumeSettings, "consume", ROOT / "conf/consume.example.toml", ())
+
+    assert settings.listener == "jobs.demo.listener:on_order"
+    documented = (ROOT / "conf/consume.example.toml").read_text()
+    for spec in ConsumeSettings.specs():
+        assert f"{spec.key} = " in documented
+
+
+@pytest.mark.parametrize(
+    ("pair", "problem"),
+    [
+        (
+            "trigger=often",
+            "option trigger='often' is neither availableNow nor an interval such as '1 second'",
+        ),
+        ("listener=on_order", "option listener='on_order' is not module:function"),
+        (
+            "consumeFromWhere=FIRST",
+            (
+                "option consumeFromWhere='FIRST' is none of CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_FIRST_OFFSET, "
+                "CONSUME_FROM_TIMESTAMP"
+            ),
+        ),
+        (
+            "consumeTimestamp=yesterday",
+            "option consumeTimestamp='yesterday' is not a time written as yyyyMMddHHmmss",
+        ),
+        ("sink=", "option sink='' is empty"),
+    ],
+)
+def test_an_unusable_value_is_told_with_its_key_and_the_reason(pair, problem):
+    key = pair.split("=")[0]
+
+    others = [other for other in CONSUME if not other.startswith(f"{key}=")]
+
+    assert problems_of(ConsumeSettings, *others, pair) == (problem,)
+
+
+def test_available_now_drains_and_ends():
+    settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "trigger=availableNow"])
+
+    assert settings.trigger.keywords() == {"availableNow": True}
+
+
+def test_relative_paths_are_the_current_directorys_and_uris_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    others = [pair for pair in CONSUME if not pair.startswith("sink=")]
+
+    pairs = [*others, "sink=lake/orders", "pyFiles=a.py, s3://bucket/b.zip"]
+    settings = load_settings(ConsumeSettings, "consume", None, pairs)
+
+    assert settings.sink == str(tmp_path / "lake/orders")
+    assert settings.py_files == (str(tmp_path / "a.py"), "s3://bucket/b.zip")
+
+
+def test_what_goes_to_the_source_is_valid_there():
+    from pyspark_rocketmq.options import ReadOptions
+
+    settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "failOnDataLoss=false"])
+
+    parsed = ReadOptions.parse({"nameServers": "h:1", "topic": "t", **settings.source_options()})
+    assert parsed.fail_on_data_loss is False
+
+
+def test_offsets_show_needs_only_the_table():
+    settings = load_settings(OffsetsShowSettings, "offsets show", None, ["offsetStore=/lake/offsets"])
+
+    assert settings.consumer_group is None
+    assert settings.name_servers is None
