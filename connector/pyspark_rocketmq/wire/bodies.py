@@ -64,8 +64,7 @@ class LockBatchRequest:
     only_this_broker: bool = False
 
 
-_INT32: Final = range(-(1 << 31), 1 << 31)
-_INT64: Final = range(-(1 << 63), 1 << 63)
+_INT32_END: Final = 1 << 31
 
 # Deprecated names; Java's consumers treat them as the last offset (RebalancePushImpl.computePullFromWhere).
 _FROM_LAST_OFFSET: Final = frozenset(
@@ -298,16 +297,16 @@ def _queues_from_json(owner: JsonObject, name: str) -> frozenset[MessageQueue]:
 def _queue_from_json(value: Any, where: str) -> MessageQueue:
     """A message queue, as an object or (a standard JSON key) as the text of one; called very often."""
     if type(value) is str:
-        value = loads(value.encode())
+        value = loads(value.encode(errors="surrogatepass"))
     try:
-        topic, broker_name, queue_id = value["topic"], value["brokerName"], value["queueId"]
+        queue = MessageQueue(value["topic"], value["brokerName"], value["queueId"])
     except (KeyError, TypeError) as exc:
         raise RemoteProtocolError(
             f"{where} holds something that is no message queue: {value!r:.80}."
         ) from exc
-    if type(topic) is not str or type(broker_name) is not str or type(queue_id) is not int:
+    if tuple(map(type, queue)) != (str, str, int) or not -_INT32_END <= queue.queue_id < _INT32_END:
         raise RemoteProtocolError(f"{where} holds something that is no message queue: {value!r:.80}.")
-    return MessageQueue(topic, broker_name, queue_id)
+    return queue
 
 
 def _bounds_from_json(value: Any, where: str) -> QueueBounds:
@@ -317,7 +316,8 @@ def _bounds_from_json(value: Any, where: str) -> QueueBounds:
         updated = value.get("lastUpdateTimestamp", 0)
     except (KeyError, TypeError, AttributeError) as exc:
         raise RemoteProtocolError(f"{where} holds something that is no TopicOffset: {value!r:.80}.") from exc
-    for number in (minimum, maximum, updated):
-        if type(number) is not int or number not in _INT64:
-            raise RemoteProtocolError(f"{where} holds something that is no TopicOffset: {value!r:.80}.")
-    return QueueBounds(min_offset=minimum, max_offset=maximum, last_update_timestamp=updated)
+    return QueueBounds(
+        min_offset=checked_int64(minimum, where),
+        max_offset=checked_int64(maximum, where),
+        last_update_timestamp=checked_int64(updated, where),
+    )

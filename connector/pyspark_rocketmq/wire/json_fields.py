@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, loads
 
 T = TypeVar("T")
+
+_INT64_END: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def checked_int64(value: object, where: str) -> int:
     Raises:
         RemoteProtocolError: If it is something else.
     """
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+    if type(value) is not int or not -_INT64_END <= value < _INT64_END:
         raise RemoteProtocolError(f"{where} is no 64-bit integer: {value!r:.80}.")
     return value
 
