@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,8 @@ _BROKERS = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Told to end, the run ends as by Ctrl-C: fixtures stop the processes they started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.pluginmanager.register(BackendCounts(is_strict=os.environ.get("CI", "").lower() == "true"))
 
 
