@@ -98,6 +98,12 @@ def test_a_pickled_store_reads_the_same_table(path: Path):
     assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 4
 
 
+def test_a_relative_path_means_the_same_table_in_every_folder(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert DeltaOffsetStore("offsets").spec == f"delta:{tmp_path / 'offsets'}"
+
+
 def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: Path):
     store = DeltaOffsetStore(path)
     store.read(GROUP)

@@ -406,6 +406,13 @@ def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: 
     assert offsets_in(path) == [0, 1]
 
 
+def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch):
+    """Tasks and the planner work in other folders."""
+    monkeypatch.chdir(tmp_path)
+
+    assert DeltaSink("orders").path == str(tmp_path / "orders")
+
+
 def test_prepare_says_which_path_it_chose(path: Path, caplog):
     with caplog.at_level("INFO", logger="pyspark_rocketmq"):
         DeltaSink(path).prepare(SCHEMA)

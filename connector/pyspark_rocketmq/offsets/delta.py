@@ -33,7 +33,7 @@ from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
-from pyspark_rocketmq.offsets.table_reading import read_form
+from pyspark_rocketmq.offsets.table_reading import read_form, table_uri
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class DeltaOffsetStore:
     def __init__(
         self, path: str | Path, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        self._path = str(path)
+        self._path = table_uri(path)
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._handles = threading.local()

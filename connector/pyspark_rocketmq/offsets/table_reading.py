@@ -1,13 +1,20 @@
-"""Reads a Delta table's form through delta-rs, for the pure judgement of :mod:`.table_form`.
+"""Finds a Delta table and reads its form through delta-rs, for the pure judgement of :mod:`.table_form`.
 
 Not for executors: importing delta-rs in a process that forks later makes the children fail.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns, writer_features
+
+
+def table_uri(path: str | Path) -> str:
+    """Return a storage URI as it is and a local path made absolute: other processes work in other folders."""
+    return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 
 def read_form(table: DeltaTable) -> TableForm:

@@ -122,6 +122,7 @@ class TableLog:
         self.refresh()
         if self.version == begun_at + 1:
             self._versions = {**known, **versions}
+            self._restore_checked[consumer_group] = self.version
             return self.version
         own = (entry for entry in self.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
         return int(next(own)["version"])

@@ -31,6 +31,7 @@ from pyspark_rocketmq.consume.watermark import advance, app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
+from pyspark_rocketmq.offsets.table_reading import table_uri
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.delta_log import TableLog, create_table, open_log
 from pyspark_rocketmq.streaming.table_protocol import (
@@ -76,7 +77,7 @@ class DeltaSink:
                 "does not update any. Leave mergeKeys out and merge from the sink's table in a query of your own."
             )
             raise OptionError((problem,), where="Delta sink")
-        self._path = str(path)
+        self._path = table_uri(path)
         self._partition_by = tuple(partition_by)
         self.sleep = sleep
         self._wanted: TableForm | None = None
@@ -90,7 +91,7 @@ class DeltaSink:
 
     @property
     def path(self) -> str:
-        """Where the table is."""
+        """Where the table is: a storage URI or an absolute path."""
         return self._path
 
     def prepare(self, schema: pa.Schema) -> None:

@@ -1,0 +1,298 @@
+"""The files that tasks write: what is in them, where they are, and what is left after a failure."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+GROUP = "order-etl"
+Q0 = MessageQueue("orders", "broker-a", 0)
+POSITION = [
+    ("topic", pa.string()),
+    ("brokerName", pa.string()),
+    ("queueId", pa.int32()),
+    ("queueOffset", pa.int64()),
+]
+SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
+
+
+def rows(*steps, start: int = 0, schema: pa.Schema = SCHEMA, column: str = "step") -> pa.RecordBatch:
+    made = [
+        {
+            "topic": Q0.topic,
+            "brokerName": Q0.broker_name,
+            "queueId": 0,
+            "queueOffset": start + i,
+            column: step,
+        }
+        for i, step in enumerate(steps)
+    ]
+    return pa.RecordBatch.from_pylist(made, schema=schema)
+
+
+def writer(folder: Path, **more) -> TaskWriter:
+    settings = {"schema": SCHEMA, "partition_by": (), "watermarks": {Q0: 0}, **more}
+    return TaskWriter(table_uri=str(folder), **settings)
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*.parquet"))
+
+
+def test_a_written_file_is_described_truly(tmp_path: Path):
+    [file] = writer(tmp_path).write(iter([rows("a", "b"), rows("c", start=2)]))
+
+    assert files_in(tmp_path) == [file.path]
+    assert file.size == (tmp_path / file.path).stat().st_size
+    assert file.num_records == 3
+    assert file.partition_values == {}
+    assert pq.read_table(tmp_path / file.path).column("step").to_pylist() == ["a", "b", "c"]
+
+
+def test_a_written_file_travels_as_json(tmp_path: Path):
+    [file] = writer(tmp_path).write(iter([rows("a")]))
+
+    assert WrittenFile(**json.loads(json.dumps(file.to_dict()))) == file
+
+
+def test_a_writer_is_picklable(tmp_path: Path):
+    task_writer = writer(tmp_path)
+
+    assert pickle.loads(pickle.dumps(task_writer)) == task_writer
+
+
+def test_no_rows_make_no_file(tmp_path: Path):
+    assert writer(tmp_path).write(iter([])) == []
+    assert writer(tmp_path).write(iter([rows()])) == []
+    assert writer(tmp_path, watermarks={Q0: 5}).write(iter([rows("a", "b")])) == []
+    assert files_in(tmp_path) == []
+
+
+def test_rows_below_the_watermark_are_left_out(tmp_path: Path):
+    """H1: an earlier run of the batch wrote them."""
+    [file] = writer(tmp_path, watermarks={Q0: 2}).write(iter([rows("a", "b", "c"), rows("d", start=3)]))
+
+    assert pq.read_table(tmp_path / file.path).column("queueOffset").to_pylist() == [2, 3]
+
+
+def test_several_rows_of_one_message_stay_together(tmp_path: Path):
+    """H1: a listener may emit several rows for a message."""
+    twice = pa.Table.from_batches([rows("a", "b", start=4), rows("c", start=5)]).combine_chunks()
+
+    [file] = writer(tmp_path, watermarks={Q0: 5}).write(iter(twice.to_batches()))
+
+    assert pq.read_table(tmp_path / file.path).column("step").to_pylist() == ["b", "c"]
+
+
+def test_a_file_is_finished_at_its_row_limit(tmp_path: Path):
+    files = writer(tmp_path, max_file_rows=3).write(iter([rows(*"abcdefgh")]))
+
+    assert [file.num_records for file in files] == [3, 3, 2]
+    offsets = [pq.read_table(tmp_path / file.path).column("queueOffset").to_pylist() for file in files]
+    assert offsets == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_a_file_is_finished_at_its_size_limit(tmp_path: Path):
+    files = writer(tmp_path, max_file_bytes=1).write(iter([rows("a"), rows("b", start=1)]))
+
+    assert [file.num_records for file in files] == [1, 1]
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError])
+def test_a_failing_batch_leaves_no_file_behind(tmp_path: Path, failure):
+    def batches():
+        yield rows(*"abcd")
+        raise failure
+
+    with pytest.raises(failure):
+        writer(tmp_path, max_file_rows=3).write(batches())
+
+    assert files_in(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------ columns
+
+
+def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path):
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "step": pa.array(["a"]).dictionary_encode(),
+            "queueOffset": pa.array([0], pa.int32()),
+            "topic": pa.array(["orders"], pa.large_string()),
+            "brokerName": ["broker-a"],
+            "queueId": pa.array([0], pa.int64()),
+        }
+    )
+
+    [file] = writer(tmp_path).write(iter([batch]))
+
+    assert pq.read_schema(tmp_path / file.path).equals(SCHEMA)
+
+
+def test_missing_and_superfluous_columns_are_named(tmp_path: Path):
+    batch = rows("a").rename_columns([*SCHEMA.names[:4], "stepp"])
+
+    with pytest.raises(SchemaError, match=r"missing columns: step; superfluous columns: stepp"):
+        writer(tmp_path).write(iter([batch]))
+
+
+def test_a_value_that_does_not_fit_is_refused(tmp_path: Path):
+    schema = pa.schema([*POSITION, ("step", pa.int32())])
+    too_large = rows(2**40, schema=pa.schema([*POSITION, ("step", pa.int64())]))
+
+    with pytest.raises(SchemaError, match=r"Column step .* type int64, .* int32"):
+        writer(tmp_path, schema=schema).write(iter([too_large]))
+
+
+def test_nulls_in_a_column_that_has_none_are_refused(tmp_path: Path):
+    schema = pa.schema([*POSITION, pa.field("step", pa.string(), nullable=False)])
+
+    with pytest.raises(SchemaError, match="Column step of the output rows has 1 nulls"):
+        writer(tmp_path, schema=schema).write(iter([rows("a", None)]))
+
+
+def test_a_row_without_position_is_refused(tmp_path: Path):
+    batch = pa.RecordBatch.from_pylist([{"topic": "orders"}], schema=SCHEMA)
+
+    with pytest.raises(SchemaError, match="Column brokerName of the output rows has 1 nulls"):
+        writer(tmp_path).write(iter([batch]))
+
+
+def test_a_uri_of_an_unknown_scheme_is_refused():
+    with pytest.raises(OptionError, match=r"cannot be written to ftp://lake/orders"):
+        writer("ftp://lake/orders").write(iter([rows("a")]))
+
+
+def test_a_file_uri_is_written_to(tmp_path: Path):
+    [file] = writer(tmp_path.as_uri()).write(iter([rows("a")]))
+
+    assert files_in(tmp_path) == [file.path]
+
+
+# ------------------------------------------------------------------------------------------ partitions
+
+TRICKY = ["a b/c:%é=1", "", None, "plain", "a'b", "../x"]
+
+
+def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
+    path = tmp_path / "orders"
+    sink = DeltaSink(path, partition_by=["step"])
+    sink.prepare(SCHEMA)
+    batch = sink.begin(GROUP, [Q0])
+
+    files = batch.task_writer().write(iter([rows(*TRICKY), rows(*TRICKY, start=6)]))
+    batch.commit(files, {Q0: 12})
+
+    # An empty partition value means null in Delta, also when Spark writes it.
+    read = [None if step == "" else step for step in TRICKY]
+    table = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
+    assert table.column("step").to_pylist() == read * 2
+    assert len(files) == 5
+    assert "step" not in pq.read_schema(path / files[0].path).names
+    assert all((path / file.path).resolve().parent.parent == path for file in files)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "text"),
+    [
+        (pa.int64(), -7, "-7"),
+        (pa.bool_(), True, "true"),
+        (pa.date32(), date(2023, 11, 4), "2023-11-04"),
+    ],
+)
+def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_, value, text):
+    path = tmp_path / "orders"
+    schema = pa.schema([*POSITION, ("part", type_)])
+    sink = DeltaSink(path, partition_by=["part"])
+    sink.prepare(schema)
+    batch = sink.begin(GROUP, [Q0])
+
+    files = batch.task_writer().write(iter([rows(value, None, schema=schema, column="part")]))
+    batch.commit(files, {Q0: 2})
+
+    assert {file.partition_values["part"] for file in files} == {text, None}
+    table = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
+    assert table.column("part").to_pylist() == [value, None]
+
+
+def test_two_partition_columns_make_nested_folders(tmp_path: Path):
+    written = writer(tmp_path, partition_by=("topic", "step")).write(iter([rows("a", "b", "a")]))
+
+    assert sorted((file.path.rsplit("/", 1)[0], file.num_records) for file in written) == [
+        ("topic=orders/step=a", 2),
+        ("topic=orders/step=b", 1),
+    ]
+
+
+def test_more_partitions_than_open_files_are_written_all(tmp_path: Path):
+    steps = [str(number) for number in range(100)]
+
+    files = writer(tmp_path, partition_by=("step",)).write(iter([rows(*steps), rows(*steps, start=100)]))
+
+    assert sum(file.num_records for file in files) == 200
+    assert {file.partition_values["step"] for file in files} == set(steps)
+
+
+def test_an_existing_tables_partitioning_is_kept(tmp_path: Path):
+    path = tmp_path / "orders"
+    DeltaTable.create(path, schema=SCHEMA, partition_by=["step"])
+    sink = DeltaSink(path)
+    sink.prepare(SCHEMA)
+    batch = sink.begin(GROUP, [Q0])
+
+    batch.commit(batch.task_writer().write(iter([rows("a", "b")])), {Q0: 2})
+
+    assert files_in(path)[0].startswith("step=a/")
+
+
+def test_columns_of_every_type_read_back(tmp_path: Path):
+    path = tmp_path / "orders"
+    schema = pa.schema(
+        [
+            *POSITION,
+            ("properties", pa.map_(pa.string(), pa.string())),
+            ("items", pa.list_(pa.struct([("id", pa.int64()), ("name", pa.string())]))),
+            ("at", pa.timestamp("us", "UTC")),
+            ("day", pa.date32()),
+            ("amount", pa.decimal128(12, 2)),
+            ("rate", pa.float64()),
+            ("body", pa.binary()),
+            ("done", pa.bool_()),
+        ]
+    )
+    row = {
+        "topic": "orders",
+        "brokerName": "broker-a",
+        "queueId": 0,
+        "queueOffset": 0,
+        "properties": [("k", "v")],
+        "items": [{"id": 1, "name": "pen"}],
+        "at": datetime(2023, 11, 4, 5, 6, 7, 89, tzinfo=UTC),
+        "day": date(2023, 11, 4),
+        "amount": None,
+        "rate": float("nan"),
+        "body": b"\x00\xff",
+        "done": True,
+    }
+    sink = DeltaSink(path)
+    sink.prepare(schema)
+    batch = sink.begin(GROUP, [Q0])
+    made = pa.RecordBatch.from_pylist([row], schema=schema)
+
+    batch.commit(batch.task_writer().write(iter([made])), {Q0: 1})
+
+    [read] = DeltaTable(path).to_pyarrow_table().to_pylist()
+    # As text, because NaN does not equal itself.
+    assert str(read) == str(made.to_pylist()[0])

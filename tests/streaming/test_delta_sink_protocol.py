@@ -1,0 +1,150 @@
+"""Which tables the sink refuses, as far as this can be said without a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.offsets.table_form import Column, TableForm, parse_columns, writer_features
+from pyspark_rocketmq.streaming.table_protocol import (
+    POSITION_TYPES,
+    check_sink_table,
+    commit_metadata,
+    find_restore,
+    is_commit_of,
+    refused_features,
+)
+
+
+def form(*, features=("appendOnly", "invariants"), configuration=None, **column_metadata) -> TableForm:
+    columns = [Column(name=name, type=type_, metadata={}) for name, type_ in POSITION_TYPES.items()]
+    columns += [Column(name=name, type="long", metadata=data) for name, data in column_metadata.items()]
+    return TableForm(
+        columns=tuple(columns),
+        partition_by=(),
+        configuration=configuration or {},
+        features=frozenset(features),
+    )
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "allowColumnDefaults",
+        "clustering",
+        "domainMetadata",
+        "icebergCompatV2",
+        "identityColumns",
+        "inCommitTimestamp",
+        "rowTracking",
+        "typeWidening",
+        "vacuumProtocolCheck",
+        "somethingNew",
+    ],
+)
+def test_a_feature_that_delta_rs_must_not_write_is_named(feature):
+    assert refused_features(form(features=["appendOnly", feature])) == (feature,)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    ["appendOnly", "invariants", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint"],
+)
+def test_a_feature_that_does_not_touch_added_files_is_allowed(feature):
+    assert refused_features(form(features=[feature])) == ()
+
+
+@pytest.mark.parametrize("feature", ["checkConstraints", "columnMapping", "generatedColumns", "invariants"])
+def test_a_feature_that_nothing_uses_is_allowed(feature):
+    assert refused_features(form(features=[feature], plain={})) == ()
+
+
+@pytest.mark.parametrize(
+    ("used", "name"),
+    [
+        ({"configuration": {"delta.constraints.positive": "x > 0"}}, "CHECK constraint positive"),
+        ({"configuration": {"delta.columnMapping.mode": "id"}}, "columnMapping (delta.columnMapping.mode)"),
+        ({"day": {"delta.generationExpression": "x"}}, "generated column day"),
+        ({"id": {"delta.identity.start": 1}}, "identity column id"),
+        ({"id": {"delta.invariants": "{}"}}, "invariant of column id"),
+    ],
+)
+def test_a_feature_in_use_is_named_with_what_uses_it(used, name):
+    assert refused_features(form(**used)) == (name,)
+
+
+def test_column_mapping_switched_off_is_allowed():
+    assert refused_features(form(configuration={"delta.columnMapping.mode": "none"})) == ()
+
+
+def test_the_refusal_names_every_feature_and_a_remedy():
+    table = form(features=["rowTracking", "clustering"], configuration={"delta.constraints.c": "x"})
+
+    with pytest.raises(OptionError) as refusal:
+        check_sink_table("/lake/orders", table, form())
+
+    text = str(refusal.value)
+    assert "/lake/orders cannot take files" in text
+    assert "clustering, rowTracking, CHECK constraint c" in text
+    assert "DROP FEATURE" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "features"),
+    [
+        (1, set()),
+        (2, {"appendOnly", "invariants"}),
+        (4, {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"}),
+    ],
+)
+def test_old_writer_versions_stand_for_features(version, features):
+    assert writer_features(version, None, None) == features
+
+
+def test_writer_version_6_implies_identity_columns_and_5_column_mapping():
+    assert writer_features(6, None, None) - writer_features(5, None, None) == {"identityColumns"}
+    assert "columnMapping" in writer_features(5, None, None)
+
+
+def test_writer_version_7_names_its_features():
+    assert writer_features(7, ["appendOnly"], ["deletionVectors"]) == {"appendOnly", "deletionVectors"}
+
+
+def test_nested_types_are_compared_as_a_whole():
+    nested = {"type": "array", "elementType": "string", "containsNull": True}
+    schema = {"type": "struct", "fields": [{"name": "x", "type": nested, "nullable": False}]}
+
+    [column] = parse_columns(json.dumps(schema))
+
+    assert (json.loads(column.type), column.is_nullable, column.metadata) == (nested, False, {})
+
+
+RESTORE = {"operation": "RESTORE", "version": 7}
+OURS = {"operation": "WRITE", **commit_metadata("g", "id-1")}
+OTHERS = {"operation": "WRITE", **commit_metadata("other", "id-2")}
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [
+        ([], None),
+        ([OURS, RESTORE], None),
+        ([RESTORE, OURS], RESTORE),
+        ([OTHERS, RESTORE, OURS], RESTORE),
+        ([{"operation": "WRITE"}, {"operation": "OPTIMIZE", "userMetadata": None}, OURS, RESTORE], None),
+        ([{"operation": "WRITE", "userMetadata": "not json"}, RESTORE], RESTORE),
+        ([{"operation": "WRITE", "userMetadata": "[1]"}, RESTORE], RESTORE),
+        ([{"operation": "WRITE", "userMetadata": '{"consumerGroup": "g"}'}, RESTORE], RESTORE),
+    ],
+)
+def test_a_restore_counts_when_it_is_newer_than_the_groups_last_commit(history, found):
+    """H1: RESTORE keeps watermarks whose rows are gone."""
+    assert find_restore(history, "g") == found
+
+
+def test_a_commit_is_known_by_its_id():
+    assert is_commit_of(OURS, commit_id="id-1")
+    assert not is_commit_of(OURS, commit_id="id-2")
+    assert not is_commit_of({"operation": "WRITE"}, commit_id="id-1")
