@@ -30,6 +30,7 @@ from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBo
 
 _MOST_BROKERS = len(ascii_lowercase)
 _LONGEST_CALL_S = 30.0
+_SETTLE_S = 0.001
 
 _T = TypeVar("_T")
 
@@ -44,7 +45,8 @@ class AsyncCluster:
             raise ValueError(f"A cluster has 1 to {_MOST_BROKERS} brokers, not {brokers}.")
         self.clock = clock or RealClock()
         self.faults = FaultScript()
-        self.name_server = NameServer()
+        settings = settings or BrokerSettings()
+        self.name_server = NameServer(mirror_header_form=settings.mirror_header_form)
         self.brokers: Mapping[str, Broker] = {
             f"broker-{letter}": Broker(f"broker-{letter}", self.clock, settings)
             for letter in ascii_lowercase[:brokers]
@@ -229,6 +231,8 @@ class SimCluster:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            # Connections accepted at the last moment are announced, and closed, a few rounds later.
+            self._loop.run_until_complete(asyncio.sleep(_SETTLE_S))
         finally:
             self._loop.close()
 

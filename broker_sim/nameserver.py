@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import SEE_FAQ, Refused, not_supported, reply
+from broker_sim.replies import SEE_FAQ, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
 from broker_sim.topics import TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError
@@ -30,7 +30,9 @@ class NameServer:
 
     name = "namesrv"
 
-    def __init__(self) -> None:
+    def __init__(self, *, mirror_header_form: bool = True) -> None:
+        """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
+        self._mirror_header_form = mirror_header_form
         self._brokers: dict[str, _Registration] = {}
 
     def register(self, broker_name: str, address: Host, topics: TopicTable) -> None:
@@ -69,6 +71,8 @@ class NameServer:
             answer = reply(command, refused.code, refused.remark)
         except RemoteProtocolError as error:
             answer = reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+        if not self._mirror_header_form:
+            answer = in_json(answer)
         return [] if command.is_oneway else [Outgoing(peer, answer, command.code)]
 
     def connection_closed(self, _peer: Peer) -> list[Outgoing]:

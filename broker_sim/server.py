@@ -67,21 +67,23 @@ class EndpointServer:
     async def start(self, port: int) -> Host:
         """Listen on ``port`` (0: any free one) and return the address."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: _Connection(self), _IP, port)
+        listener = await loop.create_server(lambda: _Connection(self), _IP, port, start_serving=False)
+        self._listener = listener  # before the first connection can come
+        await listener.start_serving()
         self._scan = loop.call_later(_SCAN_INTERVAL_S, self._scan_members)
-        return Host(_IP, int(self._listener.sockets[0].getsockname()[1]))
+        return Host(_IP, int(listener.sockets[0].getsockname()[1]))
 
     async def stop(self) -> None:
         """Close the listener and every connection; does nothing when stopped already."""
         if self._listener is None:
             return
-        self._listener.close()
+        listener, self._listener = self._listener, None
+        listener.close()
         connections = list(self._connections.values())
         for connection in connections:
             connection.abort()
         await asyncio.gather(*(connection.lost for connection in connections))
-        await self._listener.wait_closed()
-        self._listener = None
+        await listener.wait_closed()
         for timer in (self._timer, self._scan):
             if timer is not None:
                 timer.cancel()
@@ -93,9 +95,11 @@ class EndpointServer:
         self._arm_timer()
 
     def opened(self, connection: _Connection) -> int:
-        """Take a new connection and number it."""
+        """Take a new connection and number it; too late after ``stop``, so it is closed again."""
         connection_id = next(self._connection_ids)
         self._connections[connection_id] = connection
+        if self._listener is None:
+            connection.abort()
         return connection_id
 
     def closed(self, peer: Peer) -> None:
