@@ -37,7 +37,7 @@ def test_required_options_come_first_in_the_help(capsys):
     [
         (("dmeo",), "There is no job 'dmeo'; did you mean 'demo'?"),
         (("xyz",), "There is no job 'xyz'; known: consume, demo, offsets"),
-        (("offsets", "shwo"), "did you mean 'show'?"),
+        (("offsets", "showw"), "did you mean 'show'?"),
         (("demo", "--optoin", "a=b"), "--option"),
         (("demo", "--option", "ordres=3"), "unknown option 'ordres'; did you mean 'orders'?"),
         (("offsets", "show", "--format", "xml"), "xml"),
