@@ -16,8 +16,6 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
-_INT_BITS: Final = 32
-_LONG_BITS: Final = 64
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
@@ -108,22 +106,26 @@ def _write_text(value: str) -> str:
     return value
 
 
-def _write_integer(value: int, bits: int) -> str:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r:.80} is no integer")
-    if not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise ValueError(f"{value} exceeds {bits} bits")
-    return str(int(value))
-
-
-def _read_integer(text: str, bits: int) -> int:
+def _integer_codec(bits: int) -> _Codec:
     """``Integer.parseInt`` and ``Long.parseLong``: ASCII digits with an optional sign, nothing else."""
-    if _INTEGER.fullmatch(text) is None:
-        raise ValueError(f"{text!r:.80} is no {bits}-bit integer")
-    value = int(text)
-    if not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise ValueError(f"{text} exceeds {bits} bits")
-    return value
+    end = 1 << bits - 1
+
+    def to_text(value: int) -> str:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{value!r:.80} is no integer")
+        if not -end <= value < end:
+            raise ValueError(f"{value} exceeds {bits} bits")
+        return str(int(value))
+
+    def from_text(text: str) -> int:
+        if _INTEGER.fullmatch(text) is None:
+            raise ValueError(f"{text!r:.80} is no {bits}-bit integer")
+        value = int(text)
+        if not -end <= value < end:
+            raise ValueError(f"{text} exceeds {bits} bits")
+        return value
+
+    return _Codec(to_text, from_text)
 
 
 def _write_bool(value: bool) -> str:
@@ -133,12 +135,8 @@ def _write_bool(value: bool) -> str:
 
 
 _TEXT: Final = _Codec(_write_text, str)
-_INT: Final = _Codec(
-    lambda value: _write_integer(value, _INT_BITS), lambda text: _read_integer(text, _INT_BITS)
-)
-_LONG: Final = _Codec(
-    lambda value: _write_integer(value, _LONG_BITS), lambda text: _read_integer(text, _LONG_BITS)
-)
+_INT: Final = _integer_codec(32)
+_LONG: Final = _integer_codec(64)
 # Boolean.parseBoolean: whatever is not "true" is false.
 _BOOL: Final = _Codec(_write_bool, lambda text: text.lower() == "true")
 
