@@ -273,6 +273,48 @@ def test_a_commit_that_keeps_failing_says_why(sink: DeltaSink, path: Path, monke
         run(sink, {Q0: 3}, rows(Q0, 0, 3))
 
 
+def test_watermarks_moved_by_others_are_followed_through_their_commits(
+    sink: DeltaSink, path: Path, monkeypatch
+):
+    """H5: asking delta-rs for every id again would cost a millisecond each."""
+    sink.begin(GROUP, [Q0, Q1])
+    other = DeltaSink(path)
+    other.prepare(SCHEMA)
+    run(other, {Q0: 5}, rows(Q0, 0, 5))
+    write_deltalake(path, pa.table(rows(Q1, 0, 1)), mode="append")
+    run(other, {Q0: 7}, rows(Q0, 5, 7))
+    monkeypatch.setattr(DeltaTable, "transaction_version", None)
+
+    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 7, Q1: 0}
+
+
+@pytest.mark.parametrize("commits", [3, 30])
+def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: DeltaSink, path: Path, commits):
+    sink.begin(GROUP, [Q0])
+    other = DeltaSink(path)
+    other.prepare(SCHEMA)
+    for end in range(1, commits + 1):
+        run(other, {Q0: end}, rows(Q0, end - 1, end))
+    DeltaTable(path).create_checkpoint()
+    for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+        log_file.unlink()
+
+    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: commits}
+
+
+def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path):
+    """delta-rs goes on to the newest commit and numbers it with the older version."""
+    for end in range(1, 5):
+        run(sink, {Q0: end}, rows(Q0, end - 1, end))
+    log = TableLog(DeltaTable(path, version=2))
+
+    assert [entry["version"] for entry in log.history_since(0)] == [2, 1]
+    assert log.history_since(2) == []
+    assert [entry["timestamp"] for entry in log.history_since(0)] == [
+        entry["timestamp"] for entry in DeltaTable(path).history()[2:4]
+    ]
+
+
 # ------------------------------------------------------------------------------------------ RESTORE and rewind
 
 
@@ -404,6 +446,19 @@ def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: 
     run(sink, {Q0: 2}, rows(Q0, 0, 2))
 
     assert offsets_in(path) == [0, 1]
+
+
+def test_a_path_may_have_spaces_and_letters_of_any_kind(tmp_path: Path):
+    path = tmp_path / "tägliche orders"
+    sink, other = DeltaSink(path), DeltaSink(path)
+    sink.prepare(SCHEMA)
+    other.prepare(SCHEMA)
+
+    for start in range(0, 6, 2):
+        run(sink, {Q0: start + 1}, rows(Q0, start, start + 1))
+        run(other, {Q0: start + 2}, rows(Q0, start + 1, start + 2))
+
+    assert offsets_in(path) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch):

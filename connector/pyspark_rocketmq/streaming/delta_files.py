@@ -178,8 +178,8 @@ def _partition_text(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
-def _filesystem(table_uri: str) -> tuple[fs.FileSystem, str]:
-    """File system and folder of a table.
+def filesystem_of(table_uri: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system and folder of a table.
 
     Raises:
         OptionError: If ``pyarrow.fs`` does not know the URI's scheme.
@@ -202,7 +202,7 @@ class _FileSet:
     def __init__(self, writer: TaskWriter) -> None:
         self._writer = writer
         self._schema = pa.schema([f for f in writer.schema if f.name not in writer.partition_by])
-        self._filesystem, self._folder = _filesystem(writer.table_uri)
+        self._filesystem, self._folder = filesystem_of(writer.table_uri)
         self._open: dict[PartitionValues, _GrowingFile] = {}
         self._finished: list[WrittenFile] = []
 

@@ -1,12 +1,14 @@
 """A sink table's log as one thread of the driver sees it: newest snapshot, watermarks, history, commits.
 
-Rule 1: watermarks read at a table version stay true for that version, so they are read again only when somebody
-else committed: each costs about a millisecond.
+Rule 1: watermarks read at a table version stay true for that version. One read of an id costs delta-rs about a
+millisecond, so ids that are known are carried on by the ``txn`` actions of the commits in between.
 Rule 2: not shared between threads, because a commit is checked against the snapshot this object stands at.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from deltalake.transaction import AddAction
 
 from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
-from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
 from pyspark_rocketmq.streaming.table_protocol import (
     commit_metadata,
     find_restore,
@@ -27,8 +29,10 @@ from pyspark_rocketmq.streaming.table_protocol import (
     is_commit_of_group,
 )
 
-_HISTORY_STEPS = (20, 500, None)
-"""How far history is read back, step by step; None is all of it."""
+_HISTORY_STEPS = (20, 500, sys.maxsize)
+"""How many commits of the history are read, step by step."""
+_FOLLOWED_COMMITS = 20
+"""After more commits than that, reading the ids anew is quicker than reading the commits."""
 
 
 class TableLog:
@@ -36,6 +40,7 @@ class TableLog:
 
     def __init__(self, table: DeltaTable) -> None:
         self._table = table
+        self._filesystem, self._folder = filesystem_of(table.table_uri)
         self._versions: dict[str, int | None] = {}
         self._restore_checked: dict[str, int] = {}
         """By group: the version up to which no RESTORE took rows of its last commit away."""
@@ -58,8 +63,13 @@ class TableLog:
         """Move to the newest version."""
         before = self.version
         self._table.update_incremental()
-        if self.version != before:
+        if not self._versions or self.version == before:
+            return
+        changed = self._transactions_between(before, self.version)
+        if changed is None:
             self._versions.clear()
+        else:
+            self._versions.update((app_id, changed[app_id]) for app_id in changed.keys() & self._versions)
 
     def transaction_version(self, app_id: str) -> int | None:
         """Return the stored version of a transaction id; None when the table does not have the id."""
@@ -70,7 +80,7 @@ class TableLog:
     def history_since(self, version: int) -> list[dict[str, Any]]:
         """Commits after ``version`` up to this object's, newest first."""
         count = self.version - version
-        return self._table.history(count) if count > 0 else []
+        return self._history(count) if count > 0 else []
 
     def restore_after_last_commit(self, consumer_group: str) -> int | None:
         """Return the version of a RESTORE after the group's last commit; None when there was none.
@@ -88,11 +98,36 @@ class TableLog:
 
     def _find_restore_stepwise(self, consumer_group: str) -> Mapping[str, Any] | None:
         for limit in _HISTORY_STEPS:
-            history = self._table.history(limit)
+            history = self._history(min(limit, self.version + 1))
             entry = find_restore(history, consumer_group)
             if entry is not None or any(is_commit_of_group(each, consumer_group) for each in history):
                 return entry
         return None
+
+    def _history(self, count: int) -> list[dict[str, Any]]:
+        """The last ``count`` commits up to this object's version, newest first."""
+        # delta-rs lists up to the newest commit of all, and numbers as if that were this object's version.
+        history = self._table.history(count)
+        newer = max(0, len(history) - count)
+        return [{**entry, "version": self.version - age} for age, entry in enumerate(history[newer:])]
+
+    def _transactions_between(self, begin: int, end: int) -> dict[str, int] | None:
+        """Transaction ids of the commits after ``begin`` up to ``end``; None when the log has to be asked."""
+        if not 0 < end - begin <= _FOLLOWED_COMMITS:
+            return None
+        found: dict[str, int] = {}
+        for version in range(begin + 1, end + 1):
+            try:
+                found.update(self._transactions_of(version))
+            except (OSError, ValueError, KeyError):
+                # Cleaned up, or in a form of a later protocol: delta-rs knows.
+                return None
+        return found
+
+    def _transactions_of(self, version: int) -> dict[str, int]:
+        with self._filesystem.open_input_stream(f"{self._folder}/_delta_log/{version:020d}.json") as stream:
+            actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+        return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 
     def add(
         self,
@@ -107,7 +142,7 @@ class TableLog:
         Raises:
             DeltaError: If the commit failed, or if its outcome is unknown.
         """
-        begun_at, known = self.version, dict(self._versions)
+        begun_at = self.version
         self._table.create_write_transaction(
             [_add_action(file) for file in files],
             mode="append",
@@ -121,7 +156,6 @@ class TableLog:
         # delta-rs leaves the handle at the version it had.
         self.refresh()
         if self.version == begun_at + 1:
-            self._versions = {**known, **versions}
             self._restore_checked[consumer_group] = self.version
             return self.version
         own = (entry for entry in self.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
