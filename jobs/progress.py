@@ -58,17 +58,25 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-def failure_sentence(text: str) -> str:
-    """The part of a query's error that says what happened: the worker's own last line, if there is one.
+_RAISED_IN_PYTHON = re.compile(r"^((?:[a-z_]\w*\.)*[A-Z]\w*): .+$", re.MULTILINE)
+"""The last line of a Python traceback; Java's classes come as ``java.…`` and ``org.…``."""
 
-    An error raised in one of our Python processes arrives as text, wrapped in Spark's messages and tracebacks.
+
+def failure_sentence(text: str) -> str:
+    """The part of a failed query's text that says what happened.
+
+    An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback before
+    and a Java stack after it. Ours are preferred to others.
     """
-    raised = re.findall(
-        r"^(?:\w+\.)*\w*(?:Error|Loss|Failed|Closed|Timeout|NotFound|Exception): .+$", text, re.MULTILINE
-    )
+    raised = [
+        found.group()
+        for found in _RAISED_IN_PYTHON.finditer(text)
+        if not found.group().startswith(("java.", "org.", "scala.", "py4j."))
+    ]
     ours = [line for line in raised if line.startswith("pyspark_rocketmq.")]
-    lines = text.strip().splitlines() or ["no reason given"]
-    return str((ours or raised or lines)[-1] if ours or raised else lines[0])
+    if ours or raised:
+        return (ours or raised)[-1]
+    return next(iter(text.strip().splitlines()), "no reason given")
 
 
 def _has_ended(query: StreamingQuery) -> bool:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
 
+from pyspark_rocketmq.client.producer import Producer
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
@@ -26,7 +27,6 @@ from jobs.offsets_show import broker_bounds, print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
 from jobs.session import open_session
 from jobs.settings import DemoSettings
-from pyspark_rocketmq.client.producer import Producer
 
 _REQUEST_TIMEOUT_MS = 5_000
 

@@ -9,6 +9,7 @@ from jobs.errors import JobFailed
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.sending import AUTO_CREATE_TOPIC
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import TopicNotFound
@@ -19,8 +20,6 @@ _REQUEST_TIMEOUT_S = 5.0
 _ROUTE_TIMEOUT_S = 40.0
 """A broker tells the name server about a new topic at once, or else with its next heartbeat, every 30 s."""
 _ROUTE_POLL_S = 0.1
-_AUTO_CREATE_TOPIC = "TBW102"
-"""Every broker that lets topics be made by itself has this one (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
@@ -57,7 +56,8 @@ class DemoTopic:
 
     def _create(self) -> None:
         try:
-            route = self._route(_AUTO_CREATE_TOPIC)
+            # Every broker that lets topics be made has the template.
+            route = self._route(AUTO_CREATE_TOPIC)
         except TopicNotFound as error:
             raise JobFailed(
                 f"No broker of this cluster makes topics by itself, so the demo cannot find where to make "

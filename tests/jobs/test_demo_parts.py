@@ -1,0 +1,99 @@
+"""The demo's smaller parts: where queues go, what a run is called, how the cluster is stopped, what is reported."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.demo.cluster import embedded_cluster
+from jobs.demo.names import RunNames
+from jobs.demo.orders import STEPS
+from jobs.demo.report import check_orders, verdict_line
+from jobs.demo.topic import share_queues
+from jobs.settings import DemoSettings
+from tests.packaging.checkout import ROOT
+
+NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)
+
+
+def connects(address):
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def orders_table(rows):
+    positions = [("demo", "broker-a", 0, offset) for offset in range(len(rows))]
+    names = ("topic", "brokerName", "queueId", "queueOffset", "order_id", "step")
+    columns = zip(*(position + row for position, row in zip(positions, rows, strict=True)), strict=True)
+    return pa.table(dict(zip(names, map(list, columns), strict=True)))
+
+
+@given(brokers=st.integers(1, 12), queues=st.integers(1, 64))
+def test_queues_are_shared_as_evenly_as_can_be_and_all_of_them(brokers, queues):
+    shares = share_queues([f"broker-{number:02d}" for number in range(brokers)], queues)
+
+    assert sum(shares.values()) == queues
+    assert max(shares.values()) - min(shares.values()) <= 1
+    assert len(shares) == min(brokers, queues)
+
+
+def test_two_brokers_get_four_queues_each():
+    assert share_queues({"broker-b", "broker-a"}, 8) == {"broker-a": 4, "broker-b": 4}
+
+
+def test_a_run_is_named_after_its_start():
+    names = RunNames.for_run(DemoSettings(), NOON)
+
+    assert names.topic == "demo-orders-20240506-120000"
+    assert names.consumer_group == "demo-group-20240506-120000"
+    assert names.work_dir == ROOT / ".cache/demo/20240506-120000"
+
+
+def test_given_names_are_kept():
+    settings = DemoSettings(topic="t", consumer_group="g", work_dir="/lake/demo")
+
+    names = RunNames.for_run(settings, NOON)
+
+    assert names == RunNames(topic="t", consumer_group="g", work_dir=Path("/lake/demo"))
+    assert (names.orders, names.offsets) == ("/lake/demo/orders", "/lake/demo/offsets")
+
+
+@pytest.mark.sim
+def test_the_embedded_cluster_is_gone_after_an_error(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'connector'}{os.pathsep}{ROOT}")
+
+    def fail_in_the_middle():
+        with embedded_cluster(2) as name_server:
+            seen.append((name_server, connects(name_server)))
+            raise RuntimeError("in the middle")
+
+    seen = []
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fail_in_the_middle()
+
+    ((name_server, was_there),) = seen
+    assert was_there
+    assert not connects(name_server)
+
+
+def test_the_verdict_of_a_clean_table_is_one_line():
+    report = check_orders(orders_table([("order-00000000", step) for step in STEPS]), orders=1)
+
+    assert report.is_clean
+    assert verdict_line(5, report) == "messages: 5 · rows: 5 · duplicates: 0 · lost: 0 · order violations: 0"
+
+
+def test_a_missing_and_a_late_step_are_counted():
+    created, paid, packed, shipped, _ = (("order-00000000", step) for step in STEPS)
+
+    report = check_orders(orders_table([created, packed, paid, shipped]), orders=1)
+
+    assert verdict_line(5, report) == "messages: 5 · rows: 4 · duplicates: 0 · lost: 1 · order violations: 1"

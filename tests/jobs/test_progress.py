@@ -1,0 +1,57 @@
+"""What a user is told of a query that failed, out of the pages that Spark prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.progress import RowCounter, failure_sentence
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.committer import BatchReport
+
+FROM_THE_PLANNER = """\
+[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] \
+Failed when Python streaming data source perform latestOffset: Traceback (most recent call last):
+  File "planner.py", line 90, in latest
+    raise DataLoss(str(gap.queue), gap.wanted, available)
+pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5 was wanted, but the broker has 9 to 12.
+
+\tat org.apache.spark.sql.Somewhere(Somewhere.scala:1)
+"""
+
+
+def ack(failed):
+    queue = MessageQueue("orders", "broker-a", 0)
+    return QueueAck(
+        topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, epoch=1, start=0, next_offset=1,
+        reconsume_times=0, suspended_until_s=None, consumed=1, failed=failed, finished="EXHAUSTED", listener_s=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            FROM_THE_PLANNER,
+            (
+                "pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5 was wanted, but the "
+                "broker has 9 to 12."
+            ),
+        ),
+        ("first line\nsecond line", "first line"),
+        ("", "no reason given"),
+        ("Traceback\nValueError: no\n\nJVM\njava.lang.IllegalStateException: wrapped", "ValueError: no"),
+    ],
+)
+def test_the_reason_is_found_in_sparks_text(text, sentence):
+    assert failure_sentence(text) == sentence
+
+
+def test_committed_rows_and_failed_deliveries_are_added_up():
+    counter = RowCounter()
+    for rows, failed in ((10, 1), (5, 2)):
+        counter(
+            BatchReport(query_id="q", batch_id=0, acks=(ack(failed),), rows=rows, sink_version=1, refused=())
+        )
+
+    assert (counter.rows, counter.given_back) == (15, 3)
