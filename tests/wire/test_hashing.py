@@ -1,0 +1,45 @@
+"""The string hash and the queue it chooses, against Java's values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.wire.hashing import java_string_hash, select_by_hash
+from tests.helpers.golden import golden
+
+STRINGS = golden("hashing.json")["strings"]
+OTHER_KEYS = golden("hashing.json")["other_types"]
+SAME_TEXT_SAME_HASH = [key for key in OTHER_KEYS if key["type"] == "Character"]
+
+
+@pytest.mark.parametrize(("text", "expected", "_indexes"), STRINGS, ids=lambda value: ascii(value)[:30])
+def test_the_hash_of_a_text_is_java_s(text, expected, _indexes):
+    """G1: surrogate halves and the smallest integer included."""
+    assert java_string_hash(text) == expected
+
+
+@pytest.mark.parametrize(("text", "_hash", "indexes"), STRINGS, ids=lambda value: ascii(value)[:30])
+def test_a_key_goes_to_the_queue_java_chooses(text, _hash, indexes):
+    """G1: for 1 to 16 queues."""
+    assert [select_by_hash(text, count) for count in range(1, len(indexes) + 1)] == indexes
+
+
+@pytest.mark.parametrize("key", SAME_TEXT_SAME_HASH, ids=lambda key: ascii(key["value"]))
+def test_a_java_character_hashes_like_the_text_of_it(key):
+    assert java_string_hash(key["value"]) == key["hashCode"]
+
+
+@given(st.text(), st.text(), st.integers(1, 100_000))
+def test_the_hash_is_a_signed_int_and_the_choice_is_a_queue(first, second, count):
+    """G1: same key, same queue."""
+    value = java_string_hash(first)
+
+    assert -(1 << 31) <= value < 1 << 31
+    # The law of the polynomial, which ties the ASCII path to the other one.
+    units = len(second.encode("utf-16-be")) // 2
+    joined = value * pow(31, units, 1 << 32) + java_string_hash(second)
+    assert (java_string_hash(first + second) - joined) % (1 << 32) == 0
+    assert 0 <= select_by_hash(first, count) < count
+    assert select_by_hash(first, count) == select_by_hash(first, count)

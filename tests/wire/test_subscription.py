@@ -1,0 +1,123 @@
+"""Tag expressions as Java reads them, and the two tests a message's tag has to pass."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.wire.hashing import java_string_hash
+from pyspark_rocketmq.wire.subscription import (
+    SQL92,
+    SubscriptionData,
+    build_subscription,
+    matches_tag,
+    matches_tags_code,
+    tags_code,
+)
+from tests.helpers.golden import golden
+
+EXPRESSIONS = golden("filter.json")["buildSubscriptionData"]
+TYPED = golden("filter.json")["build"]
+TAG_CODES = golden("filter.json")["tagsString2tagsCode"]
+READABLE = [case for case in EXPRESSIONS if "error" not in case]
+
+
+def subscribe(expression: str | None) -> SubscriptionData:
+    return build_subscription("TopicT", expression, sub_version=1)
+
+
+@pytest.mark.parametrize("case", READABLE, ids=lambda case: ascii(case["expr"]))
+def test_a_tag_expression_is_read_as_java_reads_it(case):
+    """A4: which tags, which hash codes, which text goes to the broker."""
+    subscription = subscribe(case["expr"])
+
+    assert subscription.sub_string == case["subString"]
+    assert subscription.tags_set == set(case["tagsSet"])
+    assert subscription.code_set == set(case["codeSet"])
+    assert subscription.expression_type == case["expressionType"]
+
+
+@pytest.mark.parametrize("expression", [*(c["expr"] for c in EXPRESSIONS if "error" in c), "||||", "||||||"])
+def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression):
+    with pytest.raises(OptionError, match=r"topic TopicT: tag expression '\|+' names no tag; use '\*'"):
+        subscribe(expression)
+
+
+@pytest.mark.parametrize("case", TYPED, ids=lambda case: f"{case['type']}-{case['expr']}")
+def test_an_expression_type_is_treated_as_in_java(case):
+    """A4: SQL92 is the broker's to parse."""
+    if "error" in case:
+        with pytest.raises(OptionError, match="SQL92 needs an expression"):
+            build_subscription("TopicT", case["expr"], sub_version=1, expression_type=case["type"])
+        return
+
+    subscription = build_subscription("TopicT", case["expr"], sub_version=1, expression_type=case["type"])
+
+    expected = json.loads(case["json"])
+    assert subscription.expression_type == expected["expressionType"]
+    assert subscription.sub_string == expected["subString"]
+    assert subscription.tags_set == set(expected["tagsSet"])
+    assert subscription.code_set == set(expected["codeSet"])
+
+
+@pytest.mark.parametrize(("tag", "_filter_type", "code"), TAG_CODES, ids=ascii)
+def test_the_stored_tag_code_is_java_s(tag, _filter_type, code):
+    assert tags_code(tag) == code
+
+
+def test_the_client_compares_tags_exactly_although_the_broker_cannot():
+    """A4: Aa and BB have one hash code."""
+    subscription = subscribe("Aa || C")
+
+    assert matches_tags_code(subscription, tags_code("BB"))
+    assert not matches_tag(subscription, "BB")
+    assert matches_tag(subscription, "Aa")
+    assert not matches_tag(subscription, "aa")
+    assert not matches_tag(subscription, "Aa ")
+    assert not matches_tag(subscription, None)
+    assert not matches_tag(subscription, "")
+
+
+@pytest.mark.parametrize("expression", ["*", "", None])
+def test_everything_includes_messages_without_a_tag(expression):
+    subscription = subscribe(expression)
+
+    assert matches_tag(subscription, None)
+    assert matches_tag(subscription, "any")
+    assert matches_tags_code(subscription, 0)
+
+
+def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_client():
+    """Java's own inconsistency: the tag set is empty, the expression is not '*'."""
+    subscription = subscribe(" ")
+
+    assert not matches_tags_code(subscription, tags_code("a"))
+    assert matches_tag(subscription, "a")
+
+
+def test_an_sql_expression_is_never_tested_again():
+    subscription = build_subscription("T", "a > 1", sub_version=1, expression_type=SQL92)
+
+    assert matches_tag(subscription, "x")
+    assert matches_tag(subscription, None)
+    assert matches_tags_code(subscription, 12345)
+
+
+@given(st.lists(st.text(), min_size=1), st.text())
+def test_a_tag_that_passes_the_client_also_passes_the_broker(tags, tag):
+    """A4: the rough test never takes a message that the exact one wants."""
+    expression = "||".join(tags)
+    try:
+        subscription = subscribe(expression)
+    except OptionError:
+        assert set(expression) == {"|"}
+        return
+
+    assert subscription.code_set == {java_string_hash(item) for item in subscription.tags_set}
+    for candidate in (*subscription.tags_set, tag):
+        if subscription.tags_set and matches_tag(subscription, candidate):
+            assert matches_tags_code(subscription, tags_code(candidate))
