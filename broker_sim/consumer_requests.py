@@ -74,10 +74,13 @@ def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -
 
 
 def handle_unregister(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """35: leave a group; its locks stay."""
+    """35: leave a group; its locks stay, and a group never heard of exists from now on."""
     header = from_ext_fields(UnregisterClientRequestHeader, command.ext_fields)
-    if header.consumer_group and state.membership.unregister(peer, header.consumer_group):
-        notify_members(state, header.consumer_group)
+    if header.consumer_group:
+        may_create = state.settings.auto_create_subscription_group
+        state.groups.find_or_create(header.consumer_group, may_create=may_create)
+        if state.membership.unregister(peer, header.consumer_group):
+            notify_members(state, header.consumer_group)
     return reply(command)
 
 
