@@ -16,7 +16,9 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ SystemBusy                    retryable
     │  ├─ TopicNotFound
     │  ├─ NoPermission
+    │  ├─ SubscriptionNotLatest         retryable after a heartbeat
     │  └─ OffsetNotFound                no stored offset: a first start, never an error to retry
+    ├─ NoWritableQueue                  retryable: a topic without a queue to send to
     ├─ OffsetError
     │  ├─ DataLoss                      messages were deleted before they were read
     │  ├─ OffsetRegressed               a stored value would move back where it must not
@@ -152,6 +154,31 @@ class NoPermission(BrokerError):
 
 class OffsetNotFound(BrokerError):
     """The group has no stored offset for the queue (QUERY_NOT_FOUND)."""
+
+
+class SubscriptionNotLatest(BrokerError):
+    """The broker has not seen the group's current subscription yet (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
+
+    retryable: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} The group's next heartbeat mends this."
+
+
+class NoWritableQueue(RocketMQError):
+    """The topic exists, but no living master offers a queue of it for writing."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return (
+            f"Topic {self.topic} has no queue to write to: its brokers are down, have no master, or it is "
+            "read-only. Start the brokers, or set the topic's permission to 6."
+        )
 
 
 class OffsetError(RocketMQError):

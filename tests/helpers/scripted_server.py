@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
@@ -31,7 +30,7 @@ class Peer:
 
     def send(self, command: RemotingCommand) -> None:
         """Send a whole frame."""
-        self.send_bytes(encode_frame(replace(command, code=int(command.code))))
+        self.send_bytes(encode_frame(command))
 
     def answer(
         self,

@@ -21,11 +21,11 @@ from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.dispatcher import RequestDispatcher, RequestHandler
-from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request, encode_command
+from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, RocketMQError
-from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Channel:
             self._end(error)
 
     def _answer(self, answer: RemotingCommand) -> None:
-        self._send(encode_command(answer, answer.opaque))
+        self._send(encode_frame(answer))
 
     def _read(self) -> None:
         try:

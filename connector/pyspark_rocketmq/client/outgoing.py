@@ -47,18 +47,11 @@ class PlainRequest:
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
-        return encode_command(self.plain, opaque)
+        return encode_frame(replace(self.plain, opaque=opaque))
 
     def command(self) -> RemotingCommand:
         """The command, opaque not set."""
         return self.plain
-
-
-def encode_command(command: RemotingCommand, opaque: int) -> bytes:
-    """The frame of ``command`` with ``opaque``, length prefix included."""
-    # The codec checks numbers with ``in range(...)``, which is quick for an exact int only: for an IntEnum
-    # member Python walks through the range.
-    return encode_frame(replace(command, code=int(command.code), opaque=opaque))
 
 
 def describe_request(command: RemotingCommand) -> str:

@@ -1,0 +1,109 @@
+"""Routes of topics, asked from one of several name servers and kept for a while."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import NamedTuple
+
+from pyspark_rocketmq.client.answers import checked
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import TransportError
+from pyspark_rocketmq.model import TopicRoute
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader, to_ext_fields
+from pyspark_rocketmq.wire.route import decode_route
+
+logger = logging.getLogger(__name__)
+
+
+class _Known(NamedTuple):
+    route: TopicRoute
+    since_s: float
+
+
+class NameServerClient:
+    """Asks one name server as long as it answers, then the next one. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),
+    ``MQClientInstance.updateTopicRouteInfoFromNameServer`` (refresh, keep the old route on failure).
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        pool: ChannelPool,
+        clock: Clock,
+        request_timeout_s: float = 3.0,
+        route_max_age_s: float = 30.0,
+    ) -> None:
+        if not addresses:
+            raise ValueError("A name server client needs at least one address.")
+        self._addresses = addresses
+        self._pool = pool
+        self._clock = clock
+        self._request_timeout_s = request_timeout_s
+        self._route_max_age_s = route_max_age_s
+        self._lock = threading.Lock()
+        self._current = 0
+        self._known: dict[str, _Known] = {}
+
+    def route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        """The topic's route, at most ``route_max_age_s`` old.
+
+        While no name server answers, an older route is given rather than none: brokers outlive name servers.
+
+        Raises:
+            TopicNotFound: If no living broker has the topic.
+            TransportError: If no name server answered before ``deadline`` and no route was known.
+        """
+        with self._lock:
+            known = self._known.get(topic)
+        if known is not None and self._clock.monotonic_s() - known.since_s < self._route_max_age_s:
+            return known.route
+        try:
+            route = self._fetch(topic, deadline)
+        except TransportError as error:
+            if known is None:
+                raise
+            logger.warning("route not refreshed, going on with the known one topic=%s: %s", topic, error)
+            route = known.route
+        with self._lock:
+            self._known[topic] = _Known(route, self._clock.monotonic_s())
+        return route
+
+    def invalidate(self, topic: str) -> None:
+        """Forget the topic's route, because it led to a broker that is gone or denies the topic."""
+        with self._lock:
+            self._known.pop(topic, None)
+
+    def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
+        request = RemotingCommand(
+            code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            ext_fields=to_ext_fields(GetRouteInfoRequestHeader(topic=topic)),
+        )
+        first = self._current
+        failure: TransportError | None = None
+        for turn in range(len(self._addresses)):
+            index = (first + turn) % len(self._addresses)
+            address = self._addresses[index]
+            try:
+                answer = self._ask(address, request, deadline, tries_left=len(self._addresses) - turn)
+            except TransportError as error:
+                logger.warning("name server does not answer address=%s: %s", address, error)
+                failure = error
+                continue
+            self._current = index
+            return decode_route(checked(request, answer, address).body)
+        assert failure is not None
+        raise failure
+
+    def _ask(
+        self, address: str, request: RemotingCommand, deadline: Deadline, tries_left: int
+    ) -> RemotingCommand:
+        # A fair share of the time: one name server that hangs must leave some for the others.
+        share_s = min(self._request_timeout_s, deadline.remaining_s() / tries_left)
+        own_deadline = Deadline.after(self._clock, share_s)
+        return self._pool.get(address, own_deadline).request(request, own_deadline)

@@ -1,0 +1,323 @@
+"""A producer: routes, queue choice, ids and compression around the broker calls.
+
+Order.  A message with a sharding key, or with a given queue, goes to that queue or not at all: trying another
+queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is the
+order of the queue only if each send is answered before the next one for that queue begins, which all blocking
+methods here see to.
+
+A key's queue depends on the number of queues.  Create a topic before its first ordered message: one that brokers
+create by themselves gets its queues broker by broker, and the keys move when the next broker has created it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from pyspark_rocketmq.client.broker import BrokerClient, OnSend
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.publishing import round_robin_queue, route_to_create, split_batch
+from pyspark_rocketmq.client.sending import AUTO_CREATE_TOPIC, Batch, SendResult, SendTerms
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.unique_keys import UniqueKeys
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ConnectFailed,
+    NoWritableQueue,
+    RocketMQError,
+    TopicNotFound,
+    TransportError,
+)
+from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
+from pyspark_rocketmq.options import address_list
+from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
+from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
+from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
+
+T = TypeVar("T")
+
+_RETRIED_ELSEWHERE: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""A broker's refusal that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
+_COMPRESS_LEVEL: Final = 5
+"""``DefaultMQProducerImpl.zipCompressLevel``."""
+_COMPRESSED: Final = int(MessageSysFlag.COMPRESSED) | CompressionType.ZLIB << COMPRESSION_TYPE_SHIFT
+_ORDERED_CHUNK: Final = 4096
+"""Messages ``send_ordered`` holds back to make batches of."""
+
+
+class Producer:
+    """Sends messages to the topics of a cluster. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl``.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        producer_group: str,
+        *,
+        send_timeout_s: float = 3.0,
+        retry_times_when_send_failed: int = 2,
+        compress_over_bytes: int = 4096,
+        settings: ConnectionSettings | None = None,
+        pool: ChannelPool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``.
+            producer_group: Shown to brokers.
+            send_timeout_s: For one send, all its attempts together.
+            retry_times_when_send_failed: Further attempts of a send without key and queue.
+            compress_over_bytes: Bodies of at least this size are compressed, except in batches.
+            settings: Credentials and TLS of the producer's own connections.
+            pool: Connections to use instead of own ones; they stay open when the producer is closed.
+            clock: The system's if not given.
+        """
+        self._clock = clock or SystemClock()
+        self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
+        shared = pool or self._own_pool
+        assert shared is not None
+        addresses = address_list(name_servers) if isinstance(name_servers, str) else tuple(name_servers)
+        self._name_servers = NameServerClient(addresses, shared, self._clock, send_timeout_s)
+        self._brokers = BrokerClient(shared, self._clock, send_timeout_s)
+        self._terms = SendTerms(producer_group=producer_group)
+        self._send_timeout_s = send_timeout_s
+        self._attempts = 1 + retry_times_when_send_failed
+        self._compress_over_bytes = compress_over_bytes
+        self._unique_keys = UniqueKeys(self._clock)
+        # As Java: producers do not all begin with the first queue.
+        self._turns = itertools.count(random.SystemRandom().getrandbits(16))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues messages go to, in route order; the order that sharding keys count in.
+
+        Raises:
+            TopicNotFound: If the topic does not exist and brokers do not create topics.
+            NoWritableQueue: If no living master has a queue to write to.
+        """
+        return self._publication(topic, self._deadline())[1]
+
+    def send(
+        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Send one message and wait until it is stored.
+
+        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns, and a
+        failed attempt is repeated on another broker if there is one; a repeated message may be stored twice,
+        both times with the same UNIQ_KEY.
+
+        Raises:
+            RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
+        """
+        deadline = self._deadline()
+        prepared, terms = self._prepare(message)
+        if queue is None and sharding_key is None:
+            return self._send_anywhere(prepared, terms, deadline)
+        route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
+        return self._forgetting_routes(
+            message.topic,
+            lambda: self._brokers.send(_master(route, chosen), prepared, chosen, terms, deadline),
+        )
+
+    def send_async(
+        self,
+        message: Message,
+        on_result: OnSend,
+        *,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+    ) -> None:
+        """Send one message without waiting for its answer; ``on_result`` is called exactly once, in one attempt.
+
+        Two messages sent so to one queue may be stored in either order.
+
+        Raises:
+            RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
+        """
+        prepared, terms = self._prepare(message)
+        route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
+        self._brokers.send_async(_master(route, chosen), prepared, chosen, terms, on_result)
+
+    def send_oneway(
+        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+    ) -> None:
+        """Send one message without ever learning whether it was stored."""
+        prepared, terms = self._prepare(message)
+        route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
+        self._brokers.send_oneway(_master(route, chosen), prepared, chosen, terms)
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
+        """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
+
+        Raises:
+            LocalProtocolError: If the batch is too large, mixed or delayed; ``split_batch`` helps.
+            RocketMQError: As of :meth:`send`.
+        """
+        deadline = self._deadline()
+        route = self._publication(queue.topic, deadline)[0]
+        batch = self._batch(queue, messages)
+        return self._forgetting_routes(
+            queue.topic,
+            lambda: self._brokers.send_batch(_master(route, queue), batch, self._terms, deadline),
+        )
+
+    def send_batches(
+        self, batches: Mapping[MessageQueue, Sequence[Message]]
+    ) -> dict[MessageQueue, SendResult | RocketMQError]:
+        """Send one batch to each of several queues at the same time; the outcome of each.
+
+        Call it again for the next batches: within a queue the order of calls is the order of messages.
+        """
+        outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
+        for queue, messages in batches.items():
+            self._begin_batch(queue, messages, lambda outcome, queue=queue: outcomes.put((queue, outcome)))  # type: ignore[misc]
+        found = dict(outcomes.get() for _ in batches)
+        for queue, outcome in found.items():
+            if isinstance(outcome, TransportError):
+                self._name_servers.invalidate(queue.topic)
+        return found
+
+    def send_ordered(self, keyed_messages: Iterable[tuple[str, Message]]) -> int:
+        """Send messages by sharding key, many at a time; their number.
+
+        Messages of one key keep their order. Batches for different queues travel at the same time.
+
+        Raises:
+            RocketMQError: The first failure; messages of the same and of earlier chunks may be stored.
+        """
+        messages = iter(keyed_messages)
+        sent = 0
+        while chunk := list(itertools.islice(messages, _ORDERED_CHUNK)):
+            self._send_chunk(chunk)
+            sent += len(chunk)
+        return sent
+
+    def close(self) -> None:
+        """Close the producer's own connections. Idempotent."""
+        if self._own_pool is not None:
+            self._own_pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._send_timeout_s)
+
+    def _publication(self, topic: str, deadline: Deadline) -> tuple[TopicRoute, tuple[MessageQueue, ...]]:
+        try:
+            route = self._name_servers.route(topic, deadline)
+        except TopicNotFound as missing:
+            try:
+                default = self._name_servers.route(AUTO_CREATE_TOPIC, deadline)
+            except TopicNotFound:
+                raise missing from None
+            route = route_to_create(default)
+        queues = route.publish_queues(topic)
+        if not queues:
+            raise NoWritableQueue(topic)
+        return route, queues
+
+    def _chosen(
+        self, topic: str, sharding_key: str | None, queue: MessageQueue | None, deadline: Deadline
+    ) -> tuple[TopicRoute, MessageQueue]:
+        route, queues = self._publication(topic, deadline)
+        if queue is not None:
+            return route, queue
+        if sharding_key is not None:
+            return route, queues[select_by_hash(sharding_key, len(queues))]
+        return route, round_robin_queue(queues, next(self._turns))
+
+    def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
+        """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
+        prepared = replace(message, properties=self._with_key(message.properties))
+        if len(message.body) < self._compress_over_bytes:
+            return prepared, self._terms
+        body = zlib.compress(message.body, _COMPRESS_LEVEL)
+        return replace(prepared, body=body), replace(self._terms, sys_flag=_COMPRESSED)
+
+    def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
+        return {WAIT: "true", **properties, UNIQ_KEY: properties.get(UNIQ_KEY) or self._unique_keys.next()}
+
+    def _batch(self, queue: MessageQueue, messages: Sequence[Message]) -> Batch:
+        keyed = [replace(message, properties=self._with_key(message.properties)) for message in messages]
+        return Batch(queue=queue, messages=keyed, properties=self._with_key({}))
+
+    def _send_anywhere(self, message: Message, terms: SendTerms, deadline: Deadline) -> SendResult:
+        failed_broker: str | None = None
+        for attempt in itertools.count(1):
+            route, queues = self._publication(message.topic, deadline)
+            queue = round_robin_queue(queues, next(self._turns), failed_broker)
+            try:
+                return self._brokers.send(_master(route, queue), message, queue, terms, deadline)
+            except (TransportError, BrokerError) as error:
+                is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
+                if is_hopeless or attempt >= self._attempts or deadline.has_passed:
+                    self._name_servers.invalidate(message.topic)
+                    raise
+                failed_broker = queue.broker_name
+        raise AssertionError("count() does not end")
+
+    def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
+        try:
+            route = self._publication(queue.topic, self._deadline())[0]
+            batch = self._batch(queue, messages)
+            self._brokers.send_batch_async(_master(route, queue), batch, self._terms, on_result)
+        except RocketMQError as error:
+            on_result(error)
+
+    def _send_chunk(self, chunk: Sequence[tuple[str, Message]]) -> None:
+        waiting: dict[MessageQueue, list[Message]] = {}
+        for sharding_key, message in chunk:
+            _, queue = self._chosen(message.topic, sharding_key, None, self._deadline())
+            waiting.setdefault(queue, []).append(message)
+        rounds = {queue: split_batch(messages) for queue, messages in waiting.items()}
+        while rounds:
+            batches = {queue: batch for queue, parts in rounds.items() if (batch := next(parts, None))}
+            for outcome in self.send_batches(batches).values():
+                if isinstance(outcome, RocketMQError):
+                    raise outcome
+            rounds = {queue: rounds[queue] for queue in batches}
+
+    def _forgetting_routes(self, topic: str, send: Callable[[], T]) -> T:
+        try:
+            return send()
+        except (TransportError, TopicNotFound):
+            self._name_servers.invalidate(topic)
+            raise
+
+
+def _master(route: TopicRoute, queue: MessageQueue) -> str:
+    for broker in route.brokers:
+        if broker.broker_name == queue.broker_name and broker.master is not None:
+            return broker.master
+    raise ConnectFailed(
+        queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
+    )

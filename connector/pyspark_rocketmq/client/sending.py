@@ -1,0 +1,185 @@
+"""Requests that send messages, and what their answers say. Pure: the caller brings ids and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_rocketmq.client.answers import error_of
+from pyspark_rocketmq.errors import LocalProtocolError, RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.headers import (
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    from_ext_fields,
+    to_ext_fields,
+)
+from pyspark_rocketmq.wire.messages import encode_batch
+from pyspark_rocketmq.wire.properties import DELAY, UNIQ_KEY, encode_properties
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""Template of topics that brokers make at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
+"""Queues per broker of a topic made so (``DefaultMQProducer.defaultTopicQueueNums``)."""
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""Body of a message or of a batch (``DefaultMQProducer.maxMessageSize``, the brokers' default too)."""
+_STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendResult:
+    """Where a message, or the first one of a batch, was stored."""
+
+    status: SendStatus
+    """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
+    msg_id: str
+    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. The messages of a batch show
+    another one when consumed: the broker gives all of them that of the batch."""
+    offset_msg_id: str
+    """Where the broker stored it; of a batch one per message, joined by commas."""
+    queue: MessageQueue
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTerms:
+    """What does not depend on the message."""
+
+    producer_group: str
+    sys_flag: int = 0
+    """Bits of ``MessageSysFlag``: how the body is compressed."""
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    """Set when a consumer sends to its group's retry topic."""
+    default_topic: str = AUTO_CREATE_TOPIC
+    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+
+
+def send_command(
+    message: Message, queue: MessageQueue, terms: SendTerms, born_timestamp_ms: int
+) -> RemotingCommand:
+    """SEND_MESSAGE_V2 of one message as it is: ids and compression are the caller's.
+
+    Raises:
+        LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
+    """
+    if not message.body:
+        raise LocalProtocolError(
+            f"A message for {queue} has an empty body, which brokers refuse; send at least one byte."
+        )
+    _check_size(message.body, queue)
+    return RemotingCommand(
+        code=RequestCode.SEND_MESSAGE_V2,
+        ext_fields=_header(message.properties, message.flag, queue, terms, born_timestamp_ms, is_batch=False),
+        body=message.body,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Messages for one queue, which the broker stores one after another."""
+
+    queue: MessageQueue
+    messages: Sequence[Message]
+    properties: Mapping[str, str]
+    """The batch's own; the broker appends them to those of every message."""
+
+
+def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+    """SEND_BATCH_MESSAGE.
+
+    Raises:
+        LocalProtocolError: If there is no message, one is of another topic or delayed, or the batch is too large.
+
+    Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
+    """
+    queue = batch.queue
+    if not batch.messages:
+        raise LocalProtocolError(f"A batch for {queue} holds no message.")
+    for message in batch.messages:
+        if message.topic != queue.topic:
+            raise LocalProtocolError(
+                f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
+            )
+        if DELAY in message.properties:
+            raise LocalProtocolError(
+                f"A batch for {queue} holds a message with a delay level; send delayed messages one by one."
+            )
+    body = encode_batch(batch.messages)
+    _check_size(body, queue)
+    return RemotingCommand(
+        code=RequestCode.SEND_BATCH_MESSAGE,
+        ext_fields=_header(batch.properties, 0, queue, terms, born_timestamp_ms, is_batch=True),
+        body=body,
+    )
+
+
+def send_result(
+    request: RemotingCommand,
+    outcome: RemotingCommand | RocketMQError,
+    address: str,
+    queue: MessageQueue,
+    messages: Sequence[Message],
+) -> SendResult | RocketMQError:
+    """What the outcome of a send means; errors are returned, because they go into a callback.
+
+    Source: RocketMQ 5.3.3 ``MQClientAPIImpl.processSendResponse``.
+    """
+    if isinstance(outcome, RocketMQError):
+        return outcome
+    status = _STATUSES.get(outcome.code)
+    if status is None:
+        return error_of(request, outcome, address)
+    try:
+        header = from_ext_fields(SendMessageResponseHeader, outcome.ext_fields)
+    except RocketMQError as error:
+        return error
+    return SendResult(
+        status=status,
+        msg_id=",".join(message.properties.get(UNIQ_KEY, "") for message in messages),
+        offset_msg_id=header.msg_id,
+        queue=queue._replace(queue_id=header.queue_id),
+        queue_offset=header.queue_offset,
+    )
+
+
+def _header(
+    properties: Mapping[str, str],
+    flag: int,
+    queue: MessageQueue,
+    terms: SendTerms,
+    born_timestamp_ms: int,
+    *,
+    is_batch: bool,
+) -> dict[str, str]:
+    return to_ext_fields(
+        SendMessageRequestHeaderV2(
+            producer_group=terms.producer_group,
+            topic=queue.topic,
+            default_topic=terms.default_topic,
+            default_topic_queue_nums=terms.default_topic_queue_nums,
+            queue_id=queue.queue_id,
+            sys_flag=terms.sys_flag,
+            born_timestamp=born_timestamp_ms,
+            flag=flag,
+            properties=encode_properties(properties).decode(),
+            reconsume_times=terms.reconsume_times,
+            unit_mode=False,
+            max_reconsume_times=terms.max_reconsume_times,
+            batch=is_batch,
+            broker_name=queue.broker_name,
+        )
+    )
+
+
+def _check_size(body: bytes, queue: MessageQueue) -> None:
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(
+            f"A message or batch for {queue} has {len(body)} bytes; brokers take at most {MAX_MESSAGE_BYTES}. "
+            "Send smaller messages or smaller batches."
+        )
