@@ -11,124 +11,162 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-_MESSAGES_PER_PULL = 32
 _BUFFER_BYTES = 4 << 20
+_TIMEOUT_S = 10.0
+_SUCCESS = 0
 
 
-@dataclass
+class _Pull(NamedTuple):
+    """What one request asks for: exactly the offsets from ``start`` to ``end`` (exclusive)."""
+
+    queue_id: int
+    start: int
+    end: int
+
+
 class _Lane:
     """One connection and the queue it is busy with."""
 
-    address: tuple[str, int]
-    topic: str
-    sock: socket.socket = field(init=False)
-    buffer: bytearray = field(default_factory=lambda: bytearray(_BUFFER_BYTES))
-    filled: int = 0
-    opaque: int = 0
-    to_pull: deque[tuple[int, int]] = field(default_factory=deque)
-    """Queue id and queue offset of pulls not sent yet."""
-    in_flight: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.sock = socket.create_connection(self.address, timeout=10)
+    def __init__(self, address: tuple[str, int], topic: str) -> None:
+        self.sock = socket.create_connection(address, timeout=_TIMEOUT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._header = _header_template(topic)
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._filled = 0
+        self._opaque = 0
+        self._to_pull: deque[_Pull] = deque()
+        self._in_flight: dict[int, _Pull] = {}
 
-    def send_next(self) -> None:
-        """Send one pull, if there is one to send."""
-        if not self.to_pull:
-            return
-        queue_id, queue_offset = self.to_pull.popleft()
-        self.opaque += 1
-        self.in_flight[self.opaque] = (queue_id, queue_offset)
-        fields = {
-            "consumerGroup": "bench-raw",
-            "topic": self.topic,
-            "queueId": str(queue_id),
-            "queueOffset": str(queue_offset),
-            "maxMsgNums": str(_MESSAGES_PER_PULL),
-            "sysFlag": "4",
-            "commitOffset": "0",
-            "suspendTimeoutMillis": "0",
-            "subVersion": "1",
-            "subscription": "*",
-            "expressionType": "TAG",
-        }
-        header = json.dumps(
-            {
-                "code": 11,
-                "extFields": fields,
-                "flag": 0,
-                "language": "PYTHON",
-                "opaque": self.opaque,
-                "version": 409,
-            }
-        ).encode()
-        self.sock.sendall((4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
+    @property
+    def is_busy(self) -> bool:
+        """Whether answers are still to come."""
+        return bool(self._in_flight)
+
+    def begin(self, pulls: Iterable[_Pull], depth: int) -> None:
+        """Start on a queue's range with ``depth`` pulls in flight."""
+        self._to_pull.extend(pulls)
+        for _ in range(depth):
+            self._send_next()
 
     def receive(self) -> int:
         """Read what is there and answer each whole frame with the next pull; messages received."""
-        count = self.sock.recv_into(memoryview(self.buffer)[self.filled :])
+        view = memoryview(self._buffer)
+        count = self.sock.recv_into(view[self._filled :])
         if count == 0:
             raise ConnectionError("the broker closed the connection")
-        self.filled += count
+        self._filled += count
         position = messages = 0
-        while self.filled - position >= 4:
-            length = int.from_bytes(self.buffer[position : position + 4], "big")
-            if self.filled - position < 4 + length:
+        while self._filled - position >= 4:
+            length = int.from_bytes(view[position : position + 4], "big")
+            if self._filled - position < 4 + length:
                 break
-            messages += self._answered(position)
+            messages += self._answered(view, position)
             position += 4 + length
         if position:
-            self.buffer[: self.filled - position] = self.buffer[position : self.filled]
-            self.filled -= position
+            view[: self._filled - position] = view[position : self._filled]
+            self._filled -= position
         return messages
 
-    def _answered(self, position: int) -> int:
-        header_length = int.from_bytes(self.buffer[position + 5 : position + 8], "big")
-        header = json.loads(self.buffer[position + 8 : position + 8 + header_length])
-        queue_id, queue_offset = self.in_flight.pop(header["opaque"])
-        if header["code"] != 0:
-            raise ConnectionError(f"the broker answered {header}")
+    def _answered(self, view: memoryview, position: int) -> int:
+        header_length = int.from_bytes(view[position + 5 : position + 8], "big")
+        header = json.loads(bytes(view[position + 8 : position + 8 + header_length]))
+        asked = self._in_flight.pop(header["opaque"])
         reached = int(header["extFields"]["nextBeginOffset"])
-        if reached < queue_offset + _MESSAGES_PER_PULL and reached % _MESSAGES_PER_PULL:
-            self.to_pull.appendleft((queue_id, reached))
-        self.send_next()
-        return reached - queue_offset
+        if header["code"] != _SUCCESS or reached <= asked.start:
+            raise ConnectionError(f"the broker answered {header} to {asked}")
+        if reached < asked.end:
+            # An answer may hold less than was asked for (256 KiB at most): the rest of this very piece is next.
+            self._to_pull.appendleft(asked._replace(start=reached))
+        self._send_next()
+        return min(reached, asked.end) - asked.start
+
+    def _send_next(self) -> None:
+        if not self._to_pull:
+            return
+        pull = self._to_pull.popleft()
+        self._opaque += 1
+        self._in_flight[self._opaque] = pull
+        header = self._header % (pull.queue_id, pull.start, pull.end - pull.start, self._opaque)
+        self.sock.sendall((4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
 
 
 def pull_ranges(
-    address: str, topic: str, ranges: Sequence[tuple[int, int, int]], *, lanes: int, depth: int
+    address: str,
+    topic: str,
+    ranges: Sequence[tuple[int, int, int]],
+    *,
+    lanes: int,
+    depth: int,
+    messages_per_pull: int = 32,
 ) -> tuple[int, float]:
-    """Pull ``(queue id, start, end)`` ranges, ``lanes`` of them at a time; messages and seconds."""
+    """Pull ``(queue id, start, end)`` ranges, ``lanes`` of them at a time; messages and seconds.
+
+    Connections are made before the clock starts.
+    """
     host, _, port = address.rpartition(":")
-    waiting = deque(ranges)
-    with selectors.DefaultSelector() as selector:
-        connections = [_Lane((host, int(port)), topic) for _ in range(lanes)]
+    waiting = deque(_cut(*each, messages_per_pull) for each in ranges)
+    connections = [_Lane((host, int(port)), topic) for _ in range(lanes)]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for lane in connections:
+                selector.register(lane.sock, selectors.EVENT_READ, lane)
+            return _pull_all(selector, connections, waiting, depth)
+    finally:
         for lane in connections:
-            selector.register(lane.sock, selectors.EVENT_READ, lane)
-        messages = 0
-        started_s = time.perf_counter()
-        try:
-            for lane in connections:
-                _begin(lane, waiting, depth)
-            while any(lane.in_flight for lane in connections):
-                for key, _ in selector.select(10):
-                    messages += key.data.receive()
-                    if not key.data.in_flight:
-                        _begin(key.data, waiting, depth)
-            return messages, time.perf_counter() - started_s
-        finally:
-            for lane in connections:
-                lane.sock.close()
+            lane.sock.close()
 
 
-def _begin(lane: _Lane, waiting: deque[tuple[int, int, int]], depth: int) -> None:
-    if not waiting:
-        return
-    queue_id, start, end = waiting.popleft()
-    lane.to_pull.extend((queue_id, offset) for offset in range(start, end, _MESSAGES_PER_PULL))
-    for _ in range(depth):
-        lane.send_next()
+def _pull_all(
+    selector: selectors.BaseSelector, connections: list[_Lane], waiting: deque[list[_Pull]], depth: int
+) -> tuple[int, float]:
+    messages = 0
+    started_s = time.perf_counter()
+    for lane in connections:
+        if waiting:
+            lane.begin(waiting.popleft(), depth)
+    while any(lane.is_busy for lane in connections):
+        ready = selector.select(_TIMEOUT_S)
+        if not ready:
+            raise TimeoutError(f"the broker gave nothing for {_TIMEOUT_S:g} s")
+        for key, _ in ready:
+            lane = key.data
+            messages += lane.receive()
+            if not lane.is_busy and waiting:
+                lane.begin(waiting.popleft(), depth)
+    return messages, time.perf_counter() - started_s
+
+
+def _cut(queue_id: int, start: int, end: int, messages_per_pull: int) -> list[_Pull]:
+    return [
+        _Pull(queue_id, offset, min(offset + messages_per_pull, end))
+        for offset in range(start, end, messages_per_pull)
+    ]
+
+
+def _header_template(topic: str) -> bytes:
+    """A PULL_MESSAGE header with places for queue id, queue offset, number of messages and opaque."""
+    fields = {
+        "consumerGroup": "bench-raw",
+        "topic": topic,
+        "queueId": "%d",
+        "queueOffset": "%d",
+        "maxMsgNums": "%d",
+        "sysFlag": "4",
+        "commitOffset": "0",
+        "suspendTimeoutMillis": "0",
+        "subVersion": "1",
+        "subscription": "*",
+        "expressionType": "TAG",
+    }
+    header = {
+        "code": 11,
+        "flag": 0,
+        "language": "PYTHON",
+        "version": 409,
+        "extFields": fields,
+        "opaque": "%d",
+    }
+    return json.dumps(header).replace('"opaque": "%d"', '"opaque": %d').encode()

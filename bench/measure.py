@@ -1,0 +1,144 @@
+"""What benchmarks share: spreads of repeated measurements, and results that can be printed, kept and rendered.
+
+Nothing here asserts: a benchmark tells what it saw next to what was wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+RESULTS = Path(__file__).parent.parent / ".cache" / "bench"
+"""Where the newest result of each benchmark is kept for the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Least, middle and greatest of repeated measurements."""
+
+    least: float
+    median: float
+    greatest: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Self:
+        """Of at least one value."""
+        ordered = sorted(values)
+        return cls(ordered[0], statistics.median(ordered), ordered[-1], len(ordered))
+
+    def cells(self, form: str) -> tuple[str, str, str]:
+        """Min, median and max as text; ``form`` is a format specification such as ``,.0f``."""
+        return format(self.least, form), format(self.median, form), format(self.greatest, form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A figure that was wanted, and what it came to; the median counts."""
+
+    what: str
+    seen: Spread
+    bound: float
+    at_most: bool
+    unit: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median is on the right side."""
+        return self.seen.median <= self.bound if self.at_most else self.seen.median >= self.bound
+
+    def cells(self) -> tuple[str, ...]:
+        """What, wanted, min, median, max, met."""
+        wanted = f"{'≤' if self.at_most else '≥'} {self.bound:g} {self.unit}".rstrip()
+        return self.what, wanted, *self.seen.cells(".2f"), "yes" if self.is_met else "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one benchmark found."""
+
+    name: str
+    title: str
+    method: str
+    """What was measured and how, as Markdown."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    targets: tuple[Target, ...]
+    load: tuple[float, float] = (0.0, 0.0)
+    """One-minute load average before and after."""
+
+    def save(self) -> None:
+        """Keep it for the page."""
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load_saved(cls, name: str) -> Self | None:
+        """The newest result of a benchmark; None if it has not run here."""
+        path = RESULTS / f"{name}.json"
+        return cls._from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    @classmethod
+    def _from_dict(cls, facts: dict[str, Any]) -> Self:
+        targets = tuple(Target(**{**each, "seen": Spread(**each["seen"])}) for each in facts["targets"])
+        return cls(**{**facts, "targets": targets})
+
+
+TARGET_COLUMNS = ("target", "wanted", "min", "median", "max", "met")
+
+
+def load_average() -> float:
+    """One-minute load average of this machine."""
+    return round(os.getloadavg()[0], 2)
+
+
+class Stopwatch:
+    """Seconds by name, summed over the blocks of one round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Add the block's time to ``name``."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started_s
+
+
+class Timed:
+    """Passes everything on to an object; the methods named add their time to a stopwatch."""
+
+    def __init__(self, inner: Any, watch: Stopwatch, **labels: str) -> None:
+        self._inner = inner
+        self._watch = watch
+        self._labels = labels
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        label = self._labels.get(name)
+        if label is None:
+            return value
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            with self._watch.time(label):
+                return value(*arguments, **keywords)
+
+        return timed
+
+
+def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table whose columns are aligned, so that it reads well on a terminal too."""
+    cells = [tuple(columns), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])

@@ -1,0 +1,48 @@
+"""The Spark session of the benchmarks: two cores, the jobs' settings, no Delta jars (delta-rs does the writing)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+_REPO = Path(__file__).parent.parent
+_DEFAULTS = _REPO / "conf" / "spark-defaults.conf"
+CORES = 2
+"""Tasks at once."""
+
+
+@contextmanager
+def bench_session(work: Path, *, profile_dir: Path | None = None) -> Iterator[SparkSession]:
+    """A session that keeps its files below ``work``; workers find the connector and the benchmarks."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if profile_dir is not None:
+        os.environ["BENCH_PROFILE_DIR"] = str(profile_dir)
+    builder = SparkSession.builder.master(f"local[{CORES}]").appName("pyspark-rocketmq bench")
+    for key, value in _defaults().items():
+        builder = builder.config(key, value)
+    session = (
+        builder.config("spark.driver.memory", "2g")
+        .config("spark.local.dir", str(work / "local"))
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={work / 'derby'}")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _defaults() -> dict[str, str]:
+    """The jobs' settings without those that need Delta's jars."""
+    lines = (line.split() for line in _DEFAULTS.read_text(encoding="utf-8").splitlines())
+    pairs = {words[0]: words[1] for words in lines if len(words) == 2}
+    return {key: value for key, value in pairs.items() if "delta" not in value and "delta" not in key}

@@ -1,0 +1,209 @@
+"""A batch read from a real broker into the noop sink, between its two ceilings, in interleaved rounds."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.cluster import QUEUES, fill, real_cluster
+from bench.measure import Result, Spread, Target, load_average
+from bench.prebuilt_source import PrebuiltSource
+from bench.raw_pull import pull_ranges
+from bench.session import CORES, bench_session
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.properties import KEYS, TAGS
+from tests.helpers.cluster import ClusterUnderTest
+
+_BODY_SIZES = {"1 KiB": 1024, "100 B": 100}
+_TARGET = 0.5
+_METHOD = """\
+One broker and {messages:,} messages in {queues} queues, per body size, sent in batches with KEYS and TAGS; all of it is
+in the page cache. Broker, Spark and Python workers share the machine. Each of {rounds} rounds, after one for warming
+up, runs in turn:
+
+* *prebuilt*: the ceiling of the platform. A Python data source hands Spark the same number of rows as RecordBatches
+  that are already there (real messages of the topic, decoded before; as large as the source makes them), into `noop`.
+* *raw pull*: the ceiling of the broker. A bare socket loop pulls the same ranges, {cores} queues at a time, each by a
+  connection of its own with {depth} pulls in flight as the source has; it splits frames, parses headers, decodes
+  no message.
+* *source*: `spark.read.format("rocketmq")` into `noop`, with default options on `local[{cores}]`.
+
+The ratio is source / min(prebuilt, raw pull), taken round by round."""
+
+
+def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
+    """Measure ``rounds`` rounds per body size."""
+    before = load_average()
+    rows: list[tuple[str, ...]] = []
+    targets: list[Target] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
+        work = Path(folder)
+        for size in _BODY_SIZES.values():
+            topic = cluster.create_topic(f"bench-{size}", QUEUES)
+            fill(
+                cluster.name_servers,
+                topic,
+                queues=QUEUES,
+                per_queue=messages // QUEUES,
+                message=partial(_message, topic, _bodies(size)),
+            )
+        with bench_session(work) as spark:
+            for name, size in _BODY_SIZES.items():
+                contest = Contest.prepare(spark, cluster, f"bench-{size}", work / f"{size}.arrow")
+                figures = contest.run(rounds)
+                rows += _rows(name, figures)
+                ratio = Spread.of(each.ratio for each in figures)
+                targets.append(
+                    Target(what=f"source / smaller ceiling, {name}", seen=ratio, bound=_TARGET, at_most=False)
+                )
+    return Result(
+        name="source",
+        title="Batch read",
+        method=_METHOD.format(
+            messages=messages,
+            queues=QUEUES,
+            rounds=rounds,
+            cores=CORES,
+            depth=_default_options("t", "h:1").pulls_in_flight,
+        ),
+        columns=("what", "min", "median", "max"),
+        rows=tuple(rows),
+        targets=tuple(targets),
+        load=(before, load_average()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Rows per second of each contestant in one round."""
+
+    prebuilt: float
+    raw_pull: float
+    source: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the source to the smaller ceiling."""
+        return self.source / min(self.prebuilt, self.raw_pull)
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """The three contestants on one topic."""
+
+    spark: SparkSession
+    name_servers: str
+    topic: str
+    partitions: tuple[QueuePartition, ...]
+    arrow_file: Path
+
+    @classmethod
+    def prepare(cls, spark: SparkSession, cluster: ClusterUnderTest, topic: str, arrow_file: Path) -> Contest:
+        """Take the ranges to read, and one batch as the source yields it for the prebuilt rows."""
+        register(spark)
+        spark.dataSource.register(PrebuiltSource)
+        reader = RocketMQBatchReader(_default_options(topic, cluster.name_servers))
+        partitions = tuple(each for each in reader.partitions() if isinstance(each, QueuePartition))
+        batch = next(reader.read(partitions[0]))
+        with pa.OSFile(str(arrow_file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
+            file.write_batch(batch)
+        return cls(spark, cluster.name_servers, topic, partitions, arrow_file)
+
+    @property
+    def messages(self) -> int:
+        """All messages of the topic."""
+        return sum(each.planned.count for each in self.partitions)
+
+    def run(self, rounds: int) -> list[Round]:
+        """Rounds after one for warming up."""
+        self._round()
+        figures = []
+        for number in range(rounds):
+            figures.append(self._round())
+            latest = figures[-1]
+            print(
+                f"  {self.topic} round {number + 1}: prebuilt {latest.prebuilt:,.0f}  raw pull {latest.raw_pull:,.0f}  "
+                f"source {latest.source:,.0f} rows/s  ratio {latest.ratio:.2f}  load {load_average()}",
+                flush=True,
+            )
+        return figures
+
+    def _round(self) -> Round:
+        return Round(
+            prebuilt=self.messages / _seconds_to_noop(self.prebuilt_rows()),
+            raw_pull=self._raw_pull(),
+            source=self.messages / _seconds_to_noop(self.source_rows()),
+        )
+
+    def prebuilt_rows(self) -> DataFrame:
+        """As many rows as the topic has, of batches already there."""
+        return (
+            self.spark.read.format("prebuilt")
+            .options(file=str(self.arrow_file), rows=self.messages, partitions=len(self.partitions))
+            .load()
+        )
+
+    def source_rows(self) -> DataFrame:
+        """The topic."""
+        return (
+            self.spark.read.format("rocketmq").options(nameServers=self.name_servers, topic=self.topic).load()
+        )
+
+    def _raw_pull(self) -> float:
+        first = self.partitions[0]
+        ranges = [
+            (each.planned.queue.queue_id, each.planned.start, each.planned.end) for each in self.partitions
+        ]
+        pulled, seconds = pull_ranges(
+            first.address,
+            self.topic,
+            ranges,
+            lanes=CORES,
+            depth=first.pulls_in_flight,
+            messages_per_pull=first.pull_batch_size,
+        )
+        if pulled != self.messages:
+            raise RuntimeError(f"The raw pull got {pulled} messages instead of {self.messages}.")
+        return pulled / seconds
+
+
+def _seconds_to_noop(rows: DataFrame) -> float:
+    started_s = time.perf_counter()
+    rows.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - started_s
+
+
+def _default_options(topic: str, name_servers: str) -> ReadOptions:
+    return ReadOptions.parse({"topic": topic, "nameServers": name_servers})
+
+
+def _bodies(size: int) -> list[bytes]:
+    source = random.Random(7)
+    return [source.randbytes(size) for _ in range(64)]
+
+
+def _message(topic: str, bodies: list[bytes], number: int) -> Message:
+    properties = {KEYS: f"key-{number:08d}", TAGS: f"tag-{number % 5}"}
+    return Message(topic=topic, body=bodies[number % len(bodies)], properties=properties)
+
+
+def _rows(name: str, figures: list[Round]) -> list[tuple[str, ...]]:
+    columns = {
+        "prebuilt, rows/s": [each.prebuilt for each in figures],
+        "raw pull, rows/s": [each.raw_pull for each in figures],
+        "source, rows/s": [each.source for each in figures],
+    }
+    rows = [(f"{name}: {what}", *Spread.of(values).cells(",.0f")) for what, values in columns.items()]
+    ratio = Spread.of(each.ratio for each in figures)
+    return [*rows, (f"{name}: source / smaller ceiling", *ratio.cells(".2f"))]
