@@ -99,7 +99,7 @@ class _Rows:
     tail: np.ndarray
     body_at: IntArray
     topic_at: IntArray
-    topic_length: IntArray
+    topic_end: IntArray
     properties_at: IntArray
     properties_length: IntArray
 
@@ -151,7 +151,7 @@ def _decode_regular(data: bytes, broker_name: str, limit: int | None) -> pa.Reco
     commit_log_offset = rows.head["commitLogOffset"].astype(np.int64)
     store_host = _hosts(data, rows.store_host_at, (sys_flag & MessageSysFlag.STOREHOSTADDRESS_V6) != 0)
     properties = decode_property_columns(data, rows.properties_at, rows.properties_length)
-    topic = take_ranges(pa.py_buffer(data), rows.topic_at, rows.topic_length, pa.binary())
+    topic = take_ranges(pa.py_buffer(data), rows.topic_at, rows.topic_end, pa.binary())
     store_timestamp = every_position(data, _I64)[rows.store_host_at - _I64.itemsize]
     columns = [
         checked_text(topic),
@@ -200,7 +200,7 @@ def _locate(data: bytes) -> _Rows:
     properties_at = properties_length_at + 2
     _require((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
     return _Rows(
-        head, born_host_at, store_host_at, tail, body_at, topic_at, topic_length, properties_at, properties_length
+        head, born_host_at, store_host_at, tail, body_at, topic_at, properties_length_at, properties_at, properties_length
     )  # fmt: skip
 
 
@@ -248,7 +248,10 @@ def _hosts(data: bytes, at: IntArray, is_ipv6: BoolArray) -> pa.Array:
         distinct = pa.array(every_position(data, _IPV4_HOST)[at]).dictionary_encode()
         numbers = distinct.dictionary.to_pylist()
         stored = [number.to_bytes(IPV4_HOST_BYTES, "little", signed=True) for number in numbers]
-    return pa.array([decode_host(host) for host in stored], pa.string()).take(distinct.indices)
+    texts = [decode_host(host) for host in stored]
+    if len(texts) == 1:
+        return pa.repeat(pa.scalar(texts[0]), len(at))
+    return pa.array(texts, pa.string()).take(distinct.indices)
 
 
 def _padded_hosts(data: bytes, at: IntArray, is_ipv6: BoolArray) -> pa.Array:
@@ -264,7 +267,7 @@ def _bodies(data: bytes, rows: _Rows, sys_flag: IntArray) -> pa.Array:
     lengths = rows.tail["bodyLength"].astype(np.int64)
     is_compressed = ((sys_flag & MessageSysFlag.COMPRESSED) != 0) & (lengths > 0)
     if not is_compressed.any():
-        return take_ranges(pa.py_buffer(data), rows.body_at, lengths, pa.binary())
+        return take_ranges(pa.py_buffer(data), rows.body_at, rows.body_at + lengths, pa.binary())
     compressed = np.flatnonzero(is_compressed)
     stored = zip(rows.body_at[compressed].tolist(), lengths[compressed].tolist(), strict=True)
     bodies = [
@@ -273,7 +276,7 @@ def _bodies(data: bytes, rows: _Rows, sys_flag: IntArray) -> pa.Array:
     ]
     lengths[compressed] = 0
     _check_column_bytes(int(lengths.sum()) + sum(map(len, bodies)))
-    plain = take_ranges(pa.py_buffer(data), rows.body_at, lengths, pa.binary())
+    plain = take_ranges(pa.py_buffer(data), rows.body_at, rows.body_at + lengths, pa.binary())
     order = np.arange(len(lengths))
     order[compressed] = len(lengths) + np.arange(len(bodies))
     return pa.concat_arrays([plain, pa.array(bodies, pa.binary())]).take(pa.array(order))

@@ -30,31 +30,20 @@ def every_position(data: bytes | ByteArray, dtype: np.dtype) -> npt.NDArray[Any]
     return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, strides=(1,))
 
 
-def take_ranges(
-    buffer: pa.Buffer,
-    starts: IntArray,
-    lengths: IntArray,
-    arrow_type: pa.DataType,
-    valid: BoolArray | None = None,
-) -> pa.Array:
-    """Copy ``buffer[start : start + length]`` of each row into one binary or string column.
+def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type: pa.DataType) -> pa.Array:
+    """Copy ``buffer[start:end]`` of each row into one binary or string column.
 
     The ranges and the gaps between them are the elements of one binary array over ``buffer``; Arrow's ``take``
-    of every second element is the fastest gather there is. Text is not checked to be UTF-8. Rows that are not
-    ``valid`` become null; their ranges must be empty.
+    of every second element is the fastest gather there is. Text is not checked to be UTF-8.
     """
     rows = len(starts)
     offsets = np.empty(2 * rows + 2, np.int32)
     offsets[1:-1:2] = starts
-    np.add(starts, lengths, out=offsets[2::2], casting="unsafe")
+    offsets[2::2] = ends
     # Arrow wants the first offset below the last and reserves memory by their mean distance.
-    offsets[0], offsets[-1] = 0, min(buffer.size, 2 * int(lengths.sum()))
+    offsets[0], offsets[-1] = 0, min(buffer.size, 2 * int((ends - starts).sum()))
     with_gaps = pa.Array.from_buffers(arrow_type, 2 * rows + 1, [None, pa.py_buffer(offsets), buffer])
-    column = with_gaps.take(pa.array(np.arange(1, 2 * rows + 1, 2, dtype=np.int32)))
-    if valid is None or valid.all():
-        return column
-    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(arrow_type, rows, [bitmap, *column.buffers()[1:]])
+    return with_gaps.take(pa.array(np.arange(1, 2 * rows + 1, 2, dtype=np.int32)))
 
 
 def checked_text(column: pa.Array) -> pa.Array:
