@@ -296,11 +296,10 @@ def _queues_from_json(owner: JsonObject, name: str) -> frozenset[MessageQueue]:
 
 def _queue_from_json(value: Any, where: str) -> MessageQueue:
     """A message queue, as an object or (a standard JSON key) as the text of one; called very often."""
-    if type(value) is str:
-        value = loads(value.encode(errors="surrogatepass"))
     try:
-        queue = MessageQueue(value["topic"], value["brokerName"], value["queueId"])
-    except (KeyError, TypeError) as exc:
+        members = loads(value.encode(errors="surrogatepass")) if type(value) is str else value
+        queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])
+    except (KeyError, TypeError, RemoteProtocolError) as exc:
         raise RemoteProtocolError(
             f"{where} holds something that is no message queue: {value!r:.80}."
         ) from exc

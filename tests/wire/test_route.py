@@ -1,0 +1,168 @@
+"""Routes in both of the name server's spellings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
+from pyspark_rocketmq.wire.route import decode_route, encode_route
+from tests.helpers.golden import recorded_command, recorded_commands
+
+RECORDED = [command for command in recorded_commands(105) if command.is_response and command.body]
+OLD_FORM = recorded_command(230, is_response=True).body
+NEW_FORM = recorded_command(229, is_response=True).body
+
+names = st.text(max_size=10)
+counts = st.integers(0, (1 << 31) - 1)
+brokers = st.builds(
+    BrokerData,
+    broker_name=names,
+    cluster=names,
+    addresses=st.dictionaries(st.integers(-1, (1 << 63) - 1), names.map(BrokerAddress), max_size=3),
+)
+queues = st.builds(
+    QueueData,
+    broker_name=names,
+    read_queue_nums=counts,
+    write_queue_nums=counts,
+    perm=counts,
+    topic_sys_flag=counts,
+)
+routes = st.builds(
+    TopicRoute,
+    brokers=st.lists(brokers, max_size=3).map(tuple),
+    queues=st.lists(queues, max_size=3).map(tuple),
+    order_topic_conf=st.none() | st.sampled_from(["a:4", "a:4;b:8", "订单:1;"]),
+)
+
+
+def route_json(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize("command", RECORDED, ids=str)
+def test_a_recorded_route_is_read_and_written_byte_for_byte(command):
+    """A2."""
+    route = decode_route(command.body)
+
+    assert route.brokers[0].broker_name == "broker-a"
+    assert route.brokers[0].addresses == {0: "127.0.0.1:20911"}
+    assert route.queues[0].broker_name == "broker-a"
+    assert encode_route(route, standard_json=b'{"0":' in command.body) == command.body
+
+
+def test_both_spellings_of_the_broker_ids_mean_the_same():
+    """A2: bare integer keys from servers before 4.9.4 or for clients of a lower version."""
+    assert b"{0:" in OLD_FORM
+    assert b'{"0":' in NEW_FORM
+    assert decode_route(OLD_FORM) == decode_route(NEW_FORM)
+    assert decode_route(OLD_FORM).subscribe_queues("T") == (
+        MessageQueue("T", "broker-a", 0),
+        MessageQueue("T", "broker-a", 1),
+    )
+
+
+@pytest.mark.parametrize("body", [OLD_FORM, NEW_FORM], ids=["old", "new"])
+def test_every_truncation_raises(body):
+    for end in range(len(body)):
+        with pytest.raises(RemoteProtocolError):
+            decode_route(body[:end])
+
+
+@given(routes, st.booleans())
+def test_any_route_is_read_back(route, standard_json):
+    assert decode_route(encode_route(route, standard_json=standard_json)) == route
+
+
+@pytest.mark.parametrize(
+    ("spelling", "expected"),
+    [
+        ({"topicSynFlag": 3}, 3),
+        ({"topicSysFlag": 4}, 4),
+        ({"topicSysFlag": 4, "topicSynFlag": 3}, 4),
+        ({}, 0),
+    ],
+    ids=str,
+)
+def test_the_old_spelling_of_the_topic_flag_is_read(spelling, expected):
+    """A2: old servers write topicSynFlag."""
+    queue = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, **spelling}
+
+    assert decode_route(route_json(queueDatas=[queue])).queues[0].topic_sys_flag == expected
+
+
+def test_what_newer_servers_add_or_leave_out_does_not_matter():
+    body = (
+        b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],"filterServerTable":'
+        b'{"x":[]},"orderTopicConf":"","queueDatas":null,"topicQueueMappingByBroker":{"b":{0:{"a":1}}}}'
+    )
+
+    route = decode_route(body)
+
+    assert route.address_of("b") == "m:1"
+    assert route.brokers[0].cluster == ""
+    assert route.queues == ()
+    assert route.order_topic_conf is None
+    assert decode_route(b"{}") == TopicRoute(brokers=(), queues=())
+
+
+def test_an_order_configuration_defines_the_queues_to_publish_to():
+    """G6."""
+    route = decode_route(route_json(orderTopicConf="b:1;a:2"))
+
+    assert [tuple(queue[1:]) for queue in route.publish_queues("T")] == [("b", 0), ("a", 0), ("a", 1)]
+
+
+QUEUE = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"brokerDatas": {}},
+        {"brokerDatas": ["b"]},
+        {"brokerDatas": [{"brokerAddrs": {"0": "a:1"}}]},
+        {"brokerDatas": [{"brokerName": "b", "brokerAddrs": ["a:1"]}]},
+        {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"x": "a:1"}}]},
+        {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"": "a:1"}}]},
+        {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": 1}}]},
+        {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": None}}]},
+        {"brokerDatas": [{"brokerName": "b", "cluster": 1}]},
+        {"queueDatas": [{**QUEUE, "brokerName": None}]},
+        {"queueDatas": [{**QUEUE, "readQueueNums": "1"}]},
+        {"queueDatas": [{**QUEUE, "readQueueNums": -1}]},
+        {"queueDatas": [{**QUEUE, "writeQueueNums": -1}]},
+        {"queueDatas": [{**QUEUE, "perm": None}]},
+        {"queueDatas": [{**QUEUE, "perm": True}]},
+        {"orderTopicConf": 1},
+        {"orderTopicConf": "a"},
+        {"orderTopicConf": "a:x"},
+        {"orderTopicConf": "a:-1"},
+        {"orderTopicConf": "a:1:2"},
+        {"orderTopicConf": ";a:1"},
+    ],
+    ids=str,
+)
+def test_a_route_of_the_wrong_shape_raises(fields):
+    with pytest.raises(RemoteProtocolError, match="TopicRouteData"):
+        decode_route(route_json(**fields))
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | names,
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["brokerDatas", "queueDatas", "brokerName", "brokerAddrs", "orderTopicConf", "perm", "0"]),
+        inner,
+    ),
+    max_leaves=12,
+))  # fmt: skip
+def test_any_json_raises_nothing_but_remote_protocol_errors(value):
+    try:
+        decode_route(json.dumps(value).encode())
+    except RemoteProtocolError as exc:
+        assert str(exc)  # noqa: PT017 - most inputs raise, some do not
