@@ -83,7 +83,7 @@ class PullMessageRequestHeader(_TopicRequestFields):
     """Sent by 5.x clients, read by no broker up to 5.3.3."""
     request_source: int | None = int_field("requestSource", None)
     proxy_forward_client_id: str | None = text_field("proxyFrowardClientId", None)
-    """Java's spelling is really ``Froward``."""
+    """Misspelt so in Java."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
