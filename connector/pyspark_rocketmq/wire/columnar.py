@@ -86,7 +86,12 @@ _I64 = np.dtype(">i8")
 _U16 = np.dtype(">u2")
 _IPV4_HOST = np.dtype("<i8")
 _IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
-_IPV6_EXTRA = IPV6_HOST_BYTES - IPV4_HOST_BYTES
+# Plain numbers: numpy is slow with enums.
+_COMPRESSED = int(MessageSysFlag.COMPRESSED)
+_BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
+_STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
+_INNER_BATCH = int(INNER_BATCH_FLAGS)
+_V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,31 +151,31 @@ def _decode_regular(data: bytes, broker_name: str, limit: int | None) -> pa.Reco
     if limit is not None:
         rows = rows.kept(rows.head["queueOffset"] < limit)
     sys_flag = rows.head["sysFlag"].astype(np.int32)
-    if ((sys_flag & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS).any():
+    if ((sys_flag & _INNER_BATCH) == _INNER_BATCH).any():
         raise IrregularLayout
     commit_log_offset = rows.head["commitLogOffset"].astype(np.int64)
-    store_host = _hosts(data, rows.store_host_at, (sys_flag & MessageSysFlag.STOREHOSTADDRESS_V6) != 0)
+    store_host = _hosts(data, rows.store_host_at, (sys_flag & _STOREHOST_V6) != 0)
     properties = decode_property_columns(data, rows.properties_at, rows.properties_length)
     topic = take_ranges(pa.py_buffer(data), rows.topic_at, rows.topic_end, pa.binary())
     store_timestamp = every_position(data, _I64)[rows.store_host_at - _I64.itemsize]
     columns = [
         checked_text(topic),
         pa.repeat(pa.scalar(broker_name), len(sys_flag)),
-        pa.array(rows.head["queueId"].astype(np.int32)),
-        pa.array(rows.head["queueOffset"].astype(np.int64)),
-        pa.array(commit_log_offset),
+        _fixed(pa.int32(), rows.head["queueId"].astype(np.int32)),
+        _fixed(pa.int64(), rows.head["queueOffset"].astype(np.int64)),
+        _fixed(pa.int64(), commit_log_offset),
         _message_ids(properties.unique_keys, store_host, commit_log_offset),
         properties.keys,
         properties.tags,
         _bodies(data, rows, sys_flag),
         properties.properties,
         _timestamps(rows.head["bornTimestamp"].astype(np.int64)),
-        _hosts(data, rows.born_host_at, (sys_flag & MessageSysFlag.BORNHOST_V6) != 0),
+        _hosts(data, rows.born_host_at, (sys_flag & _BORNHOST_V6) != 0),
         _timestamps(store_timestamp.astype(np.int64)),
         store_host,
-        pa.array(rows.tail["reconsumeTimes"].astype(np.int32)),
-        pa.array(sys_flag & ~np.int32(MessageSysFlag.COMPRESSED)),
-        pa.array(rows.head["flag"].astype(np.int32)),
+        _fixed(pa.int32(), rows.tail["reconsumeTimes"].astype(np.int32)),
+        _fixed(pa.int32(), sys_flag & ~np.int32(_COMPRESSED)),
+        _fixed(pa.int32(), rows.head["flag"].astype(np.int32)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
@@ -179,12 +184,12 @@ def _locate(data: bytes) -> _Rows:
     """Find every part of every message, and check that the parts of each are as long as it is."""
     starts, ends = _starts_and_ends(data)
     head = every_position(data, _as_void(_HEAD))[starts].view(_HEAD)
-    is_v1 = head["magic"] == MessageVersion.V1
-    _require(is_v1 | (head["magic"] == MessageVersion.V2))
+    is_v1 = head["magic"] == _V1
+    _require(is_v1 | (head["magic"] == _V2))
     sys_flag = head["sysFlag"]
     born_host_at = starts + _HEAD.itemsize
-    store_host_at = born_host_at + _host_bytes(sys_flag, MessageSysFlag.BORNHOST_V6) + _I64.itemsize
-    tail_at = store_host_at + _host_bytes(sys_flag, MessageSysFlag.STOREHOSTADDRESS_V6)
+    store_host_at = born_host_at + _host_bytes(sys_flag, _BORNHOST_V6) + _I64.itemsize
+    tail_at = store_host_at + _host_bytes(sys_flag, _STOREHOST_V6)
     _require(tail_at + (_TAIL.itemsize + 3) <= ends)
     tail = every_position(data, _as_void(_TAIL))[tail_at].view(_TAIL)
     body_at = tail_at + _TAIL.itemsize
@@ -233,7 +238,7 @@ def _as_void(dtype: np.dtype) -> np.dtype:
     return np.dtype((np.void, dtype.itemsize))
 
 
-def _host_bytes(sys_flag: np.ndarray, ipv6_flag: MessageSysFlag) -> IntArray:
+def _host_bytes(sys_flag: np.ndarray, ipv6_flag: int) -> IntArray:
     return np.where(sys_flag & ipv6_flag, IPV6_HOST_BYTES, IPV4_HOST_BYTES)
 
 
@@ -265,7 +270,7 @@ def _padded_hosts(data: bytes, at: IntArray, is_ipv6: BoolArray) -> pa.Array:
 def _bodies(data: bytes, rows: _Rows, sys_flag: IntArray) -> pa.Array:
     """Copy the bodies; only the compressed ones are touched one by one."""
     lengths = rows.tail["bodyLength"].astype(np.int64)
-    is_compressed = ((sys_flag & MessageSysFlag.COMPRESSED) != 0) & (lengths > 0)
+    is_compressed = ((sys_flag & _COMPRESSED) != 0) & (lengths > 0)
     if not is_compressed.any():
         return take_ranges(pa.py_buffer(data), rows.body_at, rows.body_at + lengths, pa.binary())
     compressed = np.flatnonzero(is_compressed)
@@ -298,8 +303,14 @@ def _message_ids(unique_keys: pa.Array, store_host: pa.Array, commit_log_offset:
 
 def _timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.Array:
     fits = (milliseconds >= -_MAX_TIMESTAMP_MS) & (milliseconds <= _MAX_TIMESTAMP_MS)
-    microseconds = np.where(fits, milliseconds, 0) * 1000
-    return pa.array(microseconds, pa.int64(), mask=None if fits.all() else ~fits).view(_TIMESTAMP)
+    if fits.all():
+        return _fixed(_TIMESTAMP, milliseconds * 1000)
+    return pa.array(np.where(fits, milliseconds, 0) * 1000, pa.int64(), mask=~fits).view(_TIMESTAMP)
+
+
+def _fixed(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
+    """A column on top of the values, which have its width and are contiguous."""
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
 def _from_messages(messages: Sequence[MessageExt]) -> pa.RecordBatch:
