@@ -12,17 +12,13 @@ import json
 from datetime import UTC, datetime
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 
-MESSAGE_COLUMNS = (
-    "topic string, brokerName string, queueId int, queueOffset bigint, commitLogOffset bigint, msgId string, "
-    "keys string, tags string, body binary, properties map<string,string>, bornTimestamp timestamp, "
-    "bornHost string, storeTimestamp timestamp, storeHost string, reconsumeTimes int, sysFlag int, flag int"
-)
-MARKER_COLUMNS = "kind string, plannedRange string"
 END_MARKER = "end"
 
 _MARKER_FIELDS = (pa.field("kind", pa.string()), pa.field("plannedRange", pa.string()))
@@ -31,9 +27,8 @@ CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_MARKER_FIELDS])
 
 def spark_schema(*, consumer_mode: bool) -> StructType:
     """The source's schema as Spark sees it."""
-    schema = StructType.fromDDL(f"{MESSAGE_COLUMNS}, {MARKER_COLUMNS}" if consumer_mode else MESSAGE_COLUMNS)
-    assert isinstance(schema, StructType)
-    return schema
+    # Not from DDL text: that needs a SparkContext, which the planner's process does not have.
+    return from_arrow_schema(CONSUMER_SCHEMA if consumer_mode else MESSAGE_SCHEMA)
 
 
 def with_marker_columns(messages: pa.RecordBatch) -> pa.RecordBatch:

@@ -109,7 +109,9 @@ class PushConsumer:
                 ),
                 where="listener",
             )
-        self._output_schema = listener_schema(output_schema)
+        # A schema given as text can be parsed only where there is a session; start() has one.
+        can_parse = SparkSession.getActiveSession() is not None or isinstance(output_schema, StructType)
+        self._output_schema = listener_schema(output_schema) if can_parse else output_schema
         self._listener = listener
 
     def register_batch_listener(self, listener: BatchListener) -> None:
@@ -141,13 +143,14 @@ class PushConsumer:
         """
         options, settings = self._checked()
         assert self._listener is not None
-        assert isinstance(self._output_schema, StructType)
+        assert self._output_schema is not None
+        schema = listener_schema(self._output_schema)
         check_worker_python(spark)
         register(spark)
         if sink is not None:
-            sink.prepare(to_arrow_schema(sink_schema(self._output_schema), timezone="UTC"))
+            sink.prepare(to_arrow_schema(sink_schema(schema), timezone="UTC"))
         messages = spark.readStream.format("rocketmq").options(**options).load()
-        rows = consume_orderly(messages, self._listener, self._output_schema, settings)
+        rows = consume_orderly(messages, self._listener, schema, settings)
         started = _Started()
         committer = BatchCommitter(
             consumer_group=self._group,
