@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from broker_sim.cluster import AsyncCluster
 from broker_sim.settings import BrokerSettings
 
-_PARENT_CHECK_S = 1.0
+_PARENT_CHECK_S = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

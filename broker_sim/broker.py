@@ -10,7 +10,7 @@ from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.pull import handle_pull, let_go
 from broker_sim.replies import Refused, in_json, not_supported, reply
-from broker_sim.send import as_run, handle_send, store_run
+from broker_sim.send import as_run, deliver_delayed, handle_send, store_run
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import BrokerState
 from pyspark_rocketmq.clock import Clock
@@ -86,8 +86,9 @@ class Broker:
         return self._drain()
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Answer the held pulls whose time is over and drop silent members."""
+        """Deliver delayed messages, end held pulls whose time is over, drop silent members."""
         state = self.state
+        deliver_delayed(state)
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
             state.outbox.append(let_go(state, pull))
         for group in state.membership.expire():
@@ -96,7 +97,8 @@ class Broker:
 
     def next_deadline_s(self) -> float | None:
         """Monotonic time at which :meth:`look_at_clock` has work, as far as known."""
-        return self.state.held_pulls.next_deadline_s()
+        deadlines_s = (self.state.held_pulls.next_deadline_s(), self.state.delayed.next_due_s())
+        return min((each for each in deadlines_s if each is not None), default=None)
 
     def restarted(self) -> None:
         """Lose what a real broker keeps only in memory; messages, topics and offsets stay."""

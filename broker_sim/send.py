@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from broker_sim.delay import SCHEDULE_TOPIC, delay_level
 from broker_sim.layout import (
     MAX_PROPERTIES_LENGTH,
     Member,
@@ -63,7 +64,8 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
         born_host=peer.host,
         reconsume_times=header.reconsume_times or 0,
     )
-    return _answer(state, command, run, target.properties.get("UNIQ_KEY"))
+    queue_offset, offsets = _store(state, run, target, is_batch=bool(header.batch))
+    return _answer(state, command, target, queue_offset, offsets)
 
 
 def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
@@ -87,16 +89,37 @@ def store_run(state: BrokerState, run: MessageRun) -> tuple[int, list[int]]:
     return stored.queue_offset, stored.commit_log_offsets
 
 
+def deliver_delayed(state: BrokerState) -> None:
+    """Store the delayed messages whose time is over in the queues they were sent to."""
+    for run in state.delayed.take_due(state.clock.monotonic_s()):
+        store_run(state, run)
+
+
+def _store(state: BrokerState, run: MessageRun, target: _Target, *, is_batch: bool) -> tuple[int, list[int]]:
+    """Store ``run`` now, or put it off: then it lies in the schedule topic until it is delivered."""
+    levels = state.settings.delay_levels_s
+    level = 0 if is_batch else delay_level(target.properties, len(levels))
+    if not level:
+        return store_run(state, run)
+    state.topics.ensure(SCHEDULE_TOPIC, len(levels))
+    state.delayed.put(state.clock.monotonic_s() + levels[level - 1], run)
+    return store_run(state, replace(run, topic=SCHEDULE_TOPIC, queue_id=level - 1))
+
+
 def _answer(
-    state: BrokerState, command: RemotingCommand, run: MessageRun, unique_key: str | None
+    state: BrokerState,
+    command: RemotingCommand,
+    target: _Target,
+    queue_offset: int,
+    commit_log_offsets: list[int],
 ) -> RemotingCommand:
-    queue_offset, offsets = store_run(state, run)
     fields = {
-        "queueId": str(run.queue_id),
+        "queueId": str(target.queue_id),
         "queueOffset": str(queue_offset),
-        "msgId": ",".join([offset_message_id(state.host, offset) for offset in offsets]),
+        "msgId": ",".join([offset_message_id(state.host, offset) for offset in commit_log_offsets]),
         **_ALWAYS,
     }
+    unique_key = target.properties.get("UNIQ_KEY")
     if unique_key:
         fields["transactionId"] = unique_key
     return reply(command, ext_fields=fields)
@@ -163,10 +186,12 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
 def _members(
     state: BrokerState, command: RemotingCommand, header: SendHeader, target: _Target
 ) -> tuple[Member, ...]:
-    """The messages of the request, with the properties the broker adds to each."""
+    """The messages of the request; ``target.properties`` and each message get what the broker adds."""
     properties = target.properties
     if not header.batch and "UNIQ_KEY" not in properties:
         properties["UNIQ_KEY"] = f"{next(state.numbers):032X}"
+    if not header.batch and delay_level(properties, len(state.settings.delay_levels_s)):
+        properties |= {"REAL_TOPIC": target.topic, "REAL_QID": str(target.queue_id)}
     appended = _encode({**properties, **_ALWAYS, "CLUSTER": CLUSTER_NAME})
     if header.batch:
         members = tuple(decode_batch_members(command.body, appended))

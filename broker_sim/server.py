@@ -71,6 +71,7 @@ class EndpointServer:
         self._listener = listener  # before the first connection can come
         await listener.start_serving()
         self._scan = loop.call_later(_SCAN_INTERVAL_S, self._scan_members)
+        self._arm_timer()
         return Host(_IP, int(listener.sockets[0].getsockname()[1]))
 
     async def stop(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from broker_sim.consume_queue import PullLimits
 from broker_sim.topics import PERM_READ_WRITE
 
+_DELAY_LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
@@ -17,6 +19,8 @@ class BrokerSettings:
     retention_bytes: int | None = None
     """Bytes of the commit log that are kept; None keeps everything."""
     pull_limits: PullLimits = field(default_factory=PullLimits)
+    delay_levels_s: tuple[float, ...] = _DELAY_LEVELS_S
+    """Seconds of delay level 1, 2 and so on (messageDelayLevel)."""
     max_message_size: int = 4 * 1024 * 1024
     broker_permission: int = PERM_READ_WRITE
     lite_pull_message_enable: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
+from broker_sim.delay import DelayedMessages
 from broker_sim.groups import SubscriptionGroups
 from broker_sim.held_pulls import HeldPulls
 from broker_sim.layout import Host
@@ -36,6 +37,7 @@ class BrokerState:
     groups: SubscriptionGroups = field(default_factory=SubscriptionGroups)
     offsets: ConsumerOffsets = field(default_factory=ConsumerOffsets)
     held_pulls: HeldPulls = field(default_factory=HeldPulls)
+    delayed: DelayedMessages = field(default_factory=DelayedMessages)
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     """For what a real broker draws at random: queues for producers that name none, and unique keys."""

@@ -14,14 +14,24 @@ from broker_sim.__main__ import main
 from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import request
 from tests.broker_sim.raw_client import RawClient
+from tests.helpers.wait import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 20
 
 
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "connector"), str(_ROOT)])}
+_PARENT = """
+import subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-m", "broker_sim", "--exit-with-parent"], stdout=subprocess.PIPE, text=True
+)
+print(child.stdout.readline())
+"""
+
+
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "connector"), str(_ROOT)])}
     command = [sys.executable, "-m", "broker_sim", "--port", "0", "--brokers", "2", "--queues", "3"]
     with subprocess.Popen(
         command,
@@ -29,7 +39,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=environment,
+        env=_ENVIRONMENT,
     ) as process:
         try:
             yield process
@@ -52,6 +62,22 @@ def test_the_first_line_names_every_address_and_a_signal_ends_it_cleanly(
         process.send_signal(number)
         out, err = process.communicate(timeout=_TIMEOUT_S)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_it_can_end_with_the_process_that_started_it() -> None:
+    parent = subprocess.run(
+        [sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT, check=True
+    )
+    address = json.loads(parent.stdout)["nameServers"]
+    wait_until(lambda: _is_refused(address), timeout_s=_TIMEOUT_S)
+
+
+def _is_refused(address: str) -> bool:
+    try:
+        with RawClient(address):
+            return False
+    except ConnectionRefusedError:
+        return True
 
 
 def test_an_impossible_number_of_brokers_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,19 @@ from broker_sim.broker import Broker
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
-from tests.broker_sim.exchange import GROUP, PEER, TOPIC, ask, make_broker, pull, request, send, send_batch
+from tests.broker_sim.exchange import (
+    GROUP,
+    OTHER_PEER,
+    PEER,
+    TOPIC,
+    ask,
+    held_pull,
+    make_broker,
+    pull,
+    request,
+    send,
+    send_batch,
+)
 from tests.helpers.fake_clock import FakeClock
 
 _ALWAYS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -183,3 +195,44 @@ def test_a_retry_of_a_group_that_may_not_be_made_is_refused(broker: Broker) -> N
 def test_a_oneway_send_is_stored_and_not_answered(broker: Broker) -> None:
     assert broker.handle(PEER, replace(send(b"quiet"), flag=2)) == []
     assert [each.body for each in _stored(broker)] == [b"quiet"]
+
+
+# --- delay ---
+
+
+@pytest.mark.parametrize(
+    ("level", "queue_id", "seconds"), [(1, 0, 1), (3, 2, 10), (18, 17, 7200), (99, 17, 7200)]
+)
+def test_a_delayed_message_waits_in_the_schedule_topic_until_its_time(
+    broker: Broker, clock: FakeClock, level: int, queue_id: int, seconds: int
+) -> None:
+    """G2: 18 levels; what lies above the highest counts as the highest."""
+    answer = ask(broker, send(b"later", e=1, i=f"DELAY\x01{level}\x02TAGS\x01TagA\x02"))
+    assert (answer.code, answer.ext_fields["queueId"]) == (ResponseCode.SUCCESS, "1")
+    (waiting,) = _stored(broker, "SCHEDULE_TOPIC_XXXX", queue_id)
+    assert waiting.properties.items() >= {"REAL_TOPIC": TOPIC, "REAL_QID": "1", "DELAY": str(level)}.items()
+    assert broker.next_deadline_s() == clock.monotonic_s() + seconds
+    clock.advance(seconds - 0.001)
+    broker.look_at_clock()
+    assert _stored(broker, queue_id=1) == []
+    clock.advance(0.001)
+    broker.look_at_clock()
+    (delivered,) = _stored(broker, queue_id=1)
+    assert (delivered.body, delivered.queue_offset, delivered.tags) == (b"later", 0, "TagA")
+    assert delivered.properties == waiting.properties
+    assert broker.next_deadline_s() is None
+
+
+def test_a_delivered_message_wakes_who_waits_for_it(broker: Broker, clock: FakeClock) -> None:
+    """G2: delayed messages reach long polls."""
+    broker.handle(PEER, held_pull())
+    ask(broker, send(b"later", i="DELAY\x011\x02"), OTHER_PEER)
+    clock.advance(1)
+    (outgoing,) = broker.look_at_clock()
+    assert [each.body for each in decode_messages(outgoing.command.body, "broker-a")] == [b"later"]
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "soon"])
+def test_what_is_no_level_delays_nothing(broker: Broker, level: str) -> None:
+    ask(broker, send(b"now", i=f"DELAY\x01{level}\x02"))
+    assert [each.body for each in _stored(broker)] == [b"now"]
