@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.model import MessageQueue, QueueRange
