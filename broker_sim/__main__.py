@@ -32,16 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--retention-bytes", type=int, default=None, help="commit log bytes kept per broker")
     parser.add_argument("--exit-with-parent", action="store_true", help="end when the starting process does")
     options = parser.parse_args(arguments)
+    parent = os.getppid() if options.exit_with_parent else None
     settings = BrokerSettings(default_queues=options.queues, retention_bytes=options.retention_bytes)
     try:
         cluster = AsyncCluster(brokers=options.brokers, settings=settings)
     except ValueError as error:
         parser.error(str(error))
-    asyncio.run(_serve(cluster, options.port, exit_with_parent=options.exit_with_parent))
+    asyncio.run(_serve(cluster, options.port, parent))
     return 0
 
 
-async def _serve(cluster: AsyncCluster, port: int, *, exit_with_parent: bool) -> None:
+async def _serve(cluster: AsyncCluster, port: int, parent: int | None) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,15 +54,14 @@ async def _serve(cluster: AsyncCluster, port: int, *, exit_with_parent: bool) ->
     }
     sys.stdout.write(json.dumps(addresses) + "\n")
     sys.stdout.flush()
-    watcher = asyncio.create_task(_watch_parent(stopping)) if exit_with_parent else None
+    watcher = None if parent is None else asyncio.create_task(_watch_parent(parent, stopping))
     await stopping.wait()
     if watcher is not None:
         watcher.cancel()
     await cluster.stop()
 
 
-async def _watch_parent(stopping: asyncio.Event) -> None:
-    parent = os.getppid()
+async def _watch_parent(parent: int, stopping: asyncio.Event) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110 - nothing announces the parent's end
         await asyncio.sleep(_PARENT_CHECK_S)
     stopping.set()
