@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
+from tests.helpers.scripted_server import ScriptedServer
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """A peer that answers every request with an empty success until told otherwise."""
+    with ScriptedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def pool() -> Iterator[ChannelPool]:
+    """The test's own connections."""
+    with ChannelPool(SystemClock()) as pool:
+        yield pool
+
+
+@pytest.fixture
+def soon() -> Deadline:
+    """More time than any answer needs."""
+    return Deadline.after(SystemClock(), 10.0)

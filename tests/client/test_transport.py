@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pyspark_rocketmq.client.transport import TcpTransport, split_address
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+from tests.helpers.scripted_server import ScriptedServer
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("broker:10911", ("broker", 10911)), ("[::1]:9876", ("::1", 9876)), ("10.0.0.1:0", ("10.0.0.1", 0))],
+)
+def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
+    """A1: IPv6 hosts are in brackets."""
+    assert split_address(address) == expected
+
+
+@pytest.mark.parametrize("address", ["broker", "broker:", ":9876", "broker:http", "broker:70000", ""])
+def test_a_malformed_address_cannot_be_connected_to(address: str) -> None:
+    """A1: told as such, not as a failure of the name service."""
+    with pytest.raises(ConnectFailed, match="not host:port"):
+        TcpTransport.connect(address, 1.0)
+
+
+def test_a_refused_connection_names_the_address() -> None:
+    """A1: the text reaches the user from a Spark worker, so it must say where."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    with pytest.raises(ConnectFailed, match=address) as caught:
+        TcpTransport.connect(address, 5.0)
+    assert caught.value.retryable
+
+
+def test_sending_after_closing_is_a_closed_channel(server: ScriptedServer) -> None:
+    """A1: every OSError leaves as an error of ours."""
+    transport = TcpTransport.connect(server.address, 5.0)
+    transport.shutdown()
+    transport.close()
+    transport.close()
+    transport.shutdown()
+
+    with pytest.raises(ChannelClosed):
+        transport.sendall(b"x")
+    with pytest.raises(ChannelClosed):
+        transport.recv_into(memoryview(bytearray(8)))
