@@ -1,16 +1,21 @@
-"""A connection to either kind of cluster."""
+"""Connections to either kind of cluster, and messages stored in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import pytest
 
+from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import wait_until
 
 ANSWER_S = 10.0
 """More than any answer needs, so that a slow machine never fails a test."""
@@ -23,10 +28,62 @@ def soon() -> Deadline:
 
 
 @pytest.fixture
-def pool() -> Iterator[ChannelPool]:
+def pushes() -> SimpleQueue[RemotingCommand]:
+    """Requests that brokers sent to this test's connections."""
+    return SimpleQueue()
+
+
+@pytest.fixture
+def pool(pushes: SimpleQueue[RemotingCommand]) -> Iterator[ChannelPool]:
     """This test's own connections."""
-    with ChannelPool(SystemClock()) as pool:
+    with ChannelPool(SystemClock(), request_handler=pushes.put) as pool:
         yield pool
+
+
+@pytest.fixture
+def client(pool: ChannelPool) -> BrokerClient:
+    """Calls to any broker."""
+    return BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
+
+
+@pytest.fixture
+def address(cluster: ClusterUnderTest) -> str:
+    """Where broker-a is."""
+    return cluster.broker_addresses["broker-a"]
+
+
+@pytest.fixture
+def queue(cluster: ClusterUnderTest) -> MessageQueue:
+    """The only queue of a new topic on broker-a."""
+    return MessageQueue(cluster.create_topic(queues=1, brokers=["broker-a"]), "broker-a", 0)
+
+
+@pytest.fixture
+def group(cluster: ClusterUnderTest) -> str:
+    """A consumer group no broker has heard of."""
+    return cluster.unique_name("group")
+
+
+Put = Callable[..., None]
+
+
+@pytest.fixture
+def put(client: BrokerClient, address: str, queue: MessageQueue) -> Put:
+    """Store bodies or messages in ``queue`` one after another; they can be pulled when it returns."""
+
+    def put_messages(*contents: bytes | Message) -> None:
+        terms = SendTerms(producer_group="tests")
+        for content in contents:
+            message = content if isinstance(content, Message) else Message(topic=queue.topic, body=content)
+            end = client.send(address, message, queue, terms).queue_offset + 1
+        await_readable(client, address, queue, end)
+
+    return put_messages
+
+
+def await_readable(client: BrokerClient, address: str, queue: MessageQueue, end: int) -> None:
+    """Wait until the queue reaches ``end``: a real broker enters a stored message a moment later."""
+    wait_until(lambda: client.max_offset(address, queue) >= end, reason=f"{end} messages in {queue}")
 
 
 @pytest.fixture
