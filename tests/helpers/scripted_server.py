@@ -11,6 +11,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self, TypeVar
 
+from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
@@ -60,9 +61,9 @@ class Peer:
         self._socket.close()
 
     def receive_from(self, on_request: Callable[[RemotingCommand], None]) -> None:
-        """Decode what the client sends until it ends the connection; closes this end."""
+        """Decode what the client sends until it ends the connection or sends nonsense; closes this end."""
         decoder = FrameDecoder()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RemoteProtocolError):
             while data := self._socket.recv(65536):
                 for command in decoder.feed(data):
                     on_request(command)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pyspark_rocketmq.client.answers import checked, error_of
+from pyspark_rocketmq.client.outgoing import describe_request
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    NoPermission,
+    OffsetNotFound,
+    SubscriptionNotLatest,
+    SystemBusy,
+    TopicNotFound,
+)
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+
+REQUEST = RemotingCommand(
+    code=RequestCode.QUERY_CONSUMER_OFFSET,
+    ext_fields={"consumerGroup": "g", "topic": "orders", "queueId": "3", "bname": "broker-a"},
+)
+KNOWN = {
+    2: SystemBusy,
+    14: SystemBusy,
+    215: SystemBusy,
+    16: NoPermission,
+    17: TopicNotFound,
+    22: OffsetNotFound,
+    24: SubscriptionNotLatest,
+    25: SubscriptionNotLatest,
+}
+
+
+@pytest.mark.parametrize("code", [*map(int, ResponseCode), 4711, -3])
+def test_every_code_but_success_is_an_error_of_its_class(code: int) -> None:
+    """F3, broker answers: one table; a code nobody knows is an error too."""
+    answer = RemotingCommand(code=code, flag=1, remark="because")
+    if code == ResponseCode.SUCCESS:
+        assert checked(REQUEST, answer, "b:1") is answer
+        return
+    with pytest.raises(BrokerError) as caught:
+        checked(REQUEST, answer, "b:1")
+
+    assert type(caught.value) is KNOWN.get(code, BrokerError)
+    assert caught.value.retryable == (code in (2, 14, 215, 24, 25))
+    for part in ("b:1", "QUERY_CONSUMER_OFFSET", "topic=orders", "queue=3", str(code), "because"):
+        assert part in str(caught.value)
+
+
+def test_a_success_is_judged_by_its_code_alone() -> None:
+    """Broker answers: a success may carry a remark that sounds like a failure."""
+    answer = RemotingCommand(code=0, flag=1, remark="not set any response code")
+
+    assert checked(REQUEST, answer, "b:1") is answer
+
+
+def test_an_answer_without_remark_is_named() -> None:
+    """Broker answers: the text never ends in nothing."""
+    assert "NO_PERMISSION" in str(error_of(REQUEST, RemotingCommand(code=16, flag=1), "b:1"))
+    assert "no reason given" in str(error_of(REQUEST, RemotingCommand(code=999, flag=1), "b:1"))
+
+
+@pytest.mark.parametrize("code", [1, 2, 16, 17, 22, 25])
+def test_errors_survive_pickling(code: int) -> None:
+    """Broker answers: Spark sends exceptions between processes."""
+    error = error_of(REQUEST, RemotingCommand(code=code, flag=1, remark="because"), "b:1")
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (type(copy), str(copy)) == (type(error), str(error))
+
+
+def test_requests_are_described_by_what_they_are_about() -> None:
+    """Broker answers: the one-letter fields of a send are understood, credentials never shown."""
+    send = RemotingCommand(
+        code=RequestCode.SEND_MESSAGE_V2,
+        ext_fields={"a": "P", "b": "orders", "e": "2", "n": "broker-a", "AccessKey": "k", "Signature": "s"},
+    )
+
+    assert describe_request(send) == "SEND_MESSAGE_V2 producerGroup=P topic=orders broker=broker-a queue=2"
+    assert describe_request(RemotingCommand(code=4711)) == "request 4711"
