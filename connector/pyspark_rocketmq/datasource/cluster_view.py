@@ -7,6 +7,7 @@ per queue.  Knows nothing of Spark, groups or offsets.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -18,6 +19,10 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError, TopicNotFound, T
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, TopicRoute
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
+
+_BROKERS_AT_ONCE = 16
+
+_Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +62,21 @@ class ClusterView:
             TransportError: If no name server, or not a single broker, answered.
         """
         route = self.route()
-        queues = route.subscribe_queues(self._options.topic)
+        queues: dict[str, list[MessageQueue]] = {}
+        for queue in route.subscribe_queues(self._options.topic):
+            queues.setdefault(queue.broker_name, []).append(queue)
+        found = {broker_name: route.address_of(broker_name) for broker_name in queues}
+        addresses = {name: address for name, address in found.items() if address is not None}
+        unreachable: dict[str, RocketMQError] = {
+            name: TransportError(name, "the route names no address for this broker")
+            for name in queues.keys() - addresses.keys()
+        }
         bounds: dict[MessageQueue, QueueBounds] = {}
-        addresses: dict[str, BrokerAddress] = {}
-        unreachable: dict[str, RocketMQError] = {}
-        for broker_name in dict.fromkeys(queue.broker_name for queue in queues):
-            address = route.address_of(broker_name)
-            if address is None:
-                unreachable[broker_name] = TransportError(
-                    broker_name, "the route names no address for this broker"
-                )
-                continue
-            addresses[broker_name] = address
-            try:
-                bounds |= self._bounds_on(
-                    address, [queue for queue in queues if queue.broker_name == broker_name]
-                )
-            except RocketMQError as error:
-                if not error.retryable:
-                    raise
-                unreachable[broker_name] = error
+        for name, outcome in self._outcomes({name: queues[name] for name in addresses}, addresses).items():
+            if isinstance(outcome, RocketMQError):
+                unreachable[name] = outcome
+            else:
+                bounds |= outcome
         if unreachable:
             # The route may be stale: a broker that moved is found by asking again, not by waiting 30 s.
             self._name_server.invalidate(self._options.topic)
@@ -110,6 +110,24 @@ class ClusterView:
         bounds = snapshot.bounds[queue]
         # LOWER with a time before everything answers the first offset of a consume-queue file: below min.
         return min(max(found, bounds.min_offset), bounds.max_offset)
+
+    def _outcomes(
+        self, queues: Mapping[str, list[MessageQueue]], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[str, _Outcome]:
+        """What each broker answered; all are asked at once, so that one that is down costs its time-out once."""
+
+        def ask(name: str) -> _Outcome:
+            try:
+                return self._bounds_on(addresses[name], queues[name])
+            except RocketMQError as error:
+                if not error.retryable:
+                    raise
+                return error
+
+        if len(queues) <= 1:
+            return {name: ask(name) for name in queues}
+        with ThreadPoolExecutor(min(len(queues), _BROKERS_AT_ONCE), "rocketmq-planner") as executor:
+            return dict(zip(queues, executor.map(ask, queues), strict=True))
 
     def _bounds_on(
         self, address: BrokerAddress, queues: list[MessageQueue]

@@ -50,6 +50,7 @@ class MicroBatchPlanner:
         self._in_contact = False
         self._initial: Offset | None = None
         self._newest: Mapping[MessageQueue, QueueBounds] = {}
+        self._addresses: Mapping[str, BrokerAddress] = {}
 
     def initial(self) -> Offset:
         """The offset before the first micro-batch; Spark asks twice and must get one answer."""
@@ -67,12 +68,14 @@ class MicroBatchPlanner:
         return self._newest
 
     def addresses(self) -> Mapping[str, BrokerAddress]:
-        """Where each broker is read from now.
+        """Where each broker is read from, as of the last look: the one the newest plan was made with.
 
         Raises:
-            RocketMQError: If the name server cannot be asked for as long as ``retryTimeoutMs``.
+            RocketMQError: If there was none yet (a replay) and the cluster cannot be reached.
         """
-        return self._whole_snapshot(every_broker=False).addresses
+        if not self._in_contact:
+            self._first_snapshot()
+        return self._addresses
 
     def latest(self, start: Offset) -> Offset:
         """The offset that holds the next plan, or ``start`` when there is nothing to do.
@@ -152,11 +155,11 @@ class MicroBatchPlanner:
             self._pause(_PAUSE_S)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _whole_snapshot(self, *, every_broker: bool = True) -> Snapshot:
+    def _whole_snapshot(self) -> Snapshot:
         """A look that waits, as long as ``retryTimeoutMs``, for the brokers of the route."""
         patience = self._patience()
         snapshot = self._retried(patience) if self._in_contact else self._first_snapshot()
-        while every_broker and snapshot.unreachable:
+        while snapshot.unreachable:
             if patience.has_passed:
                 raise next(iter(snapshot.unreachable.values()))
             self._pause(_PAUSE_S)
@@ -178,4 +181,5 @@ class MicroBatchPlanner:
         for broker_name, error in snapshot.unreachable.items():
             logger.warning("broker left out of this plan broker=%s: %s", broker_name, error)
         self._in_contact = True
+        self._addresses = snapshot.addresses
         return snapshot
