@@ -96,7 +96,7 @@ def stored_messages(draw, properties=PROPERTIES):
         body=body,
         properties_data=draw(properties),
         flag=draw(I32),
-        sys_flag=flags | draw(st.sampled_from([0, 2, 4, 8, 0x40, 0x80])),
+        sys_flag=flags | draw(st.sampled_from([0, 2, 4, 8, 0x40, 0x80, 0x7FFFF800, -0x80000000])),
         born_timestamp=draw(MILLISECONDS),
         born_host=draw(HOSTS),
         store_timestamp=draw(MILLISECONDS),
@@ -223,7 +223,7 @@ def test_every_truncation_raises():
             decode_columns(data[:length], "b")
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(stored_messages(), max_size=6))
 def test_the_columns_of_any_messages_equal_the_decoded_messages(messages):
     data = encoded(*messages)
@@ -231,6 +231,7 @@ def test_the_columns_of_any_messages_equal_the_decoded_messages(messages):
     assert rows(decode_columns(data, "broker-a")) == expected_rows(decode_messages(data, "broker-a"))
 
 
+@settings(deadline=None)
 @given(st.lists(stored_messages(REGULAR_PROPERTIES), min_size=1, max_size=6))
 def test_regular_messages_take_the_vectorised_path(messages):
     data = encoded(*messages)
@@ -239,6 +240,7 @@ def test_regular_messages_take_the_vectorised_path(messages):
     assert rows(columnar._decode_regular(data, "b", None)) == expected_rows(decode_messages(data, "b"))
 
 
+@settings(deadline=None)
 @given(st.lists(stored_messages(), min_size=1, max_size=3), st.data())
 def test_changed_bytes_meet_the_reaction_of_the_scalar_codec(messages, data):
     changed = bytearray(encoded(*messages))
@@ -260,6 +262,7 @@ def reaction(decode, as_rows, data):
         return str(exc)
 
 
+@settings(deadline=None)
 @given(st.lists(stored_messages(), max_size=6), st.integers(0, 21))
 def test_messages_from_the_limit_on_are_dropped(messages, limit):
     data = encoded(*messages)
@@ -279,6 +282,7 @@ def test_members_of_an_inner_batch_from_the_limit_on_are_dropped():
     assert batch.column("body").to_pylist() == [b"one"]
 
 
+@settings(deadline=None)
 @given(st.lists(stored_messages(), max_size=6), st.frozensets(st.sampled_from(["a", "TagB", ""])))
 def test_only_messages_with_exactly_one_of_the_tags_are_kept(messages, tags):
     """A4: the broker filters tags by their hash code, the client by the tag itself."""

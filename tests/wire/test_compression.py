@@ -5,7 +5,7 @@ import zlib
 import lz4.frame
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
@@ -15,6 +15,7 @@ BODY = b"compress me " * 40
 TYPES = list(CompressionType)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=2000), st.sampled_from(TYPES))
 def test_bodies_survive_compression(body, compression_type):
     compressed, flags = compress(body, compression_type)

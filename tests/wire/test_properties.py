@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError
@@ -38,11 +38,13 @@ def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_the
         assert encode_properties(properties) == case["encoded"].encode()
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXT, TEXT))
 def test_properties_survive_encoding_and_decoding(properties):
     assert decode_properties(encode_properties(properties)) == properties
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_no_stored_properties_fail_to_parse(data):
     properties = decode_properties(data)

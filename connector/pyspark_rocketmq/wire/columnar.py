@@ -90,7 +90,6 @@ _IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
 _COMPRESSED = int(MessageSysFlag.COMPRESSED)
 _BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
 _STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
-_INNER_BATCH = int(INNER_BATCH_FLAGS)
 _V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
 
 
@@ -151,7 +150,7 @@ def _decode_regular(data: bytes, broker_name: str, limit: int | None) -> pa.Reco
     if limit is not None:
         rows = rows.kept(rows.head["queueOffset"] < limit)
     sys_flag = rows.head["sysFlag"].astype(np.int32)
-    if ((sys_flag & _INNER_BATCH) == _INNER_BATCH).any():
+    if ((sys_flag & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS).any():
         raise IrregularLayout
     commit_log_offset = rows.head["commitLogOffset"].astype(np.int64)
     store_host = _hosts(data, rows.store_host_at, (sys_flag & _STOREHOST_V6) != 0)

@@ -41,8 +41,11 @@ _TAIL = struct.Struct(">iqi")
 _BATCH_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 _ABOVE_EVERY_OFFSET = 1 << 63
-_IPV6_FLAGS = MessageSysFlag.BORNHOST_V6 | MessageSysFlag.STOREHOSTADDRESS_V6
-INNER_BATCH_FLAGS: Final = MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP
+# Plain numbers: the complement of an IntFlag would clear the bits it has no name for.
+_COMPRESSED = int(MessageSysFlag.COMPRESSED)
+_BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
+_STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
+INNER_BATCH_FLAGS: Final = int(MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP)
 """A body with both is a batch of its own."""
 
 
@@ -149,12 +152,12 @@ def _encode_topic(topic: str) -> tuple[MessageVersion, bytes]:
 
 
 def _with_host_flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    flags = sys_flag & ~_IPV6_FLAGS
+    flags = sys_flag & ~(_BORNHOST_V6 | _STOREHOST_V6)
     if len(born_host) == IPV6_HOST_BYTES:
-        flags |= MessageSysFlag.BORNHOST_V6
+        flags |= _BORNHOST_V6
     if len(store_host) == IPV6_HOST_BYTES:
-        flags |= MessageSysFlag.STOREHOSTADDRESS_V6
-    return int(flags)
+        flags |= _STOREHOST_V6
+    return flags
 
 
 def decode_stored_messages(data: bytes | memoryview) -> list[StoredMessage]:
@@ -196,9 +199,9 @@ def _decode_stored_message(view: memoryview) -> StoredMessage:
     )
     if magic not in _TOPIC_LENGTHS:
         raise RemoteProtocolError(f"Its magic number is {magic & 0xFFFFFFFF:#010x}, not that of a message.")
-    born_host, at = _host_at(view, _HEAD.size, is_ipv6=bool(sys_flag & MessageSysFlag.BORNHOST_V6))
+    born_host, at = _host_at(view, _HEAD.size, is_ipv6=bool(sys_flag & _BORNHOST_V6))
     (store_timestamp,) = _STORE_TIMESTAMP.unpack_from(view, at)
-    is_ipv6 = bool(sys_flag & MessageSysFlag.STOREHOSTADDRESS_V6)
+    is_ipv6 = bool(sys_flag & _STOREHOST_V6)
     store_host, at = _host_at(view, at + _STORE_TIMESTAMP.size, is_ipv6=is_ipv6)
     reconsume_times, prepared_transaction_offset, body_length = _TAIL.unpack_from(view, at)
     body, at = _bytes_at(view, at + _TAIL.size, body_length, "body")
@@ -320,7 +323,7 @@ def _message_ext(
         store_timestamp=stored.store_timestamp,
         store_host=stored.store_host,
         reconsume_times=stored.reconsume_times,
-        sys_flag=stored.sys_flag & ~MessageSysFlag.COMPRESSED,
+        sys_flag=stored.sys_flag & ~_COMPRESSED,
         flag=stored.flag,
     )
 
