@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.helpers.backend_counts import BackendCounts
@@ -15,6 +16,10 @@ from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
 
 _BROKERS = 2
+
+# A busy machine must not fail a property test; pytest-timeout bounds it.
+hypothesis.settings.register_profile("shared-machine", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("shared-machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

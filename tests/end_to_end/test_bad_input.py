@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import socket
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+
+from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import ClusterUnderTest
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def registered(spark: SparkSession) -> None:
+    register(spark)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port nobody listens on, held so that nobody can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsumer:
+    consumer = PushConsumer(
+        **{
+            "consumer_group": "group",
+            "name_servers": name_servers,
+            "offset_store": DeltaOffsetStore(str(folder / "offsets")),
+        }
+        | {"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET}
+        | settings
+    )
+    consumer.subscribe("no-such-topic")
+    consumer.register_message_listener(
+        lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="a string"
+    )
+    return consumer
+
+
+def test_a_wrong_address_says_which_and_what_to_check(spark: SparkSession, closed_port: int) -> None:
+    frame = (
+        spark.read.format("rocketmq")
+        .option("nameServers", f"127.0.0.1:{closed_port}")
+        .option("topic", "t")
+        .load()
+    )
+
+    with pytest.raises(
+        PySparkException, match=f"Could not connect to 127.0.0.1:{closed_port}.*Check the address"
+    ):
+        frame.count()
+
+
+def test_a_consumer_with_a_wrong_address_ends_instead_of_idling(
+    spark: SparkSession, closed_port: int, tmp_path: Path
+) -> None:
+    consumer = consumer_of(tmp_path, f"127.0.0.1:{closed_port}")
+    query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
+
+    with pytest.raises(StreamingQueryException, match=f"Could not connect to 127.0.0.1:{closed_port}"):
+        query.awaitTermination(60)
+
+
+def test_an_unknown_topic_is_named(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    consumer = consumer_of(tmp_path, cluster.name_servers)
+    query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
+
+    with pytest.raises(
+        StreamingQueryException, match="no-such-topic.*Create the topic or correct option 'topic'"
+    ):
+        query.awaitTermination(60)
+
+
+def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:
+    reader = spark.read.format("rocketmq").options(nameServers="x", topicc="t", pullBatchSize="0")
+
+    with pytest.raises(PySparkException) as caught:
+        reader.load()
+
+    text = str(caught.value)
+    assert "'x', which is not host:port" in text
+    assert "did you mean 'topic'?" in text
+    assert "pullBatchSize='0' is not between 1 and 1024" in text
+
+
+def test_a_batch_read_refuses_a_consumer_group(spark: SparkSession, tmp_path: Path) -> None:
+    frame = (
+        spark.read.format("rocketmq")
+        .options(nameServers="127.0.0.1:1", topic="t", consumerGroup="g", offsetStore=str(tmp_path))
+        .load()
+    )
+
+    with pytest.raises(PySparkException, match="a batch read touches no group's offsets"):
+        frame.count()
+
+
+def test_everything_wrong_with_a_consumer_is_said_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    consumer = consumer_of(
+        tmp_path,
+        "nowhere",
+        consumer_group="or.ders",
+        consume_message_batch_max_size=0,
+        max_reconsume_times=3,
+        options={"pullBachSize": "32"},
+    )
+
+    with pytest.raises(OptionError) as caught:
+        consumer.start(spark, checkpoint=str(tmp_path / "checkpoint"))
+
+    assert len(caught.value.problems) == 5
+    assert "did you mean 'pullBatchSize'?" in str(caught.value)
+
+
+def test_an_output_schema_that_takes_the_engines_columns_is_refused() -> None:
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
+
+    with pytest.raises(SchemaError, match="has column.s. queueId, but every output row gets"):
+        consumer.register_message_listener(lambda m, c: None, output_schema="queueId int, a string")
+    with pytest.raises(SchemaError, match="is not a schema such as"):
+        consumer.register_message_listener(lambda m, c: None, output_schema="a strng")
+
+
+def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+    monkeypatch.delenv("PYTHONPATH")
+
+    with pytest.raises(RocketMQError, match="which cannot import what they need.*Set PYSPARK_PYTHON"):
+        consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
+
+
+def test_a_frame_cut_by_the_peer_is_pulled_again(spark: SparkSession) -> None:
+    """A1: the connection is given up, nothing of the torn answer is used, nothing is lost."""
+    from tests.helpers.orders import produce_orders
+
+    with SimCluster(brokers=1) as cluster:
+        produce_orders(cluster.name_servers, "torn", 100)
+        cluster.faults.cut_next_response(11, keep_bytes=500)
+        frame = spark.read.format("rocketmq").options(nameServers=cluster.name_servers, topic="torn").load()
+
+        assert frame.select("brokerName", "queueId", "queueOffset").distinct().count() == 500

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.end_to_end.test_orderly_consumer import emit_step
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.wait import wait_until
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """A2: the query goes on with the other broker's queues and picks the rest up afterwards."""
+    topic = cluster.create_topic(queues=2)
+    expected = dict(produce_orders(cluster.name_servers, topic, 40))
+    consumed: dict[str, int] = dict.fromkeys(cluster.broker_addresses, 0)
+
+    def count(report: BatchReport) -> None:
+        for ack in report.acks:
+            consumed[ack.broker_name] += ack.consumed
+
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        options={"requestTimeoutMs": "2000"},
+    )
+    consumer.subscribe(topic)
+    consumer.register_message_listener(emit_step, output_schema="order_id string, step string")
+    consumer.register_batch_listener(count)
+    query = consumer.start(
+        spark,
+        sink=DeltaSink(tmp_path / "sink"),
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger={"processingTime": "200 milliseconds"},
+    )
+    try:
+        wait_until(lambda: sum(consumed.values()) == 200, 60, reason="The first orders")
+        expected |= produce_orders(cluster.name_servers, topic, 40, first=40)
+        cluster.stop_broker("broker-b")
+        on_a = consumed["broker-a"]
+        expected |= produce_orders_on(cluster, topic, 20, first=80)
+        wait_until(
+            lambda: consumed["broker-a"] >= on_a + 100, 60, reason="The orders sent to the broker that is up"
+        )
+        cluster.start_broker("broker-b")
+        wait_until(lambda: sum(consumed.values()) == 500, 90, reason="Everything after the broker came back")
+        assert query.isActive
+    finally:
+        query.stop()
+
+    report = check_sink(tmp_path / "sink", expected)
+    assert report.is_clean, str(report)
+
+
+def produce_orders_on(
+    cluster: ClusterUnderTest, topic: str, count: int, *, first: int
+) -> dict[str, tuple[str, ...]]:
+    """Orders for the one broker that is up."""
+    from pyspark_rocketmq.client.producer import Producer
+    from pyspark_rocketmq.model import Message, MessageQueue
+    from tests.helpers.orders import STEPS
+
+    queue = MessageQueue(topic, "broker-a", 0)
+    order_ids = [f"order-{number}" for number in range(first, first + count)]
+    with Producer((cluster.name_servers,), "orders-producer") as producer:
+        for step in STEPS:
+            batch = [
+                Message(topic=topic, body=f"{order_id}:{step}".encode(), properties={"KEYS": order_id})
+                for order_id in order_ids
+            ]
+            producer.send_batch(batch, queue)
+    return dict.fromkeys(order_ids, STEPS)
