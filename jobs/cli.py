@@ -25,6 +25,8 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError
 PROGRAM = "./spark-submit.sh"
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
+_LOG_WIDTH = 140
+
 _CallableT = TypeVar("_CallableT", bound=Callable[..., Any])
 
 
@@ -83,7 +85,7 @@ def cli() -> None:
 def demo(conf: Path | None, pairs: Sequence[str]) -> None:
     """Produce ordered order events, consume them into a Delta table, check the result."""
     settings = load_settings(DemoSettings, "demo", conf, pairs)
-    import_module("jobs.demo.run").run_demo(settings, Console())
+    import_module("jobs.demo.run").run_demo(settings, _console())
 
 
 @cli.command(cls=JobCommand, settings=ConsumeSettings)
@@ -91,7 +93,7 @@ def demo(conf: Path | None, pairs: Sequence[str]) -> None:
 def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
     settings = load_settings(ConsumeSettings, "consume", conf, pairs)
-    import_module("jobs.consume").consume(settings, Console(stderr=True))
+    import_module("jobs.consume").consume(settings, _console())
 
 
 @cli.group(cls=JobGroup)
@@ -105,7 +107,13 @@ def offsets() -> None:
 def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     """Print the progress of consumer groups from their offset table."""
     settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
-    import_module("jobs.offsets_show").show_offsets(settings, Console(), as_json=output == "json")
+    import_module("jobs.offsets_show").show_offsets(settings, _console(), as_json=output == "json")
+
+
+def _console() -> Console:
+    """Standard output; wide where nobody looks at it on a terminal, so that tables in logs stay whole."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

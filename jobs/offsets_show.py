@@ -40,9 +40,11 @@ def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bo
 
 
 def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
-    """One table per group."""
-    for group, of_group in groupby(views, key=lambda view: view.row.consumer_group):
-        console.print(offset_table(group, list(of_group)))
+    """One table per group and topic."""
+    for (group, topic), part in groupby(
+        views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
+    ):
+        console.print(offset_table(group, topic, list(part)))
 
 
 def broker_bounds(

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from jobs.offset_view import BROKER_COLUMNS, OffsetView
 
-_OFFSET_COLUMNS = (
-    "topic", "brokerName", "queueId", "nextOffset", *BROKER_COLUMNS, "reconsumeTimes", "suspendedUntil", "epoch",
-    "updatedAt",
-)  # fmt: skip
+_ALWAYS = ("brokerName", "queueId", "nextOffset")
+_WHERE_ANY = (*BROKER_COLUMNS, "reconsumeTimes", "suspendedUntil")
+"""Shown where at least one queue has something to show."""
+_LAST = ("epoch", "updatedAt")
 
 
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:
     """A table of ``records``; numbers to the right, missing values empty."""
     records = list(records)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number = any(isinstance(record[column], int) for record in records)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
@@ -27,8 +28,14 @@ def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[
     return table
 
 
-def offset_table(group: str, views: Sequence[OffsetView]) -> Table:
-    """One group's progress; the brokers' columns only where a broker was asked."""
+def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:
+    """One group's progress in one topic; the brokers' columns only where a broker was asked."""
+    records = [view.columns() for view in views]
     has_bounds = any(view.bounds is not None for view in views)
-    columns = [name for name in _OFFSET_COLUMNS if has_bounds or name not in BROKER_COLUMNS]
-    return records_table(f"Offsets of consumer group {group}", columns, (view.columns() for view in views))
+    optional = [
+        name
+        for name in _WHERE_ANY
+        if (has_bounds if name in BROKER_COLUMNS else any(record[name] for record in records))
+    ]
+    title = f"Offsets of consumer group {group} in topic {topic}"
+    return records_table(title, (*_ALWAYS, *optional, *_LAST), records)

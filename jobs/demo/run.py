@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import FrameType
 
-from pyspark_rocketmq.client.producer import Producer
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
@@ -27,6 +26,7 @@ from jobs.offsets_show import broker_bounds, print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
 from jobs.session import open_session
 from jobs.settings import DemoSettings
+from pyspark_rocketmq.client.producer import Producer
 
 _REQUEST_TIMEOUT_MS = 5_000
 
@@ -112,8 +112,8 @@ def _consume(
         await_query(query, counter, sent, console)
         took_s = time.monotonic() - started_s
         console.print(
-            f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second, start of "
-            f"the query included; the listener gave {counter.given_back} deliveries back on purpose"
+            f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with the "
+            f"query's start; deliveries given back by the listener on purpose: {counter.given_back}"
         )
     finally:
         spark.stop()
