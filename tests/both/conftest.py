@@ -14,11 +14,8 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
-from tests.helpers.wait import wait_until
-
-ANSWER_S = 10.0
-"""More than any answer needs, so that a slow machine never fails a test."""
 
 
 @pytest.fixture
@@ -79,11 +76,6 @@ def put(client: BrokerClient, address: str, queue: MessageQueue) -> Put:
         await_readable(client, address, queue, end)
 
     return put_messages
-
-
-def await_readable(client: BrokerClient, address: str, queue: MessageQueue, end: int) -> None:
-    """Wait until the queue reaches ``end``: a real broker enters a stored message a moment later."""
-    wait_until(lambda: client.max_offset(address, queue) >= end, reason=f"{end} messages in {queue}")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
+from tests.helpers.cluster import REAL_ONLY
 
 KIB = 1024
 
@@ -146,6 +147,18 @@ def test_a_filter_without_any_tag_is_refused(client, address, queue, group, put)
         client.pull(address, request(group, queue, subscription="||"))
 
     assert caught.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+@REAL_ONLY
+def test_an_sql_filter_is_worked_out_by_the_broker(client, address, queue, group, put):
+    """A4: SQL92 expressions over properties; the simulator does not know them."""
+    put(*(Message(topic=queue.topic, body=b"%d" % n, properties={"amount": str(n)}) for n in range(6)))
+    between = request(group, queue, subscription="amount BETWEEN 2 AND 4", expression_type="SQL92")
+
+    result = client.pull(address, between)
+
+    assert bodies_of(result) == [b"2", b"3", b"4"]
+    assert result.next_begin_offset == 6
 
 
 def test_without_an_own_filter_the_latest_heartbeat_counts(client, address, queue, group, put):

@@ -7,8 +7,15 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+import pytest
+
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
+
+SIM_ONLY = pytest.mark.parametrize("cluster", [pytest.param("sim", marks=pytest.mark.sim)], indirect=True)
+"""For a test of what only the simulator can be brought to."""
+REAL_ONLY = pytest.mark.parametrize("cluster", [pytest.param("real", marks=pytest.mark.real)], indirect=True)
+"""For a test of what only the real RocketMQ can do."""
 
 _UPDATE_AND_CREATE_TOPIC = 17
 _GET_ROUTE_INFO_BY_TOPIC = 105

@@ -1,0 +1,17 @@
+"""What the suites of this folder share besides fixtures."""
+
+from __future__ import annotations
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.wait import wait_until
+
+ANSWER_S = 10.0
+"""More than any answer needs, so that a slow machine never fails a test."""
+
+
+def await_readable(client: BrokerClient, address: str, queue: MessageQueue, end: int) -> None:
+    """Wait until the queue reaches ``end``: a real broker enters a stored message a moment later."""
+    wait_until(
+        lambda: client.max_offset(address, queue) >= end, ANSWER_S, reason=f"{end} messages in {queue}"
+    )
