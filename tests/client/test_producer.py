@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ChannelClosed,
+    ConnectFailed,
+    LocalProtocolError,
+    NoWritableQueue,
+    RequestTimeout,
+    RocketMQError,
+    TopicNotFound,
+)
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.messages import decode_batch
+from pyspark_rocketmq.wire.properties import decode_properties
+from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.scripted_server import Peer
+
+A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
+B0 = MessageQueue("orders", "broker-b", 0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster() as cluster:
+        cluster.routes["orders"] = cluster.route({"broker-a": 4, "broker-b": 4})
+        yield cluster
+
+
+@pytest.fixture
+def producer(cluster: ScriptedCluster) -> Iterator[Producer]:
+    with Producer((cluster.name_server.address,), "P", send_timeout_s=10.0) as producer:
+        yield producer
+
+
+def message(body: bytes = b"paid", **properties: str) -> Message:
+    return Message(topic="orders", body=body, properties=properties)
+
+
+def properties_of(request: RemotingCommand) -> dict[str, str]:
+    return decode_properties(request.ext_fields["i"].encode())
+
+
+def refuse(code: int) -> object:
+    return lambda peer, request: peer.answer(request, code, remark="as told")
+
+
+def hang_up(peer: Peer, request: RemotingCommand) -> None:
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "broker", "queue_id"),
+    [("order-1", "broker-b", 2), ("order-2", "broker-b", 1), ("", "broker-a", 0)],
+)
+def test_a_keyed_message_goes_to_the_queue_java_would_choose(
+    cluster: ScriptedCluster, producer: Producer, key: str, broker: str, queue_id: int
+) -> None:
+    """G1: hash over the publish queues in route order ("order-1" is 6 of 8, "order-2" 5)."""
+    results = [producer.send(message(), sharding_key=key) for _ in range(3)]
+
+    assert {result.queue for result in results} == {MessageQueue("orders", broker, queue_id)}
+    assert [result.queue_offset for result in results] == [0, 1, 2]
+
+
+def test_queues_are_given_in_route_order(producer: Producer) -> None:
+    """G1: the order that keys count in."""
+    queues = producer.queues("orders")
+
+    assert [queue.broker_name for queue in queues] == ["broker-a"] * 4 + ["broker-b"] * 4
+    assert [queue.queue_id for queue in queues] == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(hang_up, ChannelClosed), (refuse(ResponseCode.SYSTEM_ERROR), BrokerError)],
+    ids=["connection lost", "refused"],
+)
+def test_an_ordered_message_is_never_tried_on_another_queue(
+    cluster: ScriptedCluster, producer: Producer, fault: object, error: type[RocketMQError]
+) -> None:
+    """G5: the error surfaces after one attempt."""
+    broker = cluster.brokers["broker-b"]
+    broker.fault = fault  # type: ignore[assignment]
+    with pytest.raises(error):
+        producer.send(message(), sharding_key="order-1")
+    with pytest.raises(error):
+        producer.send(message(), queue=B0)
+    with pytest.raises(error):
+        producer.send_batch([message()], B0)
+
+    assert broker.server.requests.qsize() == 3
+    assert cluster.brokers["broker-a"].server.requests.empty()
+
+
+def test_a_lost_broker_makes_the_route_be_asked_for_again(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """A2, G5: the caller's next attempt finds where the broker moved to."""
+    cluster.brokers["broker-b"].fault = hang_up
+    with pytest.raises(ChannelClosed):
+        producer.send(message(), queue=B0)
+    cluster.brokers["broker-b"].fault = None
+    producer.send(message(), queue=B0)
+
+    assert cluster.route_requests == ["orders", "orders"]
+
+
+@pytest.mark.parametrize(
+    "fault", [hang_up, refuse(ResponseCode.SYSTEM_BUSY), refuse(ResponseCode.NO_PERMISSION)]
+)
+def test_a_message_without_key_is_tried_on_the_other_broker(
+    cluster: ScriptedCluster, producer: Producer, fault: object
+) -> None:
+    """G3: with the same UNIQ_KEY, so that a double is recognisable."""
+    cluster.brokers["broker-a"].fault = fault  # type: ignore[assignment]
+    results = [producer.send(message()) for _ in range(8)]
+    failed = cluster.brokers["broker-a"].server.requests
+    tried = {properties_of(failed.get())["UNIQ_KEY"] for _ in range(failed.qsize())}
+
+    assert {result.queue.broker_name for result in results} == {"broker-b"}
+    assert tried
+    assert tried < {result.msg_id for result in results}
+
+
+def test_attempts_end_after_the_retries(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G3: retryTimesWhenSendFailed 2 means three attempts."""
+    for broker in cluster.brokers.values():
+        broker.fault = refuse(ResponseCode.SYSTEM_ERROR)  # type: ignore[assignment]
+
+    with pytest.raises(BrokerError, match="as told"):
+        producer.send(message())
+    assert sum(broker.server.requests.qsize() for broker in cluster.brokers.values()) == 3
+
+
+def test_a_message_no_broker_would_take_is_not_tried_again(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """G3, broker answers: MESSAGE_ILLEGAL is everywhere illegal."""
+    for broker in cluster.brokers.values():
+        broker.fault = refuse(ResponseCode.MESSAGE_ILLEGAL)  # type: ignore[assignment]
+
+    with pytest.raises(BrokerError):
+        producer.send(message())
+    assert sum(broker.server.requests.qsize() for broker in cluster.brokers.values()) == 1
+
+
+def test_all_attempts_share_one_deadline(cluster: ScriptedCluster) -> None:
+    """G3: a broker that hangs uses up the send's time."""
+    for broker in cluster.brokers.values():
+        broker.fault = lambda _peer, _request: None
+    with (
+        Producer((cluster.name_server.address,), "P", send_timeout_s=0.1) as producer,
+        pytest.raises(RequestTimeout, match="SEND_MESSAGE_V2"),
+    ):
+        producer.send(message())
+    assert sum(broker.server.requests.qsize() for broker in cluster.brokers.values()) == 1
+
+
+def test_a_missing_topic_is_left_for_the_broker_to_create(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """G2: TBW102's brokers, at most four queues each."""
+    cluster.routes["TBW102"] = cluster.route({"broker-a": 8}, perm=7)
+    new = Message(topic="new", body=b"x")
+    expected = producer.queues("new")
+    result = producer.send(new, sharding_key="order-1")
+    sent = cluster.brokers["broker-a"].server.next_request()
+    cluster.routes["new"] = cluster.route({"broker-a": 2, "broker-b": 2})
+
+    assert expected == tuple(MessageQueue("new", "broker-a", number) for number in range(4))
+    assert result.queue.topic == "new"
+    assert (sent.ext_fields["b"], sent.ext_fields["c"], sent.ext_fields["d"]) == ("new", "TBW102", "4")
+    assert len(producer.queues("new")) == 4
+    assert producer.queues("new")[-1].broker_name == "broker-b"
+
+
+def test_a_missing_topic_without_template_is_an_error_about_the_topic(producer: Producer) -> None:
+    """G2: not about TBW102."""
+    with pytest.raises(TopicNotFound, match="topic=new"):
+        producer.send(Message(topic="new", body=b"x"))
+
+
+def test_a_read_only_topic_has_no_queue_to_write_to(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: a sentence instead of a division by zero."""
+    cluster.routes["orders"] = cluster.route({"broker-a": 4}, perm=4)
+
+    with pytest.raises(NoWritableQueue, match="Topic orders has no queue"):
+        producer.send(message(), sharding_key="order-1")
+
+
+def test_a_queue_of_a_broker_without_master_cannot_be_sent_to(producer: Producer) -> None:
+    """G5: the error names the broker."""
+    with pytest.raises(ConnectFailed, match="broker-x"):
+        producer.send(message(), queue=MessageQueue("orders", "broker-x", 0))
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 100_000])
+def test_large_bodies_are_compressed(cluster: ScriptedCluster, producer: Producer, size: int) -> None:
+    """G2: zlib from 4096 bytes on, with the flags of Java 5.x."""
+    producer.send(message(b"x" * size), queue=A0)
+    sent = cluster.brokers["broker-a"].server.next_request()
+
+    if size < 4096:
+        assert (sent.ext_fields["f"], len(sent.body)) == ("0", size)
+    else:
+        assert (sent.ext_fields["f"], zlib.decompress(sent.body)) == (str(0x301), b"x" * size)
+
+
+def test_a_batch_is_not_compressed(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: as in Java; every message and the batch have an id."""
+    result = producer.send_batch([message(b"x" * 5000), message(b"y", KEYS="k")], A1)
+    sent = cluster.brokers["broker-a"].server.next_request()
+    members = decode_batch(sent.body)
+    ids = [member.properties["UNIQ_KEY"] for member in members]
+
+    assert sent.code == RequestCode.SEND_BATCH_MESSAGE
+    assert sent.ext_fields["f"] == "0"
+    assert [member.body for member in members] == [b"x" * 5000, b"y"]
+    assert members[1].properties == {"KEYS": "k", "WAIT": "true", "UNIQ_KEY": ids[1]}
+    assert result.msg_id == ",".join(ids)
+    assert len({*ids, properties_of(sent)["UNIQ_KEY"]}) == 3
+
+
+def test_a_message_gets_its_id_and_keeps_its_properties(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: WAIT=true as Java sets it; an id of the caller's own is kept."""
+    result = producer.send(message(TAGS="created", KEYS="k1 k2"), queue=A0)
+    kept = producer.send(message(UNIQ_KEY="mine", WAIT="false"), queue=A0)
+    first, second = (cluster.brokers["broker-a"].server.next_request() for _ in range(2))
+
+    assert properties_of(first) == {
+        "TAGS": "created",
+        "KEYS": "k1 k2",
+        "WAIT": "true",
+        "UNIQ_KEY": result.msg_id,
+    }
+    assert properties_of(second) == {"UNIQ_KEY": "mine", "WAIT": "false"}
+    assert kept.msg_id == "mine"
+
+
+def test_a_property_with_a_separator_is_refused(producer: Producer) -> None:
+    """G2: there is no escaping on the wire."""
+    with pytest.raises(LocalProtocolError):
+        producer.send(message(note="a\x01b"))
+
+
+def test_batches_to_several_queues_have_outcomes_of_their_own(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """G2, G5: one queue's failure is not another's."""
+    cluster.brokers["broker-b"].fault = hang_up
+    outcomes = producer.send_batches({A0: [message(b"1")], A1: [message(b"2")], B0: [message(b"3")]})
+
+    assert isinstance(outcomes[A0], SendResult)
+    assert isinstance(outcomes[A1], SendResult)
+    assert isinstance(outcomes[B0], ChannelClosed)
+
+
+def test_many_keyed_messages_keep_their_order_in_every_queue(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """G1: order per key, also where a queue's share needs several batches."""
+    steps = [(f"order-{number % 7}", number) for number in range(5000)]
+    body_bytes = 2000
+    sent = producer.send_ordered(
+        (key, message(b"%s:%05d" % (key.encode(), number) + bytes(body_bytes))) for key, number in steps
+    )
+    stored = [bodies for broker in cluster.brokers.values() for bodies in broker.stored.values()]
+    seen: dict[bytes, list[int]] = {}
+    for bodies in stored:
+        for body in bodies:
+            key, _, number = body[:-body_bytes].partition(b":")
+            seen.setdefault(key, []).append(int(number))
+
+    assert sent == 5000
+    assert seen == {
+        f"order-{key}".encode(): [number for number in range(5000) if number % 7 == key] for key in range(7)
+    }
+    assert any(broker.server.requests.qsize() > 4 for broker in cluster.brokers.values())
+
+
+def test_an_ordered_stream_stops_at_the_first_failure(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G5: nothing later overtakes what failed."""
+    cluster.brokers["broker-b"].fault = refuse(ResponseCode.SYSTEM_BUSY)  # type: ignore[assignment]
+
+    with pytest.raises(BrokerError):
+        producer.send_ordered(("order-1", message(b"%d" % number)) for number in range(10_000))
+    assert cluster.brokers["broker-b"].server.requests.qsize() == 1
+
+
+def test_a_oneway_message_is_sent_and_forgotten(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: flag 2, no answer."""
+    producer.send_oneway(message(b"once"), sharding_key="order-1")
+    producer.send_oneway(message(b"anywhere"))
+    sent = cluster.brokers["broker-b"].server.next_request()
+
+    assert sent.is_oneway
+
+
+def test_an_asynchronous_send_tells_its_outcome_once(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: results and errors come to the callback."""
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    producer.send_async(message(), outcomes.put, queue=A0)
+    first = outcomes.get(timeout=5)
+    cluster.brokers["broker-a"].fault = hang_up
+    producer.send_async(message(), outcomes.put, queue=A0)
+
+    assert isinstance(first, SendResult)
+    assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+
+
+def test_name_servers_may_be_one_text(cluster: ScriptedCluster) -> None:
+    """A2: as options write them."""
+    with Producer(f"{cluster.name_server.address} ; 127.0.0.1:9", "P") as producer:
+        assert len(producer.queues("orders")) == 8
+
+
+def test_closing_leaves_a_shared_pool_open(
+    cluster: ScriptedCluster, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A1: who opened it closes it."""
+    with Producer((cluster.name_server.address,), "P", pool=pool) as producer:
+        producer.send(message())
+    own = Producer((cluster.name_server.address,), "P", clock=SystemClock())
+    own.close()
+    own.close()
+
+    assert pool.get(cluster.name_server.address, soon).is_open
+    with pytest.raises(ChannelClosed):
+        own.send(message())
