@@ -39,12 +39,13 @@ _CLOCK = SystemClock()
 
 _TOTAL = "latest() and JSON"
 _LOOK = "· look at the cluster: one statistics request per broker"
-_BROKERS_WAITED = "· · of which waiting for the simulated brokers"
+_BROKERS_WAITED = "· · waiting for the simulated brokers, both together"
 _PROGRESS = "· progress of the queues"
 _STORE = "· · of which reading the offset store"
 _REST = "· planning and JSON"
 _PARTITIONS = "partitions() of the planned batch"
-_PARTS = (_TOTAL, _LOOK, _BROKERS_WAITED, _PROGRESS, _STORE, _REST, _PARTITIONS)
+_CPU = "CPU of latest(), all threads of this process"
+_PARTS = (_TOTAL, _CPU, _LOOK, _BROKERS_WAITED, _PROGRESS, _STORE, _REST, _PARTITIONS)
 
 _METHOD = """\
 `MicroBatchPlanner.latest()` and the JSON text of the offset it returns, for a topic of {queues:,} queues on {brokers}
@@ -105,14 +106,16 @@ class Triggers:
     def trigger(self) -> dict[str, float]:
         """Plan one micro-batch, then pretend it was consumed; milliseconds by part."""
         self._watch.seconds.clear()
+        cpu_s = time.process_time()
         with self._watch.time(_TOTAL):
             offset = self._planner.latest(self._offset)
             json.dumps(offset)
         spent = self._watch.seconds
+        spent[_CPU] = time.process_time() - cpu_s
         spent[_REST] = spent[_TOTAL] - spent[_LOOK] - spent[_PROGRESS]
         parts = {name: seconds * 1000 for name, seconds in spent.items()}
         with self._watch.time(_PARTITIONS):
-            _, ranges = offset_to_plan(offset)
+            _, ranges = self._planner.plan_of(offset)
             count = len(partitions_of(ranges, self._options, self._planner.addresses()))
         parts[_PARTITIONS] = spent[_PARTITIONS] * 1000
         if count != _QUEUES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges
@@ -16,7 +17,7 @@ from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
 from pyspark_rocketmq.datasource.progress import ProgressSource
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class MicroBatchPlanner:
         self._initial: Offset | None = None
         self._newest: Mapping[MessageQueue, QueueBounds] = {}
         self._addresses: Mapping[str, BrokerAddress] = {}
+        self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
 
     def initial(self) -> Offset:
         """The offset before the first micro-batch; Spark asks twice and must get one answer."""
@@ -88,7 +90,7 @@ class MicroBatchPlanner:
             RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, for as long as
                 ``retryTimeoutMs``.
         """
-        seq, previous = offset_to_plan(start)
+        seq, previous = self.plan_of(start)
         patience = self._patience()
         while True:
             snapshot = self._snapshot_or_none(patience)
@@ -98,13 +100,20 @@ class MicroBatchPlanner:
             plan = self._plan(snapshot, self._progress.read(previous, snapshot))
             ranges = self._progress.compose(previous, plan)
             if ranges:
-                return plan_to_offset(seq + 1, ranges)
+                offset = plan_to_offset(seq + 1, ranges)
+                self._known = (offset, (seq + 1, tuple(sorted(ranges, key=attrgetter("queue")))))
+                return offset
             if self._caps is None or not self._should_wait(plan, snapshot):
                 return start
             if snapshot.unreachable and patience.has_passed:
                 raise next(iter(snapshot.unreachable.values()))
             due_in_s = _PAUSE_S if plan.next_due_s is None else plan.next_due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
+        """As ``offset_to_plan``, without reading what this planner has written last: Spark asks for that twice."""
+        known_offset, plan = self._known
+        return plan if offset == known_offset else offset_to_plan(offset)
 
     def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueProgress]) -> Plan:
         plan = plan_ranges(

@@ -21,7 +21,7 @@ from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
+from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
@@ -74,7 +74,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
         """One partition per non-empty range of ``end``."""
-        _, planned = offset_to_plan(end)
+        _, planned = self._planner.plan_of(end)
         return partitions_of(planned, self._options, self._planner.addresses())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

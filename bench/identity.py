@@ -1,0 +1,31 @@
+"""The peer of the orderly engine: a stateful function that gathers its rows and gives them back as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+STATE_SCHEMA = "rows bigint"
+
+
+def identity(rows: DataFrame) -> DataFrame:
+    """``rows``, grouped by queue, through ``applyInPandasWithState``."""
+    return rows.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
+        give_back, rows.schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+    )
+
+
+def give_back(
+    key: tuple[Any, ...],  # noqa: ARG001 - Spark's signature
+    chunks: Iterable[pd.DataFrame],
+    state: GroupState,
+) -> Iterator[pd.DataFrame]:
+    """Gather a group's chunks, count them in the state, give them back unchanged."""
+    gathered = list(chunks)
+    known = state.get[0] if state.exists else 0
+    state.update((known + sum(map(len, gathered)),))
+    yield from gathered

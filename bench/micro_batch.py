@@ -1,0 +1,211 @@
+"""A steady orderly micro-batch, next to an identity ``applyInPandasWithState`` on the same rows in the same run."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bench.cluster import QUEUES, fill, real_cluster
+from bench.identity import identity
+from bench.measure import Result, Spread, Target, load_average
+from bench.session import CORES, bench_session
+from broker_sim.cluster import SimCluster
+from jobs.demo.listener import OUTPUT_SCHEMA, injected_failure, on_order
+from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_ids
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.model import ConsumeFromWhere, Message
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import ClusterUnderTest
+
+_TOPIC = "orders"
+_LISTENER_BATCH = 32
+"""The demo's default."""
+_SKIPPED = 2
+"""First micro-batches of a run: they start processes and compile."""
+_TARGET = 1.3
+_TIMEOUT_S = 600
+_STAGES = (
+    "triggerExecution",
+    "latestOffset",
+    "getBatch",
+    "queryPlanning",
+    "walCommit",
+    "addBatch",
+    "commitOffsets",
+)
+
+_METHOD = """\
+{messages:,} order events (bodies of about 65 B) in {queues} queues of one {backend} broker, drained in micro-batches of
+{per_trigger:,} messages (`availableNow`, `local[{cores}]`, 2 shuffle partitions):
+
+* *ours*: `PushConsumer` with the demo's listener (JSON parsed, one row emitted per message, {listener_batch} messages a
+  call, no failures), `DeltaSink`, Delta offset store: exactly once.
+* *identity*: the same columns of `format("rocketmq")`, grouped by queue, through an `applyInPandasWithState` that gathers
+  its chunks, updates its state and gives the chunks back; `foreachBatch` writes them to `noop`. Nothing is stored.
+
+The time is `triggerExecution` of Spark's progress, the median of a run's micro-batches without the first {skipped}. Runs
+take turns in one session: {rounds} rounds after one for warming up; the ratio is taken round by round."""
+
+
+def run(*, per_trigger: int = 40_000, batches: int = 10, rounds: int = 3, backend: str = "real") -> Result:
+    """Measure ``rounds`` pairs of runs."""
+    before = load_average()
+    messages = per_trigger * batches
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, _cluster(backend) as name_servers:
+        events = _events(messages)
+        fill(
+            name_servers,
+            _TOPIC,
+            queues=QUEUES,
+            per_queue=messages // QUEUES,
+            message=lambda _: next(events),
+        )
+        with bench_session(Path(folder)) as spark:
+            contest = Contest(spark, name_servers, Path(folder), per_trigger, batches)
+            contest.round()
+            figures = [contest.round() for _ in range(rounds)]
+    ratio = Spread.of(ours["triggerExecution"] / peer["triggerExecution"] for ours, peer in figures)
+    return Result(
+        name="micro_batch",
+        title="Orderly micro-batch",
+        method=_METHOD.format(
+            messages=messages,
+            queues=QUEUES,
+            backend=backend,
+            per_trigger=per_trigger,
+            cores=CORES,
+            listener_batch=_LISTENER_BATCH,
+            skipped=_SKIPPED,
+            rounds=rounds,
+        ),
+        columns=("what", "min", "median", "max"),
+        rows=(
+            *(
+                (f"{who}: {stage}, ms", *Spread.of(each[place][stage] for each in figures).cells(",.0f"))
+                for place, who in enumerate(("ours", "identity"))
+                for stage in _STAGES
+            ),
+            ("ours / identity", *ratio.cells(".2f")),
+        ),
+        targets=(Target(what="ours / identity", seen=ratio, bound=_TARGET, at_most=True),),
+        load=(before, load_average()),
+    )
+
+
+class Contest:
+    """Both queries on one topic; every run is a new group, a new table and a new checkpoint."""
+
+    def __init__(
+        self, spark: SparkSession, name_servers: str, work: Path, per_trigger: int, batches: int
+    ) -> None:
+        self._spark = spark
+        self._name_servers = name_servers
+        self._work = work
+        self._per_trigger = per_trigger
+        self._batches = batches
+        self._numbers = itertools.count()
+        register(spark)
+
+    def round(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Milliseconds by stage, of our run and of the identity's."""
+        folder = self._work / f"round-{next(self._numbers)}"
+        ours = self._drain(lambda: self.start_ours(folder))
+        peer = self._drain(lambda: self.start_identity(folder))
+        print(
+            f"  {folder.name}: ours {ours['triggerExecution']:,.0f} ms  identity {peer['triggerExecution']:,.0f} ms  "
+            f"ratio {ours['triggerExecution'] / peer['triggerExecution']:.2f}  load {load_average()}",
+            flush=True,
+        )
+        return ours, peer
+
+    def start_ours(self, folder: Path) -> StreamingQuery:
+        """The consumer."""
+        consumer = PushConsumer(
+            consumer_group=folder.name,
+            name_servers=self._name_servers,
+            offset_store=DeltaOffsetStore(folder / "offsets"),
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            consume_message_batch_max_size=_LISTENER_BATCH,
+            max_offsets_per_trigger=self._per_trigger,
+        )
+        consumer.subscribe(_TOPIC)
+        consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
+        return consumer.start(
+            self._spark,
+            sink=DeltaSink(folder / "sink"),
+            checkpoint=str(folder / "ours"),
+            trigger={"availableNow": True},
+        )
+
+    def start_identity(self, folder: Path) -> StreamingQuery:
+        """The peer; its progress is in its checkpoint."""
+        rows = (
+            self._spark.readStream.format("rocketmq")
+            .options(
+                nameServers=self._name_servers,
+                topic=_TOPIC,
+                startingOffsets="earliest",
+                maxOffsetsPerTrigger=self._per_trigger,
+            )
+            .load()
+            .withColumns(dict.fromkeys(("kind", "plannedRange"), sf.lit(None).cast("string")))
+        )
+        return (
+            identity(rows)
+            .writeStream.foreachBatch(_to_noop)
+            .option("checkpointLocation", str(folder / "identity"))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def _drain(self, start: Callable[[], StreamingQuery]) -> dict[str, float]:
+        query = start()
+        if not query.awaitTermination(_TIMEOUT_S):
+            raise RuntimeError("The query did not drain the topic in time.")
+        progress = [each for each in query.recentProgress if each.numInputRows]
+        if len(progress) != self._batches:
+            raise RuntimeError(f"{len(progress)} micro-batches ran instead of {self._batches}.")
+        steady = [each.durationMs for each in progress[_SKIPPED:]]
+        return {stage: median(each.get(stage, 0) for each in steady) for stage in _STAGES}
+
+
+def _to_noop(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature
+    batch.write.format("noop").mode("overwrite").save()
+
+
+@contextmanager
+def _cluster(backend: str) -> Iterator[str]:
+    """A cluster of one broker with the topic; its name server's address."""
+    if backend == "real":
+        with real_cluster() as cluster:
+            cluster.create_topic(_TOPIC, QUEUES)
+            yield cluster.name_servers
+    else:
+        with SimCluster(brokers=1) as simulator:
+            ClusterUnderTest(simulator, "sim").create_topic(_TOPIC, QUEUES)
+            yield simulator.name_servers
+
+
+def _events(count: int) -> Iterator[Message]:
+    """Events of orders that the demo's listener does not fail."""
+    healthy = (
+        order_id
+        for order_id in order_ids(count)
+        if not any(injected_failure(order_id, sequence) for sequence in range(len(STEPS)))
+    )
+    events = (
+        event_to_message(OrderEvent(order_id=order_id, sequence=sequence), _TOPIC)
+        for order_id in healthy
+        for sequence in range(len(STEPS))
+    )
+    return itertools.islice(events, count)
