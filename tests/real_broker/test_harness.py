@@ -47,17 +47,6 @@ def test_a_program_that_fails_says_what_it_printed(real_cluster: RealCluster):
         real_cluster.java("NoSuchProgram")
 
 
-def test_a_stopped_broker_leaves_the_route_and_comes_back_with_its_topics(cluster: ClusterUnderTest):
-    topic = cluster.create_topic(queues=1)
-
-    cluster.stop_broker("broker-b")
-    route_without = cluster.routed_brokers(topic)
-    cluster.start_broker("broker-b")
-
-    assert route_without == {"broker-a"}
-    assert cluster.routed_brokers(topic) == {"broker-a", "broker-b"}
-
-
 def test_a_request_code_nobody_knows_is_answered_with_code_3(cluster: ClusterUnderTest):
     """A1: both kinds of server refuse an unknown request and keep serving."""
     for address in (cluster.name_servers, cluster.broker_addresses["broker-a"]):
