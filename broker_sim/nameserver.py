@@ -30,7 +30,7 @@ class NameServer:
 
     name = "namesrv"
 
-    def __init__(self, *, mirror_header_form: bool = True) -> None:
+    def __init__(self, *, mirror_header_form: bool = False) -> None:
         """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
         self._mirror_header_form = mirror_header_form
         self._brokers: dict[str, _Registration] = {}

@@ -27,5 +27,5 @@ class BrokerSettings:
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     long_polling_enable: bool = True
-    mirror_header_form: bool = True
-    """Whether a request with a binary header gets a binary answer; 5.3.3 itself always answers in JSON."""
+    mirror_header_form: bool = False
+    """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older brokers in kind."""
