@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
 from jobs.listeners import load_listener
 from jobs.progress import RowCounter, await_query
-from jobs.session import open_session
+from jobs.session import spark_session
 from jobs.settings import ConsumeSettings
 from pyspark_rocketmq.offsets.registry import open_offset_store
 
@@ -21,24 +24,11 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
     listener = load_listener(settings.listener, settings.py_files)
-    spark = open_session("consume")
-    try:
+    counter = RowCounter()
+    with spark_session("consume") as spark:
         for path in settings.py_files:
             spark.sparkContext.addPyFile(path)
-        consumer = rmq.PushConsumer(
-            consumer_group=settings.consumer_group,
-            name_servers=";".join(settings.name_servers),
-            offset_store=open_offset_store(settings.offset_store),
-            consume_from_where=settings.consume_from_where,
-            consume_timestamp=settings.consume_timestamp,
-            consume_message_batch_max_size=settings.batch_size,
-            suspend_current_queue_time_millis=settings.suspend_ms,
-            max_offsets_per_trigger=settings.max_offsets_per_trigger,
-            options=settings.source_options(),
-        )
-        consumer.subscribe(settings.topic, settings.subscription)
-        consumer.register_message_listener(listener, orderly=True, output_schema=settings.output_schema)
-        counter = RowCounter()
+        consumer = _consumer(settings, listener)
         consumer.register_batch_listener(counter)
         query = consumer.start(
             spark,
@@ -46,10 +36,22 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
             checkpoint=settings.checkpoint,
             trigger=settings.trigger.keywords(),
         )
-        try:
-            await_query(query, counter, None, console)
-        finally:
-            query.stop()
-        console.print(f"rows committed: {counter.rows}")
-    finally:
-        spark.stop()
+        await_query(query, counter, None, console)
+    console.print(f"rows committed: {counter.rows}")
+
+
+def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.PushConsumer:
+    consumer = rmq.PushConsumer(
+        consumer_group=settings.consumer_group,
+        name_servers=";".join(settings.name_servers),
+        offset_store=open_offset_store(settings.offset_store),
+        consume_from_where=settings.consume_from_where,
+        consume_timestamp=settings.consume_timestamp,
+        consume_message_batch_max_size=settings.batch_size,
+        suspend_current_queue_time_millis=settings.suspend_ms,
+        max_offsets_per_trigger=settings.max_offsets_per_trigger,
+        options=settings.source_options(),
+    )
+    consumer.subscribe(settings.topic, settings.subscription)
+    consumer.register_message_listener(listener, orderly=True, output_schema=settings.output_schema)
+    return consumer

@@ -39,9 +39,7 @@ def load_listener(name: str, py_files: Sequence[str]) -> Callable[..., Any]:
 def _extend_path(py_files: Sequence[str]) -> None:
     """Put archives and the folders of single files first, as ``--py-files`` does on the executors."""
     folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
-    for folder in [str(Path.cwd()), *reversed(folders)]:
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    sys.path[:0] = [*folders, str(Path.cwd())]
 
 
 def _unusable(name: str, why: str) -> OptionError:

@@ -19,6 +19,13 @@ _LINE_EVERY_S = 5.0
 """Where there is no terminal, a line now and then takes the bar's place."""
 
 
+_RAISED_IN_PYTHON = re.compile(
+    r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| ?SQLSTATE).+)*",
+    re.MULTILINE,
+)
+"""The end of a Python traceback: class and text, up to an empty line or a Java stack."""
+
+
 class RowCounter:
     """Counts committed rows; told on the query's thread, asked on ours."""
 
@@ -58,32 +65,17 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
-_RAISED_IN_PYTHON = re.compile(r"^((?:[a-z_]\w*\.)*[A-Z]\w*): .+$", re.MULTILINE)
-"""The last line of a Python traceback; Java's classes come as ``java.…`` and ``org.…``."""
-
-
 def failure_sentence(text: str) -> str:
-    """The part of a failed query's text that says what happened.
+    """The part of a failed query's text that says what happened, on one line.
 
     An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback before
     and a Java stack after it. Ours are preferred to others.
     """
-    raised = [
-        found.group()
-        for found in _RAISED_IN_PYTHON.finditer(text)
-        if not found.group().startswith(("java.", "org.", "scala.", "py4j."))
-    ]
-    ours = [line for line in raised if line.startswith("pyspark_rocketmq.")]
+    raised = [" ".join(found.group().split()) for found in _RAISED_IN_PYTHON.finditer(text)]
+    ours = [sentence for sentence in raised if sentence.startswith("pyspark_rocketmq.")]
     if ours or raised:
         return (ours or raised)[-1]
     return next(iter(text.strip().splitlines()), "no reason given")
-
-
-def _has_ended(query: StreamingQuery) -> bool:
-    try:
-        return bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]  # Spark takes fractions
-    except StreamingQueryException as error:
-        raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error
 
 
 def await_query(query: StreamingQuery, counter: RowCounter, total: int | None, console: Console) -> None:
@@ -95,9 +87,15 @@ def await_query(query: StreamingQuery, counter: RowCounter, total: int | None, c
     line_due_s = time.monotonic() + _LINE_EVERY_S
     with progress_bar(console) as bar:
         task = bar.add_task("rows committed", total=total)
-        while not _has_ended(query):
+        # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
+        while query.isActive:
+            time.sleep(_POLL_S)
             bar.update(task, completed=counter.rows)
             if not console.is_terminal and time.monotonic() >= line_due_s:
                 console.print(f"rows committed: {counter.rows}" + (f" of {total}" if total else ""))
                 line_due_s += _LINE_EVERY_S
         bar.update(task, completed=counter.rows)
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error

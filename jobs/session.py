@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pyspark.sql import SparkSession
 
 import pyspark_rocketmq
 
 
-def open_session(job: str) -> SparkSession:
-    """Start or join the session; settings come from conf/spark-defaults.conf through spark-submit.
+@contextmanager
+def spark_session(job: str) -> Iterator[SparkSession]:
+    """Start or join the session and stop it at the end; settings come from conf/spark-defaults.conf.
 
     The data source is registered by name: Spark's own look-up does not see packages that came with --py-files.
+
+    Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be asked.
     """
     spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
+    # Spark's own handler asks the JVM to cancel its jobs first.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     pyspark_rocketmq.register(spark)
-    return spark
+    try:
+        yield spark
+    except Exception:
+        spark.stop()
+        raise
+    spark.stop()

@@ -24,7 +24,7 @@ from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
 from jobs.offsets_show import broker_bounds, print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
-from jobs.session import open_session
+from jobs.session import spark_session
 from jobs.settings import DemoSettings
 from pyspark_rocketmq.client.producer import Producer
 
@@ -88,8 +88,8 @@ def _produce(settings: DemoSettings, names: RunNames, name_servers: Sequence[str
 def _consume(
     settings: DemoSettings, names: RunNames, name_servers: Sequence[str], sent: int, console: Console
 ) -> None:
-    spark = open_session("demo")
-    try:
+    counter = RowCounter()
+    with spark_session("demo") as spark:
         consumer = rmq.PushConsumer(
             consumer_group=names.consumer_group,
             name_servers=";".join(name_servers),
@@ -100,8 +100,10 @@ def _consume(
         )
         consumer.subscribe(names.topic)
         consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
-        counter = RowCounter()
         consumer.register_batch_listener(counter)
+        console.print(
+            "The listener gives some deliveries back on purpose; its warnings are part of the demo."
+        )
         started_s = time.monotonic()
         query = consumer.start(
             spark,
@@ -111,12 +113,10 @@ def _consume(
         )
         await_query(query, counter, sent, console)
         took_s = time.monotonic() - started_s
-        console.print(
-            f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with the "
-            f"query's start; deliveries given back by the listener on purpose: {counter.given_back}"
-        )
-    finally:
-        spark.stop()
+    console.print(
+        f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with the "
+        f"query's start; deliveries given back by the listener on purpose: {counter.given_back}"
+    )
 
 
 def _show(names: RunNames, name_servers: Sequence[str], console: Console) -> None:

@@ -38,6 +38,10 @@ def ack(failed):
                 "broker has 9 to 12."
             ),
         ),
+        (
+            "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n SQLSTATE: 38000\n=== Streaming Query ===",
+            "pyspark_rocketmq.errors.TopicNotFound: no route: nope See the manual. Create it.",
+        ),
         ("first line\nsecond line", "first line"),
         ("", "no reason given"),
         ("Traceback\nValueError: no\n\nJVM\njava.lang.IllegalStateException: wrapped", "ValueError: no"),
