@@ -126,7 +126,8 @@ class BrokerError(RocketMQError):
         return _rebuild_broker_error, (type(self), self.code, self.remark, self.request, self.address)
 
     def __str__(self) -> str:
-        return f"{self.address or 'The server'} answered {self.request} with code {self.code}: {self.remark}"
+        remark = " ".join(self.remark.split())  # RocketMQ's remarks have line breaks and whole stack traces
+        return f"{self.address or 'The server'} answered {self.request} with code {self.code}: {remark}"
 
 
 def _rebuild_broker_error(
