@@ -10,7 +10,7 @@ from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError
+from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TransportError
 from pyspark_rocketmq.group.ownership import SoleOwnership
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
@@ -31,19 +31,22 @@ class FakeView:
     def __init__(self, bounds: Mapping[MessageQueue, tuple[int, int]]) -> None:
         self.bounds = dict(bounds)
         self.down: dict[str, RocketMQError] = {}
-        self.looks = 0
+        self.not_in_route: set[str] = set()
 
     def snapshot(self) -> Snapshot:
-        self.looks += 1
         if "everything" in self.down:
             raise self.down["everything"]
         return Snapshot(
             bounds={
                 queue: QueueBounds(min_offset=low, max_offset=high)
                 for queue, (low, high) in self.bounds.items()
-                if queue.broker_name not in self.down
+                if queue.broker_name not in self.down and queue.broker_name not in self.not_in_route
             },
-            addresses={"broker-a": BrokerAddress("a:1"), "broker-b": BrokerAddress("b:1")},
+            addresses={
+                name: BrokerAddress(f"{name}:1")
+                for name in ("broker-a", "broker-b")
+                if name not in self.not_in_route
+            },
             unreachable=dict(self.down),
         )
 
@@ -325,5 +328,33 @@ def test_available_now_waits_for_a_broker_that_is_down_and_gives_up_after_a_whil
         planning.next()
     assert 5 <= sum(planning.pauses) <= 6
 
-    planning.on_pause.append(lambda: planning.view.down.clear())
+    planning.on_pause.append(planning.view.down.clear)
     assert planning.next() == [(B0, 0, 10)]
+
+
+def test_available_now_does_not_mistake_a_broker_that_left_the_route_for_a_drained_one() -> None:
+    """H4: a name server forgets a broker as soon as its connection is gone."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, retryTimeoutMs="5000")
+    planning.planner.prepare_available_now()
+    planning.view.not_in_route = {"broker-b"}
+    assert planning.next() == [(A0, 0, 10)]
+
+    with pytest.raises(
+        TransportError, match="broker=broker-b queue=0 was there when this AvailableNow query began"
+    ):
+        planning.next()
+
+    planning.on_pause.append(planning.view.not_in_route.clear)
+    assert planning.next() == [(B0, 0, 10)]
+
+
+def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> None:
+    """H1: the logged plan names the broker; failing at once would end the query at every restart."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, retryTimeoutMs="5000")
+    planning.view.not_in_route = {"broker-b"}
+    planning.next()
+
+    planning.on_pause.append(planning.view.not_in_route.clear)
+
+    assert planning.planner.addresses({"broker-a", "broker-b"}).keys() == {"broker-a", "broker-b"}
+    assert sum(planning.pauses) < 5

@@ -61,7 +61,7 @@ def test_a_wrong_address_says_which_and_what_to_check(spark: SparkSession, close
     )
 
     with pytest.raises(
-        PySparkException, match=f"Could not connect to 127.0.0.1:{closed_port}.*Check the address"
+        PySparkException, match=rf"Could not connect to 127\.0\.0\.1:{closed_port}.*Check the address"
     ):
         frame.count()
 
@@ -81,7 +81,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, cluster: ClusterUnderTes
     query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
 
     with pytest.raises(
-        StreamingQueryException, match="no-such-topic.*Create the topic or correct option 'topic'"
+        StreamingQueryException, match=r"no-such-topic.*Create the topic or correct option 'topic'"
     ):
         query.awaitTermination(60)
 
@@ -129,7 +129,7 @@ def test_everything_wrong_with_a_consumer_is_said_at_once(spark: SparkSession, t
 def test_an_output_schema_that_takes_the_engines_columns_is_refused() -> None:
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
 
-    with pytest.raises(SchemaError, match="has column.s. queueId, but every output row gets"):
+    with pytest.raises(SchemaError, match=r"has column\(s\) queueId, but every output row gets"):
         consumer.register_message_listener(lambda m, c: None, output_schema="queueId int, a string")
     with pytest.raises(SchemaError, match="is not a schema such as"):
         consumer.register_message_listener(lambda m, c: None, output_schema="a strng")
@@ -143,7 +143,7 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
     monkeypatch.delenv("PYTHONPATH")
 
-    with pytest.raises(RocketMQError, match="which cannot import what they need.*Set PYSPARK_PYTHON"):
+    with pytest.raises(RocketMQError, match=r"which cannot import what they need.*Set PYSPARK_PYTHON"):
         consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
 
 

@@ -139,7 +139,7 @@ def main(config: Mapping[str, Any]) -> None:
     spark = make_session(work)
 
     class KillingSource(DefaultSource):
-        def streamReader(self, schema: Any) -> RocketMQStreamReader:
+        def streamReader(self, schema: Any) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
             return KillingReader(self._read_options(), killer)
 
     push_consumer.register = lambda session: session.dataSource.register(KillingSource)

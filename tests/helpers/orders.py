@@ -27,17 +27,15 @@ def produce_orders(
     with Producer((name_servers,), "orders-producer") as producer:
         producer.send_ordered(
             (
-                (
-                    order_id,
-                    Message(
-                        topic=topic,
-                        body=_body(order_id, step, body_bytes),
-                        properties=_tagged(order_id, step),
-                    ),
-                )
-                for step in STEPS
-                for order_id in order_ids
+                order_id,
+                Message(
+                    topic=topic,
+                    body=_body(order_id, step, body_bytes),
+                    properties=_tagged(order_id, step),
+                ),
             )
+            for step in STEPS
+            for order_id in order_ids
         )
     return dict.fromkeys(order_ids, STEPS)
 

@@ -8,7 +8,7 @@ queues this micro-batch and not the query; only what the user must act on is rai
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 
 from pyspark_rocketmq.clock import Clock, Deadline
@@ -16,7 +16,7 @@ from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
 from pyspark_rocketmq.datasource.progress import ProgressSource
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 
@@ -69,14 +69,24 @@ class MicroBatchPlanner:
         """Bounds as of the last look, for progress reports."""
         return self._newest
 
-    def addresses(self) -> Mapping[str, BrokerAddress]:
-        """Where each broker is read from, as of the last look: the one the newest plan was made with.
+    def addresses(self, broker_names: Collection[str]) -> Mapping[str, BrokerAddress]:
+        """Where ``broker_names`` are read from: as of the look the newest plan was made with, if that has them all.
+
+        A plan that is run again after a restart may name a broker that is down now; it is waited for as long as
+        ``retryTimeoutMs``, after which its address is missing.
 
         Raises:
-            RocketMQError: If there was none yet (a replay) and the cluster cannot be reached.
+            RocketMQError: If the cluster cannot be reached at first contact.
         """
+        patience = self._patience()
         if not self._in_contact:
             self._first_snapshot()
+        while not self._addresses.keys() >= set(broker_names) and not patience.has_passed:
+            logger.warning(
+                "waiting for a broker without an address, wanted=%s", ",".join(sorted(broker_names))
+            )
+            self._pause(_PAUSE_S)
+            self._retried(patience)
         return self._addresses
 
     def latest(self, start: Offset) -> Offset:
@@ -105,8 +115,8 @@ class MicroBatchPlanner:
                 return offset
             if self._caps is None or not self._should_wait(plan, snapshot):
                 return start
-            if snapshot.unreachable and patience.has_passed:
-                raise next(iter(snapshot.unreachable.values()))
+            if patience.has_passed:
+                self._raise_if_missing(snapshot)
             due_in_s = _PAUSE_S if plan.next_due_s is None else plan.next_due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
@@ -132,9 +142,19 @@ class MicroBatchPlanner:
         return plan
 
     def _should_wait(self, plan: Plan, snapshot: Snapshot) -> bool:
-        caps = self._caps or {}
-        missing = any(queue.broker_name in snapshot.unreachable for queue in caps)
-        return bool(plan.next_due_s is not None or plan.gaps or missing)
+        return bool(plan.next_due_s is not None or plan.gaps or self._missing(snapshot))
+
+    def _missing(self, snapshot: Snapshot) -> list[MessageQueue]:
+        """Queues to be drained that are not to be seen: their broker is down, or the route lost them."""
+        return sorted(queue for queue in self._caps or () if queue not in snapshot.bounds)
+
+    def _raise_if_missing(self, snapshot: Snapshot) -> None:
+        for queue in self._missing(snapshot):
+            raise snapshot.unreachable.get(queue.broker_name) or TransportError(
+                queue.broker_name,
+                f"{queue} was there when this AvailableNow query began and is no longer in the topic's route. "
+                "Start the broker, or the query again if the topic was made smaller",
+            )
 
     def _patience(self) -> Deadline:
         return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)

@@ -75,7 +75,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
         """One partition per non-empty range of ``end``."""
         _, planned = self._planner.plan_of(end)
-        return partitions_of(planned, self._options, self._planner.addresses())
+        broker_names = {new.queue.broker_name for new in planned if new.count > 0}
+        return partitions_of(planned, self._options, self._planner.addresses(broker_names))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor."""
