@@ -18,9 +18,10 @@ import click
 from rich.console import Console
 
 from jobs.errors import JobFailed
-from jobs.option_set import OptionSet
+from jobs.option_set import specs_of
 from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, load_settings
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.options import OptionSet
 
 PROGRAM = "./spark-submit.sh"
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -53,7 +54,7 @@ class JobCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""
-        specs = sorted(self._settings.specs(), key=lambda spec: spec.default_text != "required")
+        specs = sorted(specs_of(self._settings), key=lambda spec: spec.default_text != "required")
         with formatter.section("Keys of --option and of the --conf file"):
             formatter.write_dl(
                 [

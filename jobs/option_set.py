@@ -1,43 +1,16 @@
-"""A job's options as a frozen dataclass, parsed and described from its own declarations."""
+"""What jobs add to the package's way of declaring options."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
-from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options import OptionSpec, ReadOptions, _parse_values, option
+from pyspark_rocketmq.options import OptionSet, OptionSpec, ReadOptions, option
 
 
-class OptionSet:
-    """Base of dataclasses whose fields are made by :func:`pyspark_rocketmq.options.option`."""
-
-    __slots__ = ()
-
-    @classmethod
-    def parse(cls, texts: Mapping[str, str]) -> Self:
-        """Parse texts by key; keys are matched without regard to case.
-
-        Raises:
-            OptionError: With a sentence for every problem, not just the first.
-        """
-        values, problems = _parse_values(
-            texts, {spec.key.lower(): (name, spec) for name, spec in cls._declared()}
-        )
-        if problems:
-            raise OptionError(tuple(problems))
-        return cls(**values)
-
-    @classmethod
-    def specs(cls) -> tuple[OptionSpec, ...]:
-        """What can be set, in the order of declaration."""
-        return tuple(spec for _, spec in cls._declared())
-
-    @classmethod
-    def _declared(cls) -> Iterator[tuple[str, OptionSpec]]:
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses
-            yield field.name, field.metadata["spec"]
+def specs_of(settings: type[OptionSet]) -> tuple[OptionSpec, ...]:
+    """What can be set, in the order of declaration."""
+    return tuple(field.metadata["spec"] for field in dataclasses.fields(settings))
 
 
 def like_source(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jobs.conf_file import gather_texts
-from jobs.option_set import OptionSet, like_source
+from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.options import int_between, option, text_value
+from pyspark_rocketmq.options import OptionSet, int_between, option, text_value
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 
@@ -94,7 +94,7 @@ _OFFSET_STORE_DOC = "The Delta table of the consumer groups' progress: path or U
 _A_NEW_ONE = "a new one for each run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DemoSettings(OptionSet):
     """Options of job ``demo``."""
 
@@ -139,7 +139,7 @@ class DemoSettings(OptionSet):
     max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=20_000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConsumeSettings(OptionSet):
     """Options of job ``consume``."""
 
@@ -209,6 +209,13 @@ class ConsumeSettings(OptionSet):
     request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
     retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
 
+    def cross_field_problems(self) -> list[str]:
+        """A timestamp alone would be ignored in silence."""
+        wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+        if self.consume_timestamp is not None and self.consume_from_where is not wanted:
+            return [f"option 'consumeTimestamp' needs consumeFromWhere={wanted}"]
+        return []
+
     def source_options(self) -> dict[str, str]:
         """What goes to the data source as it is."""
         return {
@@ -220,7 +227,7 @@ class ConsumeSettings(OptionSet):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsShowSettings(OptionSet):
     """Options of job ``offsets show``."""
 

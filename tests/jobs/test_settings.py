@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.conf_file import gather_texts
+from jobs.option_set import specs_of
 from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, Trigger, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
@@ -100,7 +101,7 @@ def test_the_example_file_of_consume_is_complete_and_valid():
 
     assert settings.listener == "jobs.demo.listener:on_order"
     documented = (ROOT / "conf/consume.example.toml").read_text()
-    for spec in ConsumeSettings.specs():
+    for spec in specs_of(ConsumeSettings):
         assert f"{spec.key} = " in documented
 
 
@@ -132,6 +133,12 @@ def test_an_unusable_value_is_told_with_its_key_and_the_reason(pair, problem):
     others = [other for other in CONSUME if not other.startswith(f"{key}=")]
 
     assert problems_of(ConsumeSettings, *others, pair) == (problem,)
+
+
+def test_a_timestamp_that_would_be_ignored_is_refused():
+    (problem,) = problems_of(ConsumeSettings, *CONSUME, "consumeTimestamp=20240131120000")
+
+    assert problem == "option 'consumeTimestamp' needs consumeFromWhere=CONSUME_FROM_TIMESTAMP"
 
 
 def test_available_now_drains_and_ends():
