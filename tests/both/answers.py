@@ -23,7 +23,8 @@ def essence(request: RemotingCommand, answer: RemotingCommand) -> dict[str, Any]
     """Code, ext fields and decoded body of ``answer``, without times, addresses and commit log offsets."""
     fields = {name: ... if name in _ANY_VALUE else value for name, value in answer.ext_fields.items()}
     facts: dict[str, Any] = {"code": ResponseCode(answer.code).name, "fields": fields}
-    if request.code in _PULLS:  # there the remark is the GetMessageStatus
+    if request.code in _PULLS and answer.code != ResponseCode.SYSTEM_ERROR:
+        # The GetMessageStatus or a reason; only after an exception it is Java's own.
         facts["remark"] = _ADDRESS.sub("address", answer.remark or "")
     if answer.body:
         facts["body"] = _BODIES[request.code](answer.body)

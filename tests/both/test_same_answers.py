@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from tests.helpers.wait import wait_until
 
 _QUEUES = 2
 _CLIENTS = ("client-0", "client-1")
+_SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _FAR_FUTURE_MS = 4_000_000_000_000
 
 
@@ -34,6 +35,10 @@ class Names:
 
     topic: str
     group: str
+
+    def placed(self, name: str) -> str:
+        """``name`` with {topic} and {group} filled in."""
+        return name.format(topic=self.topic, group=self.group)
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class Side:
     def perform(self, step: Step, names: Names) -> dict[str, Any]:
         request = step.request(names)
         answer = self._ask(step.client, request)
-        if step.what.startswith("send") and answer.code == ResponseCode.SUCCESS:
-            self._await_readable(names, answer, step)
+        if request.code in _SENDS and answer.code == ResponseCode.SUCCESS:
+            self._await_readable(request, answer)
         return essence(request, answer)
 
     def _ask(self, client: int, request: RemotingCommand) -> RemotingCommand:
@@ -71,14 +76,14 @@ class Side:
         channel: Channel = self._pools[client].get(self.cluster.broker_addresses["broker-a"], deadline)
         return channel.request(request, deadline)
 
-    def _await_readable(self, names: Names, sent: RemotingCommand, step: Step) -> None:
+    def _await_readable(self, sent: RemotingCommand, answer: RemotingCommand) -> None:
         # A real broker enters a stored message into the consume queue a moment later.
-        count = len(step.arguments[1]) if step.what == "send_batch" else 1
-        end = int(sent.ext_fields["queueOffset"]) + count
-        queue_id = int(sent.ext_fields["queueId"])
+        count = len(answer.ext_fields["msgId"].split(","))
+        names, queue_id = Names(sent.ext_fields["b"], ""), int(answer.ext_fields["queueId"])
+        end = int(answer.ext_fields["queueOffset"]) + count
         wait_until(
             lambda: int(self._ask(0, _max_offset(names, "", queue_id)).ext_fields["offset"]) >= end,
-            reason=f"{count} messages in queue {queue_id}",
+            reason=f"{count} messages in queue {queue_id} of {names.topic}",
         )
 
 
@@ -94,6 +99,19 @@ def _send_batch(names: Names, _: str, queue_id: int, bodies: tuple[bytes, ...], 
         for index, body in enumerate(bodies)
     ]
     return exchange.send_batch(messages, b=names.topic, e=queue_id)
+
+
+def _send_elsewhere(names: Names, _: str, topic: str, queue_id: int, queue_nums: int) -> RemotingCommand:
+    return exchange.send(b"elsewhere", b=names.placed(topic), e=queue_id, d=queue_nums)
+
+
+def _spoiled(names: Names, client: str, what: str, field: str, value: str) -> RemotingCommand:
+    """A request that would be right but for one field.
+
+    None is left out: Java checks that for some requests and fails somewhere else for others.
+    """
+    right = _SPOILED[what](names, client)
+    return replace(right, ext_fields={**right.ext_fields, field: value})
 
 
 def _pull(
@@ -188,6 +206,8 @@ def _lock_request(code: RequestCode, names: Names, client: str, queue_ids: froze
 _REQUESTS: dict[str, Callable[..., RemotingCommand]] = {
     "send": _send,
     "send_batch": _send_batch,
+    "send_elsewhere": _send_elsewhere,
+    "spoiled": _spoiled,
     "pull": _pull,
     "pull_by_heartbeat": _pull_by_heartbeat,
     "query_offset": _query_offset,
@@ -203,6 +223,14 @@ _REQUESTS: dict[str, Callable[..., RemotingCommand]] = {
     "unlock": _unlock,
 }
 
+_SPOILED: dict[str, Callable[[Names, str], RemotingCommand]] = {
+    "send": lambda names, client: _send(names, client, 0, b"x", "", 0),
+    "pull": lambda names, client: _pull(names, client, 0, 0, 32, "*"),
+    "query_offset": lambda names, client: _query_offset(names, client, 0, None),
+    "max_offset": lambda names, client: _max_offset(names, client, 0),
+    "heartbeat": lambda names, client: _heartbeat(names, client, "*", 1),
+}
+
 queue_ids = st.integers(min_value=-1, max_value=_QUEUES)
 offsets = st.integers(min_value=-5, max_value=12)
 tags = st.sampled_from(["TagA", "TagB", "Aa", "BB"])  # the hash codes of Aa and BB are equal
@@ -213,6 +241,34 @@ properties = st.one_of(
     tags.map(lambda tag: f"own\x01value\x02TAGS\x01{tag}"),
 )
 bodies = st.binary(min_size=1, max_size=20)
+places = st.sampled_from(
+    [
+        "{topic}-new",
+        "%RETRY%{group}",
+        "%DLQ%{group}",
+        "bad name",
+        "x" * 128,
+        "",
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+    ]
+)
+fields = st.sampled_from(
+    [
+        "a",
+        "b",
+        "e",
+        "g",
+        "i",
+        "consumerGroup",
+        "topic",
+        "queueId",
+        "queueOffset",
+        "maxMsgNums",
+        "subscription",
+    ]
+)
+spoilt_values = st.sampled_from(["", "0", "7", "x", "%RETRY%x", "99999999999"])
 versions = st.integers(min_value=1, max_value=3)
 clients = st.integers(min_value=0, max_value=1)
 
@@ -227,6 +283,8 @@ steps = st.one_of(
     _steps(
         "send_batch", st.integers(0, _QUEUES - 1), st.lists(bodies, min_size=1, max_size=4).map(tuple), tags
     ),
+    _steps("send_elsewhere", places, st.integers(0, 3), st.integers(0, 9)),
+    _steps("spoiled", st.sampled_from(sorted(_SPOILED)), fields, spoilt_values),
     _steps("pull", queue_ids, offsets, st.integers(min_value=-1, max_value=5), expressions),
     _steps("pull", st.integers(0, _QUEUES - 1), st.integers(0, 4), st.just(32), expressions),
     _steps(
