@@ -14,6 +14,7 @@ import logging
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row, Uncommitted
 from pyspark_rocketmq.streaming.output_schema import (
     ACK_COLUMN,
     POSITION_COLUMNS,
@@ -106,24 +107,18 @@ class OrderlyEngine:
         state.update(
             (ack.next_offset, planned.epoch, left.accumulated_offset, left.reconsume_times, uncommitted_rows)
         )
-        if rows:
-            yield self._data_frame(queue, rows)
-        yield self._ack_frame(ack)
+        yield self._frame(queue, rows, ack)
 
-    def _data_frame(self, queue: MessageQueue, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-        queue_offsets, *values = zip(*rows, strict=True)
+    def _frame(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> pd.DataFrame:
+        """The data rows and the ack row behind them; in one frame, because Spark joins frames at a price per cell."""
+        queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(self._columns))
         data: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
-        data["queueOffset"] = np.fromiter(queue_offsets, dtype=np.int64, count=len(rows))
+        data["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
         for name, column in zip(self._columns, values, strict=True):
             # As objects: pandas would turn whole numbers with a null among them into floats.
-            data[name] = pd.Series(column, dtype=object)
-        data[ACK_COLUMN] = None
+            data[name] = pd.Series([*column, None], dtype=object)
+        data[ACK_COLUMN] = pd.Series([None] * len(rows) + [ack.to_json()], dtype=object)
         return pd.DataFrame(data)
-
-    def _ack_frame(self, ack: QueueAck) -> pd.DataFrame:
-        position = (*ack.queue, ack.next_offset)
-        row = dict(zip(POSITION_COLUMNS, position, strict=True)) | dict.fromkeys(self._columns)
-        return pd.DataFrame({name: [value] for name, value in (row | {ACK_COLUMN: ack.to_json()}).items()})
 
 
 def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueRange, list[MessageExt]]:
@@ -132,21 +127,26 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
     Raises:
         RocketMQError: If the range arrived without its marker row or with several: rows were lost on the way.
     """
-    whole = pd.concat(list(chunks), ignore_index=True)
-    offsets = whole["queueOffset"].to_numpy()
+    # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
+    gathered = list(chunks)
+    columns = [
+        list(chain.from_iterable(chunk[name].tolist() for chunk in gathered)) for name in _MESSAGE_COLUMNS
+    ]
+    is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
+    offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])
+    messages = list(map(MessageExt._make, zip(*columns, strict=True)))
     if not (offsets[1:] > offsets[:-1]).all():
-        whole = whole.iloc[np.argsort(offsets, kind="stable")]
-    is_marker = whole["kind"].notna().to_numpy()
+        order = np.argsort(offsets, kind="stable")
+        messages = [messages[at] for at in order.tolist()]
+        is_marker = is_marker[order]
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise RocketMQError(
             f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {is_marker.sum()} "
             "came. Read with format('rocketmq') and option 'consumerGroup', and do not filter or copy its rows "
             "before consume_orderly()."
         )
-    planned = planned_range(queue, whole["plannedRange"].iloc[-1])
-    rows = whole.iloc[:-1]
-    columns = [rows[name].tolist() for name in _MESSAGE_COLUMNS]
-    return planned, list(map(MessageExt._make, zip(*columns, strict=True)))
+    texts = chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered)
+    return planned_range(queue, next(texts)), messages[:-1]
 
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted:
