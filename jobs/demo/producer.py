@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pyspark_rocketmq.client.producer import Producer
-
 from jobs.demo.orders import OrderEvent, event_to_message
 from jobs.errors import JobFailed
+from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.hashing import select_by_hash
 

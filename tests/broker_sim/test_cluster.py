@@ -35,9 +35,7 @@ def client(cluster: SimCluster) -> Iterator[RawClient]:
 
 
 @pytest.mark.parametrize("form", list(SerializeType))
-def test_both_header_forms_are_understood(
-    client: RawClient, form: SerializeType
-) -> None:
+def test_both_header_forms_are_understood(client: RawClient, form: SerializeType) -> None:
     """A1: the request's opaque comes back, whatever its header form; RocketMQ 5.3.3 answers both in JSON."""
     answer = client.call(request(9999, opaque=77, serialize_type=form))
     assert (answer.code, answer.opaque, answer.flag) == (3, 77, 1)
