@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_sim.cluster import SimCluster
+from tests.helpers.orders import produce_orders
+
+REPO = Path(__file__).parent.parent.parent
+
+STREAM = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+options = {"nameServers": sys.argv[1], "topic": "orders", "startingOffsets": "earliest"}
+query = (
+    spark.readStream.format("rocketmq").options(**options).load()
+    .writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
+)
+assert query.awaitTermination(120)
+print("stream", spark.table("seen").count())
+listed = ", ".join(f"{name} '{value}'" for name, value in options.items())
+spark.sql(f"CREATE TEMPORARY VIEW orders USING rocketmq OPTIONS ({listed})")
+print("view", spark.table("orders").select("msgId", "keys").count())
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built wheel's content and nothing else of ours."""
+    folder = tmp_path_factory.mktemp("wheel")
+    python = [sys.executable, "-m"]
+    subprocess.run(
+        [*python, "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(REPO)],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (folder / "dist").glob("*.whl")
+    subprocess.run(
+        [
+            *python,
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--target",
+            str(folder / "lib"),
+            str(wheel),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder / "lib"
+
+
+def run_installed(lib: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=lib.parent,
+        env=os.environ
+        | {"PYTHONPATH": str(lib), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_importing_the_package_loads_nothing_heavy(installed: Path) -> None:
+    """Spark imports every pyspark_* package when it looks for a data source."""
+    loaded = run_installed(
+        installed,
+        "-c",
+        "import json, sys, pyspark_rocketmq; print(json.dumps([pyspark_rocketmq.__file__, *sys.modules]))",
+    )
+
+    origin, *modules = json.loads(loaded)
+    assert Path(origin).is_relative_to(installed)
+    assert not {"pyspark", "pyarrow", "numpy", "pandas", "deltalake"}.intersection(modules)
+
+
+def test_every_public_name_can_be_had(installed: Path) -> None:
+    run_installed(
+        installed, "-c", "import pyspark_rocketmq as r; print([getattr(r, name) for name in r.__all__])"
+    )
+
+
+def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
+    assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
+        "pyspark_rocketmq"
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.sim
+def test_spark_finds_the_source_of_an_installed_wheel_by_itself(installed: Path) -> None:
+    (installed.parent / "stream.py").write_text(STREAM, encoding="utf-8")
+    with SimCluster(brokers=1) as cluster:
+        produce_orders(cluster.name_servers, "orders", 4)
+        printed = run_installed(installed, str(installed.parent / "stream.py"), cluster.name_servers)
+
+    assert printed.splitlines()[-2:] == ["stream 20", "view 20"]
