@@ -66,9 +66,10 @@ def consume_orderly(
     """
     schema = listener_schema(output_schema)
     engine = OrderlyEngine(listener, tuple(schema.fieldNames()), settings or OrderlySettings())
-    # Milliseconds as in Java: pandas would show instants in the session's time zone.
+    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
+    # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
-        {name: sf.unix_millis(name) for name in ("bornTimestamp", "storeTimestamp")}
+        {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
     )
     return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
         engine, engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
