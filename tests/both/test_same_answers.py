@@ -25,7 +25,6 @@ from tests.helpers.wait import wait_until
 
 _QUEUES = 2
 _CLIENTS = ("client-0", "client-1")
-_SENDS = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _FAR_FUTURE_MS = 4_000_000_000_000
 
 
@@ -67,8 +66,8 @@ class Side:
     def perform(self, step: Step, names: Names) -> dict[str, Any]:
         request = step.request(names)
         answer = self._ask(step.client, request)
-        if request.code in _SENDS and answer.code == ResponseCode.SUCCESS:
-            self._await_readable(request, answer)
+        if answer.code == ResponseCode.SUCCESS and request.ext_fields.get("b") == names.topic:
+            self._await_readable(names, answer)
         return essence(request, answer)
 
     def _ask(self, client: int, request: RemotingCommand) -> RemotingCommand:
@@ -76,11 +75,10 @@ class Side:
         channel: Channel = self._pools[client].get(self.cluster.broker_addresses["broker-a"], deadline)
         return channel.request(request, deadline)
 
-    def _await_readable(self, sent: RemotingCommand, answer: RemotingCommand) -> None:
+    def _await_readable(self, names: Names, sent: RemotingCommand) -> None:
         # A real broker enters a stored message into the consume queue a moment later.
-        count = len(answer.ext_fields["msgId"].split(","))
-        names, queue_id = Names(sent.ext_fields["b"], ""), int(answer.ext_fields["queueId"])
-        end = int(answer.ext_fields["queueOffset"]) + count
+        count = len(sent.ext_fields["msgId"].split(","))
+        queue_id, end = int(sent.ext_fields["queueId"]), int(sent.ext_fields["queueOffset"]) + count
         wait_until(
             lambda: int(self._ask(0, _max_offset(names, "", queue_id)).ext_fields["offset"]) >= end,
             reason=f"{count} messages in queue {queue_id} of {names.topic}",

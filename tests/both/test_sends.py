@@ -153,6 +153,25 @@ def test_a_message_sent_back_comes_again_in_the_retry_topic(client, address, que
     )
 
 
+def test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once(client, address, queue, cluster):
+    """D6: orderly consumption gives up by an ordinary send to the retry topic (golden fact 20)."""
+    group = cluster.unique_name("group")
+    client.heartbeat(
+        address, HeartbeatData(client_id="client-1", consumers=(ConsumerData(group_name=group),))
+    )
+    client.lock_batch(address, group, "client-1", [queue])
+    retry = MessageQueue(f"%RETRY%{group}", "broker-a", 0)
+    given_up = Message(topic=retry.topic, body=b"poison", properties={"RETRY_TOPIC": queue.topic})
+    terms = SendTerms(producer_group="tests", reconsume_times=1, max_reconsume_times=3)
+
+    client.send(address, given_up, retry, terms)
+    (dead,) = read_all(client, address, retry._replace(topic=f"%DLQ%{group}"), 1)
+
+    assert (dead.body, dead.reconsume_times) == (b"poison", 1)
+    assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (queue.topic, "-1")
+    assert client.max_offset(address, retry) == 0
+
+
 def test_messages_of_one_key_go_to_one_queue_in_order(client, cluster, producer):
     """G1, G6: the queue is the key's Java hash modulo the number of queues, in route order."""
     topic = cluster.create_topic(queues=2)
