@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyspark_rocketmq.client.process_lines import close_idle_lines, give_back_line, take_line
+from pyspark_rocketmq.client.pull import PullRequest, PullResult
+from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, SystemBusy
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from pyspark_rocketmq.wire.framing import FrameDecoder
+from tests.helpers.fake_clock import FakeClock
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+ADDRESS = "broker-a:10911"
+FOUND = {"nextBeginOffset": "32", "minOffset": "0", "maxOffset": "64", "suggestWhichBrokerId": "0"}
+
+
+class Broker:
+    """A transport whose other end is the test: it keeps what was sent and gives what it was told to."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.address = ADDRESS
+        self.sends: list[bytes] = []
+        self.is_closed = False
+        self._clock = clock
+        self._incoming: list[bytes | None] = []
+
+    def give(self, *commands: RemotingCommand) -> None:
+        """One receive brings all of ``commands``."""
+        self._incoming.append(b"".join(map(encode_frame, commands)))
+
+    def give_bytes(self, data: bytes) -> None:
+        """One receive brings ``data``; empty: the end."""
+        self._incoming.append(data)
+
+    def be_silent(self, seconds: int) -> None:
+        """So many receives bring nothing, one a second."""
+        self._incoming += [None] * seconds
+
+    def requests(self) -> list[RemotingCommand]:
+        """What was sent, decoded."""
+        return FrameDecoder().feed(b"".join(self.sends))
+
+    def sendall(self, data: bytes) -> None:
+        self.sends.append(data)
+
+    def recv_into(self, buffer: memoryview) -> int | None:
+        data = self._incoming.pop(0)
+        if data is None:
+            self._clock.advance(1.0)
+            return None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def shutdown(self) -> None:
+        self.is_closed = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def broker(clock: FakeClock) -> Broker:
+    return Broker(clock)
+
+
+@pytest.fixture
+def line(broker: Broker, clock: FakeClock) -> PullLine[str]:
+    return PullLine(broker, clock)
+
+
+def pull(queue_offset: int) -> PullRequest:
+    return PullRequest(consumer_group="g", queue=QUEUE, queue_offset=queue_offset)
+
+
+def test_pulls_leave_in_one_piece_and_each_answer_finds_its_tag(broker: Broker, line: PullLine[str]) -> None:
+    """A4: answers come in any order."""
+    line.send([("first", pull(0)), ("second", pull(32))])
+    first, second = broker.requests()
+    broker.give(
+        second.response(0, ext_fields={**FOUND, "nextBeginOffset": "64"}, body=b"later"),
+        first.response(0, ext_fields=FOUND, body=b"earlier"),
+    )
+
+    answers = line.receive(3.0)
+
+    assert len(broker.sends) == 1
+    assert [tag for tag, _ in answers] == ["second", "first"]
+    results = [outcome for _, outcome in answers if isinstance(outcome, PullResult)]
+    assert [(result.next_begin_offset, result.body) for result in results] == [
+        (64, b"later"),
+        (32, b"earlier"),
+    ]
+    assert line.in_flight == 0
+
+
+def test_an_answer_in_two_parts_is_whole_when_the_second_came(broker: Broker, line: PullLine[str]) -> None:
+    line.send([("only", pull(0))])
+    frame = encode_frame(broker.requests()[0].response(0, ext_fields=FOUND, body=b"body"))
+    broker.give_bytes(frame[:50])
+    broker.give_bytes(frame[50:])
+
+    assert line.receive(3.0) == []
+    assert line.in_flight == 1
+    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+
+
+def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[str]) -> None:
+    line.send([("busy", pull(0)), ("fine", pull(32))])
+    busy, fine = broker.requests()
+    broker.give(
+        busy.response(ResponseCode.SYSTEM_BUSY, remark="later"), fine.response(0, ext_fields=FOUND, body=b"x")
+    )
+
+    outcomes = dict(line.receive(3.0))
+
+    assert isinstance(outcomes["busy"], SystemBusy)
+    assert isinstance(outcomes["fine"], PullResult)
+
+
+def test_silence_is_told_with_the_pull_that_was_not_answered(broker: Broker, line: PullLine[str]) -> None:
+    line.send([("only", pull(17))])
+    broker.be_silent(3)
+
+    with pytest.raises(RequestTimeout, match=r"PULL_MESSAGE .*queueOffset=17.* within 3 s"):
+        line.receive(3.0)
+
+
+def test_a_caller_that_was_busy_is_no_silence(broker: Broker, line: PullLine[str], clock: FakeClock) -> None:
+    """The answers were there all the time."""
+    line.send([("only", pull(0))])
+    clock.advance(600.0)
+    broker.be_silent(1)
+    broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
+
+    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+
+
+def test_what_was_not_answered_is_told_when_the_line_ends(broker: Broker, line: PullLine[str]) -> None:
+    line.send([("first", pull(0)), ("second", pull(32))])
+    broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
+    broker.give_bytes(b"")
+    line.receive(3.0)
+
+    with pytest.raises(ChannelClosed, match="the server ended it"):
+        line.receive(3.0)
+
+    assert line.close() == ["second"]
+    assert broker.is_closed
+
+
+def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullLine[str]) -> None:
+    line.send([("only", pull(0))])
+    broker.give_bytes(b"HTTP/1.1 400 Bad Request\r\n")
+
+    with pytest.raises(RemoteProtocolError):
+        line.receive(3.0)
+
+
+def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullLine[str]) -> None:
+    """The opaque alone does not make an answer: the broker numbers its own requests."""
+    line.send([("only", pull(0))])
+    request = broker.requests()[0]
+    broker.give(
+        RemotingCommand(code=40, opaque=request.opaque),
+        RemotingCommand(code=0, opaque=99, flag=1),
+        request.response(0, ext_fields=FOUND, body=b"x"),
+    )
+
+    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+
+
+def test_a_signed_pull_carries_its_signature(broker: Broker, clock: FakeClock) -> None:
+    def sign(command: RemotingCommand) -> RemotingCommand:
+        return replace(command, ext_fields={**command.ext_fields, "Signature": "s"})
+
+    PullLine[str](broker, clock, signer=sign).send([("only", pull(17))])
+
+    (request,) = broker.requests()
+    assert request.ext_fields["Signature"] == "s"
+    assert request.ext_fields["queueOffset"] == "17"
+
+
+def test_a_line_is_taken_by_one_at_a_time_and_kept_for_the_next(clock: FakeClock) -> None:
+    def connect(address: str, timeout_s: float) -> Broker:
+        return Broker(clock)
+
+    first = take_line(ADDRESS, clock, connect=connect)
+    second = take_line(ADDRESS, clock, connect=connect)
+    give_back_line(first, clock)
+
+    assert first is not second
+    assert take_line(ADDRESS, clock, connect=connect) is first
+    assert take_line("broker-b:10911", clock, connect=connect) is not first
+
+
+def test_lines_that_are_old_or_in_use_are_not_kept(clock: FakeClock) -> None:
+    """A broker ends silent connections after two minutes; answers nobody reads must not reach the next task."""
+    brokers = [Broker(clock), Broker(clock), Broker(clock)]
+
+    def connect(address: str, timeout_s: float) -> Broker:
+        return brokers[0]
+
+    old = take_line(ADDRESS, clock, connect=connect)
+    in_use = take_line(ADDRESS, clock, connect=lambda *_: brokers[1])
+    in_use.send([("only", pull(0))])
+    give_back_line(in_use, clock)
+    give_back_line(old, clock)
+    clock.advance(60.0)
+    fresh = take_line(ADDRESS, clock, connect=lambda *_: brokers[2])
+
+    assert fresh is not old
+    assert fresh is not in_use
+    assert [broker.is_closed for broker in brokers] == [True, True, False]
+    give_back_line(fresh, clock)
+    close_idle_lines()
+    assert brokers[2].is_closed
