@@ -116,7 +116,11 @@ class Triggers:
         parts = {name: seconds * 1000 for name, seconds in spent.items()}
         with self._watch.time(_PARTITIONS):
             _, ranges = self._planner.plan_of(offset)
-            count = len(partitions_of(ranges, self._options, self._planner.addresses({new.queue.broker_name for new in ranges})))
+            count = len(
+                partitions_of(
+                    ranges, self._options, self._planner.addresses({new.queue.broker_name for new in ranges})
+                )
+            )
         parts[_PARTITIONS] = spent[_PARTITIONS] * 1000
         if count != _QUEUES:
             raise RuntimeError(f"{count} of {_QUEUES} queues were planned.")

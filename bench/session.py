@@ -17,19 +17,19 @@ CORES = 2
 
 
 @contextmanager
-def bench_session(work: Path, *, profile_dir: Path | None = None) -> Iterator[SparkSession]:
+def bench_session(work: Path) -> Iterator[SparkSession]:
     """A session that keeps its files below ``work``; workers find the connector and the benchmarks."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
+    before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO), *before])
+    # Spark's own way to write out state makes pandas warn once per worker.
+    os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning:pyspark.sql.pandas.serializers"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    if profile_dir is not None:
-        os.environ["BENCH_PROFILE_DIR"] = str(profile_dir)
     builder = SparkSession.builder.master(f"local[{CORES}]").appName("pyspark-rocketmq bench")
     for key, value in _defaults().items():
         builder = builder.config(key, value)
     session = (
         builder.config("spark.driver.memory", "2g")
-        .config("spark.local.dir", str(work / "local"))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={work / 'derby'}")
         .getOrCreate()
