@@ -10,7 +10,7 @@ from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TransportError
+from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.group.ownership import SoleOwnership
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
@@ -225,16 +225,82 @@ def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pyte
     assert "new_owner=other" in caplog.text
 
 
-def test_the_option_tells_a_new_group_where_to_begin_even_on_a_broker_that_comes_late() -> None:
-    """F2: only queues that appear later begin at their earliest offset."""
+def test_a_new_group_begins_when_all_brokers_answer_and_then_where_the_option_says() -> None:
+    """F2: a queue of a broker that comes late would look like one that was made later."""
     planning = Planning({A0: (0, 10), B0: (0, 10)}, group=True, start=StartingOffsets.latest())
     planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
     assert planning.next() is None
+    assert planning.store.read("g") == {}
 
     planning.view.down = {}
     assert planning.next() is None
     planning.view.bounds = {A0: (0, 11), B0: (0, 12)}
     assert planning.next() == [(A0, 10, 11), (B0, 10, 12)]
+
+
+def test_a_broker_that_was_away_finds_its_queues_claimed_as_before() -> None:
+    """B5: a new claim would raise the epoch, and could take back what another consumer claimed meanwhile."""
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, group=True)
+    planning.next()
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+    planning.next()
+    planning.view.down = {}
+
+    assert planning.next() == [(A0, 0, 10), (B0, 0, 10)]
+    assert {row.epoch for row in planning.store.read("g").values()} == {1}
+
+
+def test_a_logged_plan_is_run_again_only_where_nobody_claimed_or_reset_the_queue(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """H1, F5: data of an old epoch would move the sink past messages that come again."""
+    planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
+    planning.next()
+
+    planning.store.reset("g", {A0: 3})
+
+    with caplog.at_level(logging.WARNING):
+        assert [planned.queue for planned in planning.planner.runnable(planning.offset)] == [A1]
+    assert "logged range not run again" in caplog.text
+
+
+def test_a_topic_whose_brokers_are_all_away_does_not_end_the_query() -> None:
+    """A2: a name server says that such a topic does not exist."""
+    planning = Planning({A0: (0, 10)})
+    planning.view.down = {"everything": TopicNotFound(17, "No topic route info")}
+
+    assert planning.next() is None
+    planning.view.down = {}
+    assert planning.next() == [(A0, 0, 10)]
+
+
+def test_available_now_ends_although_a_broker_it_has_drained_is_down() -> None:
+    """H4"""
+    for group in (False, True):
+        planning = Planning({A0: (0, 10), B0: (0, 10)}, group=group, retryTimeoutMs="5000")
+        planning.planner.prepare_available_now()
+        planning.next()
+        if group:
+            planning.commit(A0, 10)
+            planning.commit(B0, 10)
+            planning.view.bounds[A0] = (0, 10)
+            assert planning.next() is None
+        planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+
+        assert planning.next() is None
+        assert planning.pauses == []
+
+
+def test_available_now_ends_although_a_listener_never_commits_the_last_messages() -> None:
+    """H4, D4: they stay for the next run, together with those that come after them."""
+    planning = Planning({A0: (0, 7)}, group=True)
+    planning.planner.prepare_available_now()
+    assert planning.next() == [(A0, 0, 7)]
+    planning.commit(A0, 5)
+
+    plans = [planning.next() for _ in range(5)]
+
+    assert plans == [[(A0, 5, 7)]] * 3 + [None] * 2
 
 
 def test_a_listener_that_commits_rarely_gets_longer_ranges() -> None:

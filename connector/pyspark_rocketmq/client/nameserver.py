@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from typing import NamedTuple
 
@@ -75,9 +76,14 @@ class NameServerClient:
         return route
 
     def invalidate(self, topic: str) -> None:
-        """Forget the topic's route, because it led to a broker that is gone or denies the topic."""
+        """Ask for the topic's route anew next time: it led to a broker that is gone or denies the topic.
+
+        It is kept for the case that no name server answers then.
+        """
         with self._lock:
-            self._known.pop(topic, None)
+            known = self._known.get(topic)
+            if known is not None:
+                self._known[topic] = known._replace(since_s=-math.inf)
 
     def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
         request = RemotingCommand(

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.retry import RetryPolicy
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.start import starting_positions, unknown_queue_problems
 from pyspark_rocketmq.errors import OptionError, RocketMQError, TopicNotFound, TransportError
@@ -22,6 +24,8 @@ from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 _BROKERS_AT_ONCE = 16
 
+FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+"""How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
@@ -65,10 +69,11 @@ class ClusterView:
         queues: dict[str, list[MessageQueue]] = {}
         for queue in route.subscribe_queues(self._options.topic):
             queues.setdefault(queue.broker_name, []).append(queue)
-        found = {broker_name: route.address_of(broker_name) for broker_name in queues}
-        addresses = {name: address for name, address in found.items() if address is not None}
+        # Masters only: a replica that lags would look like a log that lost its tail.
+        masters = {broker.broker_name: broker.master for broker in route.brokers}
+        addresses = {name: address for name in queues if (address := masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
-            name: TransportError(name, "the route names no address for this broker")
+            name: TransportError(name, "the route names no master for this broker")
             for name in queues.keys() - addresses.keys()
         }
         bounds: dict[MessageQueue, QueueBounds] = {}

@@ -8,23 +8,32 @@ queues this micro-batch and not the query; only what the user must act on is rai
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
+from pyspark_rocketmq.client.retry import call_with_retry
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges
-from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.datasource.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
 from pyspark_rocketmq.datasource.progress import ProgressSource
-from pyspark_rocketmq.errors import RocketMQError, TransportError
+from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 
 logger = logging.getLogger(__name__)
 
-_FIRST_CONTACT_ATTEMPTS = 3
+T = TypeVar("T")
+
 _PAUSE_S = 0.5
 """Between two looks at a cluster that is not there, or at a suspended queue that has no due time."""
+
+
+class _Attempt(NamedTuple):
+    snapshot: Snapshot
+    plan: Plan
+    ranges: Sequence[QueueRange]
 
 
 class MicroBatchPlanner:
@@ -57,13 +66,25 @@ class MicroBatchPlanner:
     def initial(self) -> Offset:
         """The offset before the first micro-batch; Spark asks twice and must get one answer."""
         if self._initial is None:
-            self._initial = plan_to_offset(0, self._progress.initial(self._first_snapshot()))
+            self._initial = self._at_first_contact(self._first_offset)
         return self._initial
+
+    def _first_offset(self) -> Offset:
+        snapshot = self._whole_snapshot() if self._progress.begins_in_checkpoint else self._look()
+        return plan_to_offset(0, self._progress.initial(snapshot))
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
         snapshot = self._whole_snapshot()
         self._caps = {queue: bounds.max_offset for queue, bounds in snapshot.bounds.items()}
+
+    def runnable(self, offset: Offset) -> Sequence[QueueRange]:
+        """The ranges of a plan to run now, with the addresses to read them from in :meth:`addresses`.
+
+        Spark asks for a plan it has logged; after a restart that may be an old one.
+        """
+        ranges = self._progress.runnable(self.plan_of(offset)[1])
+        return [planned for planned in ranges if planned.count > 0]
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
         """Bounds as of the last look, for progress reports."""
@@ -80,7 +101,7 @@ class MicroBatchPlanner:
         """
         patience = self._patience()
         if not self._in_contact:
-            self._first_snapshot()
+            self._at_first_contact(self._look)
         while not self._addresses.keys() >= set(broker_names) and not patience.has_passed:
             logger.warning(
                 "waiting for a broker without an address, wanted=%s", ",".join(sorted(broker_names))
@@ -101,24 +122,51 @@ class MicroBatchPlanner:
                 ``retryTimeoutMs``.
         """
         seq, previous = self.plan_of(start)
-        patience = self._patience()
+        patience: Deadline | None = None
         while True:
-            snapshot = self._snapshot_or_none(patience)
-            if snapshot is None:
-                return start
-            self._newest = snapshot.bounds
-            plan = self._plan(snapshot, self._progress.read(previous, snapshot))
-            ranges = self._progress.compose(previous, plan)
-            if ranges:
-                offset = plan_to_offset(seq + 1, ranges)
-                self._known = (offset, (seq + 1, tuple(sorted(ranges, key=attrgetter("queue")))))
-                return offset
-            if self._caps is None or not self._should_wait(plan, snapshot):
-                return start
-            if patience.has_passed:
-                self._raise_if_missing(snapshot)
-            due_in_s = _PAUSE_S if plan.next_due_s is None else plan.next_due_s - self._clock.now_s()
+            attempt = self._attempt(previous)
+            if isinstance(attempt, _Attempt):
+                if attempt.ranges:
+                    return self._remember(plan_to_offset(seq + 1, attempt.ranges), attempt.ranges)
+                trouble = self._missing_error(attempt.snapshot, previous)
+                is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
+                if self._caps is None or is_drained:
+                    return start
+                due_s = attempt.plan.next_due_s
+            else:
+                trouble, due_s = attempt, None
+                if self._caps is None:
+                    logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
+                    return start
+            patience = self._borne(trouble, patience)
+            due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _attempt(self, previous: Sequence[QueueRange]) -> _Attempt | RocketMQError:
+        """One look at cluster and progress, and the plan from it; or the fault that may pass."""
+        if not self._in_contact:
+            self._at_first_contact(self._look)
+        try:
+            snapshot = self._look()
+            plan = self._plan(snapshot, self._progress.read(previous, snapshot))
+            return _Attempt(snapshot, plan, self._progress.compose(previous, plan))
+        except RocketMQError as error:
+            if not _may_pass(error):
+                raise
+            return error
+
+    def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
+        self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
+        return offset
+
+    def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
+        """Patience runs from the first trouble to the next moment without one; raise when it is over."""
+        if trouble is None:
+            return None
+        if patience is not None and patience.has_passed:
+            raise trouble
+        logger.warning("not all can be planned, waiting: %s", trouble)
+        return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
         """As ``offset_to_plan``, without reading what this planner has written last: Spark asks for that twice."""
@@ -141,53 +189,30 @@ class MicroBatchPlanner:
             logger.warning("offset gap skipped %s", gap)
         return plan
 
-    def _should_wait(self, plan: Plan, snapshot: Snapshot) -> bool:
-        return bool(plan.next_due_s is not None or plan.gaps or self._missing(snapshot))
-
-    def _missing(self, snapshot: Snapshot) -> list[MessageQueue]:
-        """Queues to be drained that are not to be seen: their broker is down, or the route lost them."""
-        return sorted(queue for queue in self._caps or () if queue not in snapshot.bounds)
-
-    def _raise_if_missing(self, snapshot: Snapshot) -> None:
-        for queue in self._missing(snapshot):
-            raise snapshot.unreachable.get(queue.broker_name) or TransportError(
-                queue.broker_name,
-                f"{queue} was there when this AvailableNow query began and is no longer in the topic's route. "
-                "Start the broker, or the query again if the topic was made smaller",
-            )
+    def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
+        """Why an AvailableNow query cannot end yet although nothing is planned: a queue is out of sight."""
+        for queue, cap in sorted((self._caps or {}).items()):
+            if queue in snapshot.bounds:
+                continue
+            position = self._progress.position(queue, previous)
+            if position is None or position < cap:
+                return snapshot.unreachable.get(queue.broker_name) or TransportError(
+                    queue.broker_name,
+                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's route. "
+                    "Start the broker, or the query again if the topic was made smaller",
+                )
+        return None
 
     def _patience(self) -> Deadline:
         return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)
 
-    def _snapshot_or_none(self, patience: Deadline) -> Snapshot | None:
-        """A look at the cluster; None when it is away for the moment and Spark should ask again."""
-        if not self._in_contact:
-            return self._first_snapshot()
-        if self._caps is not None:
-            return self._retried(patience)
-        try:
-            return self._look()
-        except RocketMQError as error:
-            if not error.retryable:
-                raise
-            logger.warning("planning skipped, the cluster does not answer: %s", error)
-            return None
-
-    def _first_snapshot(self) -> Snapshot:
-        """At first contact a wrong address must end in an error soon, not in an idle query."""
-        for attempt in range(1, _FIRST_CONTACT_ATTEMPTS + 1):
-            try:
-                return self._look()
-            except RocketMQError as error:
-                if not error.retryable or attempt == _FIRST_CONTACT_ATTEMPTS:
-                    raise
-            self._pause(_PAUSE_S)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+    def _at_first_contact(self, action: Callable[[], T]) -> T:
+        return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
 
     def _whole_snapshot(self) -> Snapshot:
         """A look that waits, as long as ``retryTimeoutMs``, for the brokers of the route."""
         patience = self._patience()
-        snapshot = self._retried(patience) if self._in_contact else self._first_snapshot()
+        snapshot = self._retried(patience) if self._in_contact else self._at_first_contact(self._look)
         while snapshot.unreachable:
             if patience.has_passed:
                 raise next(iter(snapshot.unreachable.values()))
@@ -200,7 +225,7 @@ class MicroBatchPlanner:
             try:
                 return self._look()
             except RocketMQError as error:
-                if not error.retryable or patience.has_passed:
+                if not _may_pass(error) or patience.has_passed:
                     raise
                 logger.warning("the cluster does not answer, trying again: %s", error)
             self._pause(_PAUSE_S)
@@ -212,3 +237,8 @@ class MicroBatchPlanner:
         self._in_contact = True
         self._addresses = snapshot.addresses
         return snapshot
+
+
+def _may_pass(error: RocketMQError) -> bool:
+    """After first contact a missing topic means that all its brokers are away: a name server forgets them."""
+    return error.retryable or isinstance(error, TopicNotFound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress
@@ -17,9 +17,15 @@ from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
 
+_POINTLESS_AFTER = 3
+"""Plans over the same messages after which a listener that does not commit gets them only together with new ones."""
+
 
 class ProgressSource(Protocol):
     """The side of planning that differs between a plain stream and a consumer group."""
+
+    begins_in_checkpoint: ClassVar[bool]
+    """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen."""
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
@@ -41,12 +47,22 @@ class ProgressSource(Protocol):
         """
         ...
 
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """The ranges of a logged plan that may still be run; a plan can be older than what happened since."""
+        ...
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
+        """Where a queue stood when it was last looked at, reachable now or not; None when it was never seen."""
+        ...
+
 
 class CheckpointProgress:
     """A plain stream: every queue goes on where the previous plan ended.
 
     The offset carries the position of every queue, idle ones as empty ranges.
     """
+
+    begins_in_checkpoint: ClassVar[bool] = True
 
     def __init__(self, view: ClusterView, default_start: StartingOffsets) -> None:
         self._view = view
@@ -78,6 +94,14 @@ class CheckpointProgress:
         idle = {queue: QueueRange(queue=queue, start=at, end=at) for queue, at in positions.items()}
         return tuple((idle | {new.queue: new for new in plan.ranges}).values())
 
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """All: the checkpoint is the truth."""
+        return planned
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
+        """The end of its last range."""
+        return next((planned.end for planned in previous if planned.queue == queue), None)
+
 
 class GroupProgress:
     """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
@@ -85,6 +109,8 @@ class GroupProgress:
     A queue is claimed when it is first owned; afterwards the row's owner tells whether it is still ours, and its
     epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
     """
+
+    begins_in_checkpoint: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -106,7 +132,10 @@ class GroupProgress:
         self._clock = clock
         self._claimed: set[MessageQueue] = set()
         self._stalls = StallCounter()
-        self._late_brokers: set[str] = set()
+        self._stood_still: Mapping[MessageQueue, int] = {}
+        self._last_ends: dict[MessageQueue, int] = {}
+        self._rows: dict[MessageQueue, OffsetRow] = {}
+        """As of the last look at the store."""
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
         """Nothing: a group's positions are in its offset store."""
@@ -114,13 +143,15 @@ class GroupProgress:
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
         """Rows of the queues owned and claimed, after claiming those that are new."""
+        # Asked about reachable queues only, so a broker that is away must not look like a queue that was lost:
+        # a claim ends when the store says so, and not before.
         owned = self._ownership.owned(snapshot.bounds.keys(), self._clock.monotonic_s())
-        self._claimed &= owned
         rows = self._store.read(self._group)
         new = owned - self._claimed
         if new:
             rows |= self._claim(new, rows, snapshot)
-        progress = {queue: rows[queue] for queue in owned if self._still_ours(queue, rows)}
+        self._rows = rows
+        progress = {queue: rows[queue] for queue in owned & self._claimed if self._still_ours(queue, rows)}
         return {
             queue: QueueProgress(
                 next_offset=row.next_offset,
@@ -133,32 +164,72 @@ class GroupProgress:
 
     def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
         """Queues of a listener without autoCommit that has consumed a whole range and committed nothing."""
-        return self._stalls.counts(progress)
+        self._stood_still = self._stalls.counts(progress)
+        return self._stood_still
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
             self._store.reset(self._group, gaps)
-        ranges = tuple(new for new in plan.ranges if new.queue not in gaps)
+        ranges = tuple(new for new in plan.ranges if new.queue not in gaps and not self._is_pointless(new))
         self._stalls.planned(ranges)
+        self._last_ends |= {new.queue: new.end for new in ranges}
         return ranges
+
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """Those whose epoch is the stored one.
+
+        A plan in Spark's log is run again after a restart. If the queue was claimed or reset meanwhile, its data
+        must not reach the sink: the watermark would pass messages that the new position brings again.
+        """
+        rows = self._store.read(self._group)
+        kept = []
+        for old in planned:
+            row = rows.get(old.queue)
+            if row is not None and row.epoch == old.epoch:
+                kept.append(old)
+                continue
+            logger.warning(
+                "logged range not run again, its queue was claimed or reset since group=%s %s from=%d to=%d "
+                "epoch=%d stored_epoch=%s",
+                self._group,
+                old.queue,
+                old.start,
+                old.end,
+                old.epoch,
+                row.epoch if row is not None else "none",
+            )
+        return kept
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
+        """What the store said at the last look."""
+        row = self._rows.get(queue)
+        return None if row is None else row.next_offset
+
+    def _is_pointless(self, new: QueueRange) -> bool:
+        """Whether the listener has had all of this range, several times, and is waiting for more to commit."""
+        had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER
+        return had_enough and new.end <= self._last_ends.get(new.queue, 0)
 
     def _claim(
         self, new: frozenset[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
         known_topics = {queue.topic for queue in rows}
         unknown = [queue for queue in new if queue not in rows]
-        if any(queue.topic not in known_topics for queue in unknown):
-            # The group's first start: brokers that are down now still begin where the option says.
-            self._late_brokers |= set(snapshot.unreachable)
-        by_option = [
-            queue
-            for queue in unknown
-            if queue.topic not in known_topics or queue.broker_name in self._late_brokers
-        ]
+        by_option = [queue for queue in unknown if queue.topic not in known_topics]
+        if by_option and snapshot.unreachable:
+            # Where a group begins is decided once, for all queues: those of a broker that comes later would look
+            # like queues made later, which begin at their earliest offset (A2).
+            logger.warning(
+                "group=%s begins when all brokers of its topic answer; waiting for %s",
+                self._group,
+                ", ".join(sorted(snapshot.unreachable)),
+            )
+            return {}
         starts = {queue: snapshot.bounds[queue].min_offset for queue in unknown}
-        starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
+        if by_option:
+            starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
         claimed = self._store.claim(
             self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
         )

@@ -73,10 +73,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
-        """One partition per non-empty range of ``end``."""
-        _, planned = self._planner.plan_of(end)
-        broker_names = {new.queue.broker_name for new in planned if new.count > 0}
-        return partitions_of(planned, self._options, self._planner.addresses(broker_names))
+        """One partition per range of ``end`` that may be run."""
+        planned = self._planner.runnable(end)
+        if self._options.consumer_group is not None:
+            # Ranges of a broker that is away are left out: their progress is in the store, and the others go on.
+            addresses = self._planner.addresses(())
+            planned = [new for new in planned if new.queue.broker_name in addresses]
+        else:
+            addresses = self._planner.addresses({new.queue.broker_name for new in planned})
+        return partitions_of(planned, self._options, addresses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor."""
