@@ -23,6 +23,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ DataLoss                      messages were deleted before they were read
     │  ├─ OffsetRegressed               a stored value would move back where it must not
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
+    │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
     │  └─ SinkConflict                  another consumer wrote a queue's rows into the sink
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    the user's listener returned something that is no status
@@ -216,6 +217,12 @@ class OffsetCommitConflict(OffsetError):
 
 class SinkConflict(OffsetError):
     """Rows of a queue were written into the sink's table by another consumer, or taken out of it."""
+
+
+class OffsetStoreUnavailable(OffsetError):
+    """The storage of the offset table did not give what was asked for; trying again may help."""
+
+    retryable: ClassVar[bool] = True
 
 
 class SchemaError(RocketMQError):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from pyspark_rocketmq.errors import OffsetCommitConflict, OptionError, SchemaError
+from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetStoreUnavailable, OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
 from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -321,3 +323,18 @@ def _executor(kind: str):
     if kind == "threads":
         return ThreadPoolExecutor(2)
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+def test_storage_that_does_not_answer_is_an_error_that_may_pass(tmp_path: Path) -> None:
+    """F3: delta-rs raises plain OSErrors then; the planner skips a trigger instead of ending the query."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim("g", "me", {MessageQueue("t", "b", 0): 0})
+    shutil.rmtree(tmp_path / "offsets")
+    (tmp_path / "offsets").write_text("no folder any more", encoding="utf-8")
+
+    with pytest.raises(
+        OffsetStoreUnavailable, match=r"offsets of group g could not be read from .*/offsets"
+    ) as caught:
+        store.read("g")
+
+    assert caught.value.retryable

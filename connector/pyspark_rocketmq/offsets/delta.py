@@ -27,13 +27,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import OffsetCommitConflict, OptionError, SchemaError
+from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetStoreUnavailable, OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
-from pyspark_rocketmq.offsets.table_reading import read_form, table_uri
+from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, read_form, table_uri
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +78,18 @@ class DeltaOffsetStore:
         return f"delta:{self._path}"
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows as of the newest table version."""
-        return _read_rows(self._newest(), consumer_group)
+        """Return the group's rows as of the newest table version.
+
+        Raises:
+            OffsetStoreUnavailable: If the storage does not answer.
+        """
+        try:
+            return _read_rows(self._newest(), consumer_group)
+        except STORAGE_ERRORS as error:
+            raise OffsetStoreUnavailable(
+                f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
+                "Check that the storage can be reached and the table read."
+            ) from error
 
     def claim(
         self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
@@ -116,18 +126,18 @@ class DeltaOffsetStore:
 
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read, decide and write until the write is known to hold, or until the tries are used up."""
-        failure: DeltaError | None = None
+        failure: Exception | None = None
         for pause_s in (None, *_PAUSES_S):
             if pause_s is not None:
                 self._sleep(pause_s)
-            table = self._newest()
-            before = _read_rows(table, consumer_group)
-            change = decide(before)
-            if change.rows == before:
-                return change.result
             try:
+                table = self._newest()
+                before = _read_rows(table, consumer_group)
+                change = decide(before)
+                if change.rows == before:
+                    return change.result
                 _overwrite_group(table, consumer_group, change.rows, action)
-            except DeltaError as exc:
+            except STORAGE_ERRORS as exc:
                 logger.info(
                     "offset commit to be tried again group=%s action=%s: %s", consumer_group, action, exc
                 )
@@ -146,7 +156,7 @@ class DeltaOffsetStore:
         if table is not None:
             try:
                 table.update_incremental()
-            except DeltaError:
+            except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
                 logger.info("offset table to be opened again path=%s", self._path, exc_info=True)
             else:

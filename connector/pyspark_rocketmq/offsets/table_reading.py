@@ -8,8 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns, writer_features
+
+STORAGE_ERRORS = (DeltaError, OSError)
+"""What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
 
 
 def table_uri(path: str | Path) -> str:

@@ -25,13 +25,12 @@ from pathlib import Path
 
 import pyarrow as pa
 from deltalake import Schema
-from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.consume.watermark import advance, app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
-from pyspark_rocketmq.offsets.table_reading import table_uri
+from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.delta_log import TableLog, create_table, open_log
 from pyspark_rocketmq.streaming.table_protocol import (
@@ -164,7 +163,7 @@ class DeltaSink:
         if log is not None:
             try:
                 log.refresh()
-            except DeltaError:
+            except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
                 logger.info("sink table to be opened again path=%s", self._path, exc_info=True)
             else:
@@ -236,20 +235,20 @@ class SinkBatch:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
         commit_id = str(uuid.uuid4())
         versions = {app_id(self._consumer_group, queue): offset for queue, offset in grown.items()}
-        failure: DeltaError | None = None
+        failure: Exception | None = None
         for pause_s in (None, *_PAUSES_S):
-            if pause_s is not None:
-                self._sink.sleep(pause_s)
-                self._log.refresh()
-            if self._log.version != self._version:
-                done_at = self._look_at_changes(commit_id, grown)
-                if done_at is not None:
-                    return done_at
             try:
+                if pause_s is not None:
+                    self._sink.sleep(pause_s)
+                    self._log.refresh()
+                if self._log.version != self._version:
+                    done_at = self._look_at_changes(commit_id, grown)
+                    if done_at is not None:
+                        return done_at
                 return self._log.add(
                     files, versions, consumer_group=self._consumer_group, commit_id=commit_id
                 )
-            except DeltaError as exc:
+            except STORAGE_ERRORS as exc:
                 # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
                 logger.info("sink commit to be tried again path=%s: %s", self._sink.path, exc)
                 failure = exc
