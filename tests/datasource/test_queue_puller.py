@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.consume.pull_window import PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_puller import QueuePuller
-from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, SystemBusy
+from pyspark_rocketmq.datasource.queue_puller import QueuePuller, TailLost
+from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
@@ -49,12 +51,19 @@ def answer_pull(peer: Peer, request: RemotingCommand, *, at_most: int = 8) -> No
 
 
 def answer(
-    peer: Peer, request: RemotingCommand, code: int, *, next_begin_offset: int, body: bytes = b""
+    peer: Peer,
+    request: RemotingCommand,
+    code: int,
+    *,
+    next_begin_offset: int,
+    body: bytes = b"",
+    min_offset: int = 0,
+    max_offset: int = 1000,
 ) -> None:
     fields = {
         "nextBeginOffset": str(next_begin_offset),
-        "minOffset": "0",
-        "maxOffset": "1000",
+        "minOffset": str(min_offset),
+        "maxOffset": str(max_offset),
         "suggestWhichBrokerId": "0",
     }
     peer.answer(request, code, ext_fields=fields, body=body)
@@ -211,7 +220,7 @@ def test_nothing_where_something_was_planned_is_waited_for(server: ScriptedServe
 def lose_below(first: int) -> Callable[[Peer, RemotingCommand], None]:
     def script(peer: Peer, request: RemotingCommand) -> None:
         if int(request.ext_fields["queueOffset"]) < first:
-            answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, next_begin_offset=first)
+            answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, next_begin_offset=first, min_offset=first)
         else:
             answer_pull(peer, request)
 
@@ -222,7 +231,7 @@ def test_messages_that_are_gone_are_data_loss(server: ScriptedServer) -> None:
     """F4"""
     server.script = lose_below(20)
 
-    with pytest.raises(DataLoss, match="0 \\(inclusive\\) to 1000"):
+    with pytest.raises(DataLoss, match="20 \\(inclusive\\) to 1000"):
         pulled(QueuePuller(partition(server, 0, 100)))
 
 
@@ -233,3 +242,153 @@ def test_messages_that_are_gone_are_skipped_on_demand(server: ScriptedServer) ->
     puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
 
     assert pulled(puller) == list(range(24, 100))
+
+
+def test_a_gap_that_many_pulls_meet_is_told_once(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4: the gap is reported, with both its ends."""
+    server.script = lose_below(24)
+    puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
+
+    with caplog.at_level(logging.WARNING):
+        pulled(puller)
+
+    assert [record.args[1] for record in caplog.records if "offset gap" in record.message] == [0]  # type: ignore[index]
+    assert puller.skipped == range(24)
+
+
+def moved(request: RemotingCommand, first: int) -> bytes:
+    fields = {
+        "nextBeginOffset": str(first),
+        "minOffset": str(first),
+        "maxOffset": "1000",
+        "suggestWhichBrokerId": "0",
+    }
+    return encode_frame(request.response(ResponseCode.PULL_OFFSET_MOVED, ext_fields=fields))
+
+
+def test_the_first_missing_offset_is_named_and_before_any_trouble_that_may_pass(
+    server: ScriptedServer, pauses: Pauses
+) -> None:
+    """F4: pulls under way at once fail in any order, and their answers come in one piece."""
+    held: list[RemotingCommand] = []
+
+    def answer_four(peer: Peer, request: RemotingCommand) -> None:
+        held.append(request)
+        if len(held) == 4:
+            busy = encode_frame(held[0].response(ResponseCode.SYSTEM_BUSY, remark=""))
+            peer.send_bytes(busy + b"".join(moved(held[late], 500) for late in (3, 1, 2)))
+
+    server.script = answer_four
+
+    with pytest.raises(DataLoss) as caught:
+        pulled(pauses.puller(partition(server, 0, 32)))
+
+    assert caught.value.wanted == 8
+    assert pauses.taken == []
+
+
+def answer_reset(peer: Peer, request: RemotingCommand) -> None:
+    answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, next_begin_offset=3)
+
+
+def test_a_reset_that_the_broker_stored_is_no_gap(
+    server: ScriptedServer, pauses: Pauses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4, F5: one pull is answered "offset moved" after resetOffsetByTime although the offset is there."""
+    count = 0
+
+    def reset_once(peer: Peer, request: RemotingCommand) -> None:
+        nonlocal count
+        count += 1
+        (answer_reset if count == 2 else answer_pull)(peer, request)
+
+    server.script = reset_once
+
+    with caplog.at_level(logging.INFO):
+        assert pulled(pauses.puller(partition(server, 0, 100))) == list(range(100))
+
+    assert pauses.taken == []
+    assert "the group's offsets are in its offset store" in caplog.text
+
+
+def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: Pauses) -> None:
+    """F5"""
+    server.script = answer_reset
+
+    with pytest.raises(SystemBusy, match="again and again"):
+        pulled(pauses.puller(partition(server, 0, 100)))
+
+    assert sum(pauses.taken) == pytest.approx(1.0)
+
+
+def lose_from(first: int) -> Callable[[Peer, RemotingCommand], None]:
+    def script(peer: Peer, request: RemotingCommand) -> None:
+        start = int(request.ext_fields["queueOffset"])
+        if start > first:
+            answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, next_begin_offset=first, max_offset=first)
+        else:
+            answer_pull(peer, request)
+
+    return script
+
+
+def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer) -> None:
+    """F4: the planner corrects the position at its next look."""
+    server.script = lose_from(16)
+
+    puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
+
+    assert pulled(puller) == list(range(24))
+
+
+def test_a_group_is_told_of_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
+    """F4: what comes after the broker's end must not be acknowledged, for new messages will be there."""
+    server.script = lose_from(0)
+    wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, with_marker=True)
+
+    with pytest.raises(TailLost, match="lost its tail"):
+        pulled(QueuePuller(wanted))
+
+
+def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(server: ScriptedServer, pauses: Pauses) -> None:
+    """A2: other queues wait for the micro-batch to end."""
+    server.script = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
+    wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, with_marker=True)
+
+    with pytest.raises(SystemBusy):
+        pulled(pauses.puller(wanted))
+
+    assert sum(pauses.taken) == pytest.approx(10.0)
+
+
+def test_what_came_in_order_before_patience_ended_is_given_out(
+    server: ScriptedServer, pauses: Pauses
+) -> None:
+    def busy_from_40(peer: Peer, request: RemotingCommand) -> None:
+        if int(request.ext_fields["queueOffset"]) < 40:
+            answer_pull(peer, request)
+        else:
+            peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
+
+    server.script = busy_from_40
+    seen: list[int] = []
+
+    def read() -> None:
+        for pieces in pauses.puller(partition(server, 0, 100)).pieces():
+            seen.extend(int(text) for piece in pieces for text in piece.body.split())
+
+    with pytest.raises(SystemBusy):
+        read()
+
+    assert seen == list(range(40))
+
+
+def test_a_window_that_has_nothing_left_to_ask_is_an_error_and_no_endless_loop(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PullWindow, "requests", lambda window: [])
+
+    with pytest.raises(RocketMQError, match="stands still"):
+        pulled(QueuePuller(partition(server, 0, 100)))
