@@ -55,7 +55,15 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
     counter = RowCounter()
     for rows, failed in ((10, 1), (5, 2)):
         counter(
-            BatchReport(query_id="q", batch_id=0, acks=(ack(failed),), rows=rows, sink_version=1, refused=())
+            BatchReport(
+                query_id="q",
+                batch_id=0,
+                acks=(ack(failed),),
+                rows=rows,
+                left_out=0,
+                sink_version=1,
+                refused=(),
+            )
         )
 
     assert (counter.rows, counter.given_back) == (15, 3)

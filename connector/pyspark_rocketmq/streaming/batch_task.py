@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +18,18 @@ from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
 
-_RESULT_SCHEMA = pa.schema([("files", pa.string()), ("acks", pa.string())])
+_RESULT_SCHEMA = pa.schema([("files", pa.string()), ("acks", pa.string()), ("emitted", pa.int64())])
+
+
+class Evaluated(NamedTuple):
+    """What one evaluation of a micro-batch brought."""
+
+    files: tuple[WrittenFile, ...]
+    """In the sink's folder, none of them in the table yet."""
+    acks: tuple[QueueAck, ...]
+    """By queue."""
+    emitted: int
+    """Data rows, those included that the sink has already and that no file holds."""
 
 
 class BatchTask:
@@ -26,37 +38,50 @@ class BatchTask:
     def __init__(self, writer: TaskWriter | None) -> None:
         self._writer = writer
 
-    def run(self, batch: DataFrame) -> tuple[tuple[WrittenFile, ...], tuple[QueueAck, ...]]:
-        """Evaluate ``batch`` in one job; its files, none of them in the table yet, and its acks by queue."""
+    def run(self, batch: DataFrame) -> Evaluated:
+        """Evaluate ``batch`` in one job."""
         files: list[WrittenFile] = []
         acks: list[QueueAck] = []
-        for row in batch.mapInArrow(self, "files string, acks string").collect():
+        emitted = 0
+        for row in batch.mapInArrow(self, "files string, acks string, emitted bigint").collect():
             files += [WrittenFile(**file) for file in json.loads(row["files"])]
             acks += [QueueAck.from_json(text) for text in json.loads(row["acks"])]
-        return tuple(files), tuple(sorted(acks, key=lambda ack: ack.queue))
+            emitted += row["emitted"]
+        return Evaluated(tuple(files), tuple(sorted(acks, key=lambda ack: ack.queue)), emitted)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row with JSON lists of files and acks."""
-        acks: list[str] = []
-        rows = _data_rows(batches, acks)
+        split = _Split()
+        rows = split.data_rows(batches)
         files: list[WrittenFile] = []
         if self._writer is not None:
             files = self._writer.write(rows)
         else:
             # Rows must be drawn for the engine to run.
             deque(rows, maxlen=0)
-        result = {"files": json.dumps([file.to_dict() for file in files]), "acks": json.dumps(acks)}
+        result = {
+            "files": json.dumps([file.to_dict() for file in files]),
+            "acks": json.dumps(split.acks),
+            "emitted": split.emitted,
+        }
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
 
-def _data_rows(batches: Iterator[pa.RecordBatch], acks: list[str]) -> Iterator[pa.RecordBatch]:
-    """The batches without their ack rows, which are put into ``acks``."""
-    for batch in batches:
-        ack = batch.column(ACK_COLUMN)
-        data = batch.drop_columns([ACK_COLUMN])
-        if ack.null_count < len(ack):
-            is_ack = ack.is_valid()
-            acks += ack.filter(is_ack).to_pylist()
-            data = data.filter(pc.invert(is_ack))
-        if data.num_rows:
-            yield data
+class _Split:
+    """Takes the ack rows out of the engine's rows and counts the others."""
+
+    def __init__(self) -> None:
+        self.acks: list[str] = []
+        self.emitted = 0
+
+    def data_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            ack = batch.column(ACK_COLUMN)
+            data = batch.drop_columns([ACK_COLUMN])
+            if ack.null_count < len(ack):
+                is_ack = ack.is_valid()
+                self.acks += ack.filter(is_ack).to_pylist()
+                data = data.filter(pc.invert(is_ack))
+            self.emitted += data.num_rows
+            if data.num_rows:
+                yield data

@@ -9,7 +9,7 @@ again and the sink drops what it has; the offsets are never ahead of the data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -30,7 +30,9 @@ class BatchReport:
     batch_id: int
     acks: tuple[QueueAck, ...]
     rows: int
-    """Output rows added to the sink; rows it already had are not counted."""
+    """Output rows added to the sink, rows it already had left out; without a sink, rows emitted."""
+    left_out: int
+    """Output rows below the sink's watermark: it has them already."""
     sink_version: int | None
     """Table version of the data commit; None when nothing was written."""
     refused: tuple[QueueCommit, ...]
@@ -38,6 +40,7 @@ class BatchReport:
 
 
 BatchListener = Callable[[BatchReport], None]
+"""Called on the driver once everything is committed; an exception is logged and changes nothing."""
 
 
 class BatchCommitter:
@@ -67,26 +70,56 @@ class BatchCommitter:
         query_id = self._query_id()
         queues = self._store.read(self._group).keys()
         sink_batch = self._sink.begin(self._group, queues) if self._sink is not None else None
-        files, acks = BatchTask(sink_batch.task_writer() if sink_batch is not None else None).run(batch)
+        evaluated = BatchTask(sink_batch.task_writer() if sink_batch is not None else None).run(batch)
+        acks = evaluated.acks
         if not acks:
             return
         version = None
         if sink_batch is not None:
-            version = sink_batch.commit(files, {ack.queue: ack.next_offset for ack in acks})
+            if self._has_moved(acks):
+                return
+            version = sink_batch.commit(evaluated.files, {ack.queue: ack.next_offset for ack in acks})
         result = self._store.commit(
             self._group, [_commit_of(ack) for ack in acks], query_id=query_id, batch_id=batch_id
+        )
+        added = (
+            sum(file.num_records for file in evaluated.files) if sink_batch is not None else evaluated.emitted
         )
         report = BatchReport(
             query_id=query_id,
             batch_id=batch_id,
             acks=acks,
-            rows=sum(file.num_records for file in files),
+            rows=added,
+            left_out=evaluated.emitted - added,
             sink_version=version,
             refused=result.refused,
         )
         self._log(report, result)
+        self._tell(report)
+
+    def _has_moved(self, acks: Sequence[QueueAck]) -> bool:
+        """Whether a queue was claimed or reset while the batch ran; then nothing of the batch is committed.
+
+        Files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
+        now, must not reach the sink. The other queues are planned again from where they were.
+        """
+        rows = self._store.read(self._group)
+        moved = [ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch]
+        for queue in moved:
+            logger.warning(
+                "batch dropped, a queue was claimed or reset while it ran group=%s %s", self._group, queue
+            )
+        return bool(moved)
+
+    def _tell(self, report: BatchReport) -> None:
         for listener in self._listeners:
-            listener(report)
+            try:
+                listener(report)
+            except Exception:
+                # Data and offsets are committed; failing the batch now would only end a query that did its work.
+                logger.exception(
+                    "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
+                )
 
     def _log(self, report: BatchReport, result: CommitResult) -> None:
         for refused in result.refused:
@@ -96,6 +129,15 @@ class BatchCommitter:
                 refused.queue,
                 refused.epoch,
                 refused.next_offset,
+            )
+        if report.left_out:
+            logger.warning(
+                "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from an "
+                "earlier run of this batch; if the group's offsets were moved back to have them written again, see "
+                "DeltaSink.rewind",
+                self._group,
+                report.batch_id,
+                report.left_out,
             )
         logger.info(
             "batch committed group=%s batch=%d queues=%d messages=%d rows=%d failed=%d version=%s",
