@@ -1,25 +1,33 @@
 """Reads one queue range on an executor: pulls in flight, answers in order, columns out.
 
-Owns the promise of the source: the messages of a range, ascending in queue offset, each once.  The pulls
-themselves are made by :mod:`pyspark_rocketmq.datasource.queue_puller`.
+Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
+in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.datasource.queue_puller`, the look for missing
+offsets by :mod:`pyspark_rocketmq.datasource.offset_holes`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.pull_window import Piece
+from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_puller import QueuePuller
+from pyspark_rocketmq.datasource.queue_puller import QueuePuller, TailLost
 from pyspark_rocketmq.datasource.schema import marker_row, with_marker_columns
-from pyspark_rocketmq.errors import RemoteProtocolError, TransportError
+from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.columnar import decode_columns
 from pyspark_rocketmq.wire.subscription import build_subscription
+
+logger = logging.getLogger(__name__)
 
 _PLAIN_SOURCE_GROUP = "pyspark-rocketmq-source"
 _QUEUE_OFFSET = 3
@@ -65,20 +73,79 @@ def partitions_of(
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
+    In consumer mode a broker that is away or has lost the range's tail ends the range where it was reached, with
+    the marker row there: the micro-batch goes on with the other queues, and the rest is planned again.
+
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
-        RocketMQError: If the broker refuses, or cannot be reached for ``retryTimeoutMs``.
+        RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
     """
-    tags = build_subscription(partition.planned.queue.topic, partition.subscription, sub_version=0).tags_set
-    expected = partition.planned.start
-    for pieces in QueuePuller(partition).pieces():
-        messages = _decode(pieces, partition, tags or None, expected)
-        if messages.num_rows == 0:
-            continue
-        expected = messages.column(_QUEUE_OFFSET)[-1].as_py() + 1
-        yield with_marker_columns(messages) if partition.with_marker else messages
-    if partition.with_marker:
-        yield marker_row(partition.planned)
+    return _RangeReader(partition).batches()
+
+
+class _RangeReader:
+    """One reading of one range."""
+
+    def __init__(self, partition: QueuePartition) -> None:
+        self._partition = partition
+        planned = partition.planned
+        self._tags = build_subscription(planned.queue.topic, partition.subscription, sub_version=0).tags_set
+        self._puller = QueuePuller(partition)
+        self._expected = planned.start
+        """Next queue offset that may come."""
+        self._rows = 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        end = self._partition.planned.end
+        try:
+            for pieces in self._puller.pieces():
+                messages = _decode(pieces, self._partition, self._tags or None, self._expected)
+                if messages.num_rows:
+                    self._follow(messages)
+                    yield with_marker_columns(messages) if self._partition.with_marker else messages
+        except RocketMQError as error:
+            if not self._may_end_early(error):
+                raise
+            end = self._expected
+            logger.warning(
+                "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
+                self._partition.planned.queue,
+                self._partition.planned.start,
+                self._partition.planned.end,
+                end,
+                error,
+            )
+        else:
+            self._tell_holes([(self._expected, end)] if self._expected < end else [])
+        if self._partition.with_marker:
+            yield marker_row(replace(self._partition.planned, end=end), rows=self._rows)
+
+    def _follow(self, messages: pa.RecordBatch) -> None:
+        offsets = _offsets(messages)
+        self._tell_holes(holes_before(offsets, self._expected))
+        self._expected = int(offsets[-1]) + 1
+        self._rows += messages.num_rows
+
+    def _may_end_early(self, error: RocketMQError) -> bool:
+        return self._partition.with_marker and (error.retryable or isinstance(error, TailLost))
+
+    def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
+        """Raise or log offsets that no answer brought, unless a filter may have left them out.
+
+        A broker that removes a file of its log while it reads passes over what was in it without a word
+        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
+        """
+        if self._tags:
+            return
+        queue, skipped = self._partition.planned.queue, self._puller.skipped
+        for missing, goes_on in holes:
+            if self._partition.fail_on_data_loss:
+                raise DataLoss(
+                    f"{queue} at {self._partition.address}", missing, f"nothing before offset {goes_on}"
+                )
+            if skipped.start <= missing and goes_on <= skipped.stop:
+                continue
+            logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
 
 
 def _decode(
@@ -111,5 +178,10 @@ def _is_ascending(messages: pa.RecordBatch, expected: int) -> bool:
     """Checked on every batch, at the price of one comparison per message."""
     if messages.num_rows == 0:
         return True
-    offsets = messages.column(_QUEUE_OFFSET).to_numpy(zero_copy_only=True)
+    offsets = _offsets(messages)
     return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
+
+
+def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    offsets: npt.NDArray[np.int64] = messages.column(_QUEUE_OFFSET).to_numpy(zero_copy_only=True)
+    return offsets

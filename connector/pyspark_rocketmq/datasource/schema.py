@@ -2,8 +2,8 @@
 
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
-``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range as JSON; in a message row both
-are null.  Numbers are never null: pandas would turn the whole column into floats.
+``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
+rows as JSON; in a message row both added columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 
@@ -36,8 +37,8 @@ def with_marker_columns(messages: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*messages.columns, *nulls], schema=CONSUMER_SCHEMA)
 
 
-def marker_row(planned: QueueRange) -> pa.RecordBatch:
-    """The one row that ends a planned range."""
+def marker_row(planned: QueueRange, *, rows: int) -> pa.RecordBatch:
+    """The one row that ends a planned range, of which ``rows`` message rows were read."""
     numbers = dict.fromkeys(("commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0)
     times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
     values = dict.fromkeys(CONSUMER_SCHEMA.names) | {
@@ -54,15 +55,26 @@ def marker_row(planned: QueueRange) -> pa.RecordBatch:
                 "to": planned.end,
                 "epoch": planned.epoch,
                 "times": planned.reconsume_times,
+                "rows": rows,
             }
         ),
     }
     return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
 
 
-def planned_range(queue: MessageQueue, text: str) -> QueueRange:
-    """The range a marker row speaks of."""
+def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
+    """The range a marker row speaks of.
+
+    Raises:
+        RocketMQError: If ``rows``, the message rows that came with the marker row, are not as many as were read.
+    """
     facts = json.loads(text)
+    if rows != facts["rows"]:
+        raise RocketMQError(
+            f"{queue}: {facts['rows']} messages were read of the range {facts['from']} to {facts['to']}, but {rows} "
+            "rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before consume_orderly(): "
+            "the whole range is acknowledged."
+        )
     return QueueRange(
         queue=queue,
         start=facts["from"],

@@ -14,6 +14,7 @@ import logging
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -92,18 +93,24 @@ class OrderlyEngine:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         planned, messages = _gather(queue, chunks)
+        before = _uncommitted(state, planned)
         run = OrderlyRun(
             planned,
             messages,
             listener=self._listener,
             columns=self._columns,
             settings=self._settings,
-            before=_uncommitted(state, planned),
+            before=before,
             now_s=time.time,
         )
         rows = run.consume()
         ack = run.ack()
-        left = run.uncommitted()
+        if planned.count == 0:
+            # The read ended before its first message: due at once, for without a suspension the planner takes a
+            # queue that stands still for one whose listener waits for more messages before it commits.
+            ack = replace(ack, suspended_until_s=time.time())
+        # A range that ended early may not even reach what was consumed before: nothing was delivered then.
+        left = before if before.accumulated_offset > planned.end else run.uncommitted()
         uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
         state.update(
             (ack.next_offset, planned.epoch, left.accumulated_offset, left.reconsume_times, uncommitted_rows)
@@ -126,7 +133,8 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
     """The range's facts and its messages in queue order.
 
     Raises:
-        RocketMQError: If the range arrived without its marker row or with several: rows were lost on the way.
+        RocketMQError: If the range arrived without its marker row or with several, or if message rows were lost or
+            doubled on the way.
     """
     # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
     gathered = list(chunks)
@@ -139,7 +147,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
     if not (offsets[1:] > offsets[:-1]).all():
         order = np.argsort(offsets, kind="stable")
         messages = [messages[at] for at in order.tolist()]
-        is_marker = is_marker[order]
+        is_marker, offsets = is_marker[order], offsets[order]
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise RocketMQError(
             f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {is_marker.sum()} "
@@ -147,7 +155,14 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
             "before consume_orderly()."
         )
     texts = chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered)
-    return planned_range(queue, next(texts)), messages[:-1]
+    planned = planned_range(queue, next(texts), rows=len(messages) - 1)
+    doubled = offsets[1:][offsets[1:] == offsets[:-1]]
+    if len(doubled):
+        raise RocketMQError(
+            f"{queue}: offset {doubled[0]} arrived twice, so another row of the range {planned.start} to {planned.end} "
+            "is missing. Do not filter or copy the rows of format('rocketmq') before consume_orderly()."
+        )
+    return planned, messages[:-1]
 
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted:

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.datasource.offset_holes import holes_before
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from tests.helpers.scripted_server import Peer, ScriptedServer
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+
+
+def stored(queue_offset: int) -> bytes:
+    """A message whose body is its offset and whose tag tells odd from even."""
+    body = str(queue_offset).encode()
+    tag = "odd" if queue_offset % 2 else "even"
+    return encode_stored_message(
+        StoredMessage(
+            topic=QUEUE.topic,
+            queue_id=QUEUE.queue_id,
+            queue_offset=queue_offset,
+            commit_log_offset=queue_offset * 100,
+            body=body,
+            properties_data=f"TAGS\x01{tag}\x02".encode(),
+            born_timestamp=1_700_000_000_000,
+            born_host="127.0.0.1:1",
+            store_timestamp=1_700_000_000_001,
+            store_host="127.0.0.1:2",
+            body_crc=body_crc(body),
+        )
+    )
+
+
+class Log:
+    """A broker's queue: what is in it, and how pulls are answered."""
+
+    def __init__(self) -> None:
+        self.missing: set[int] = set()
+        self.scan = 8
+        """Offsets looked at by one pull, whatever was asked for."""
+        self.min_offset, self.max_offset = 0, 1000
+        self.is_busy: Callable[[int], bool] = lambda start: False
+        self.refusal = ResponseCode.SYSTEM_BUSY
+
+    def __call__(self, peer: Peer, request: RemotingCommand) -> None:
+        start = int(request.ext_fields["queueOffset"])
+        if self.is_busy(start):
+            peer.answer(request, self.refusal, remark="")
+        elif start < self.min_offset or start > self.max_offset:
+            corrected = self.min_offset if start < self.min_offset else self.max_offset
+            self._answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, corrected)
+        else:
+            end = min(start + self.scan, self.max_offset)
+            found = [offset for offset in range(start, end) if offset not in self.missing]
+            code = ResponseCode.SUCCESS if found else ResponseCode.PULL_RETRY_IMMEDIATELY
+            self._answer(peer, request, code, end, b"".join(map(stored, found)))
+
+    def _answer(
+        self, peer: Peer, request: RemotingCommand, code: int, next_begin_offset: int, body: bytes = b""
+    ) -> None:
+        fields = {
+            "nextBeginOffset": str(next_begin_offset),
+            "minOffset": str(self.min_offset),
+            "maxOffset": str(self.max_offset),
+            "suggestWhichBrokerId": "0",
+        }
+        peer.answer(request, code, ext_fields=fields, body=body)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def partition(log: Log) -> Iterator[QueuePartition]:
+    """Offsets 10 to 60 of ``log``, in consumer mode; nothing is tried twice."""
+    with ScriptedServer(log) as server:
+        yield QueuePartition(
+            planned=QueueRange(queue=QUEUE, start=10, end=60, epoch=7, reconsume_times=2),
+            address=BrokerAddress(server.address),
+            subscription="*",
+            consumer_group="g",
+            with_marker=True,
+            fail_on_data_loss=True,
+            pull_batch_size=8,
+            pulls_in_flight=4,
+            request_timeout_s=5.0,
+            retry_timeout_s=0.0,
+        )
+        close_idle_lines()
+
+
+def offsets_of(batches: list[pa.RecordBatch]) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
+
+
+def read(partition: QueuePartition) -> tuple[list[int], QueueRange]:
+    """Offsets of the messages, and the range the marker row speaks of."""
+    *messages, marker = read_queue(partition)
+    assert marker.column("kind").to_pylist() == ["end"]
+    text = marker.column("plannedRange")[0].as_py()
+    seen = offsets_of(messages)
+    marked = planned_range(QUEUE, text, rows=len(seen))
+    assert offsets_of([marker]) == [marked.end]
+    return seen, marked
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
+    """The holes in the log's warnings."""
+    return [record.args[1:] for record in caplog.records if "offset hole" in record.message]  # type: ignore[misc, index]
+
+
+def test_a_range_is_its_messages_in_order_and_its_marker_row(partition: QueuePartition) -> None:
+    """D1"""
+    assert read(partition) == (list(range(10, 60)), partition.planned)
+
+
+def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> None:
+    batches = list(read_queue(replace(partition, with_marker=False)))
+
+    assert {batch.schema for batch in batches} == {MESSAGE_SCHEMA}
+    assert offsets_of(batches) == list(range(10, 60))
+    assert [body for batch in batches for body in batch.column("body").to_pylist()] == [
+        str(offset).encode() for offset in range(10, 60)
+    ]
+
+
+def test_answers_that_overlap_are_cut(partition: QueuePartition, log: Log) -> None:
+    """D1: a pull may bring more than its own offsets."""
+    log.scan = 30
+
+    assert read(partition)[0] == list(range(10, 60))
+
+
+def test_a_tag_filter_leaves_holes_and_the_whole_range_is_marked(partition: QueuePartition, log: Log) -> None:
+    """A4: the broker filters by hash code, the tags themselves are compared here."""
+    log.missing = set(range(30, 60))
+
+    assert read(replace(partition, subscription="odd")) == (list(range(11, 30, 2)), partition.planned)
+
+
+def test_offsets_that_go_back_are_refused(partition: QueuePartition, log: Log) -> None:
+    def wrong(peer: Peer, request: RemotingCommand) -> None:
+        log._answer(peer, request, 0, 60, stored(12) + stored(11))
+
+    with ScriptedServer(wrong) as server, pytest.raises(RemoteProtocolError, match="not ascending from 10"):
+        list(read_queue(replace(partition, address=BrokerAddress(server.address))))
+    close_idle_lines()
+
+
+HOLES = [
+    pytest.param({10}, (10, 11), id="at the beginning"),
+    pytest.param({23}, (23, 24), id="inside an answer"),
+    pytest.param(set(range(26, 34)), (26, 34), id="a whole answer"),
+    pytest.param({59}, (59, 60), id="at the end"),
+    pytest.param(set(range(10, 60)), (10, 60), id="everything"),
+]
+
+
+@pytest.mark.parametrize(("missing", "hole"), HOLES)
+def test_a_hole_is_data_loss(
+    partition: QueuePartition, log: Log, missing: set[int], hole: tuple[int, int]
+) -> None:
+    """F4: a broker passes over removed log files without a word."""
+    log.missing = missing
+
+    with pytest.raises(DataLoss, match=f"offset {hole[0]} was wanted.*nothing before offset {hole[1]}\\."):
+        read(partition)
+
+
+@pytest.mark.parametrize(("missing", "hole"), HOLES)
+def test_a_hole_is_passed_and_told_once_on_demand(
+    partition: QueuePartition,
+    log: Log,
+    missing: set[int],
+    hole: tuple[int, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F4"""
+    log.missing = missing
+
+    seen, marked = read(replace(partition, fail_on_data_loss=False))
+
+    assert seen == [offset for offset in range(10, 60) if offset not in missing]
+    assert marked == partition.planned
+    assert told(caplog) == [hole]
+
+
+def test_a_gap_that_pulls_have_skipped_is_not_told_again(
+    partition: QueuePartition, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4"""
+    log.min_offset = 40
+    log.missing = {50}
+
+    seen, marked = read(replace(partition, fail_on_data_loss=False))
+
+    assert seen == [*range(40, 50), *range(51, 60)]
+    assert marked == partition.planned
+    assert told(caplog) == [(50, 51)]
+    assert sum("offset gap" in record.message for record in caplog.records) == 1
+
+
+def test_several_holes_are_found_at_once() -> None:
+    assert holes_before(np.array([12, 13, 15, 20]), 10) == [(10, 12), (14, 15), (16, 20)]
+    assert holes_before(np.array([10, 11]), 10) == []
+
+
+def test_a_broker_that_fails_ends_a_group_s_range_where_it_was_reached(
+    partition: QueuePartition, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H1: other queues are committed, and the rest of this one is planned again."""
+    log.is_busy = lambda start: start >= 42
+
+    seen, marked = read(partition)
+
+    assert seen == list(range(10, marked.end))
+    assert marked == replace(partition.planned, end=marked.end)
+    assert marked.end <= 42
+    assert f"reached={marked.end}" in caplog.text
+
+
+def test_a_broker_that_is_away_from_the_beginning_ends_a_group_s_range_empty(
+    partition: QueuePartition, log: Log
+) -> None:
+    log.is_busy = lambda start: True
+
+    assert read(partition) == ([], replace(partition.planned, end=10))
+
+
+def test_a_broker_that_fails_ends_a_plain_read_with_its_error(partition: QueuePartition, log: Log) -> None:
+    log.is_busy = lambda start: True
+
+    with pytest.raises(SystemBusy):
+        list(read_queue(replace(partition, with_marker=False)))
+
+
+def test_a_broker_that_refuses_ends_a_group_s_query(partition: QueuePartition, log: Log) -> None:
+    log.is_busy = lambda start: True
+    log.refusal = ResponseCode.NO_PERMISSION
+
+    with pytest.raises(BrokerError):
+        read(partition)
+
+
+def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:
+    """F4: messages that come later get those offsets again."""
+    log.max_offset = 34
+
+    seen, marked = read(replace(partition, fail_on_data_loss=False))
+
+    assert seen == list(range(10, marked.end))
+    assert marked.end <= 34
+
+
+def test_a_lost_tail_is_data_loss(partition: QueuePartition, log: Log) -> None:
+    """F4"""
+    log.max_offset = 30
+
+    with pytest.raises(DataLoss, match="offset 34 was wanted"):
+        read(partition)
+
+
+def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:
+    *_, marker = read_queue(partition)
+
+    assert json.loads(marker.column("plannedRange")[0].as_py()) == {
+        "from": 10,
+        "to": 60,
+        "epoch": 7,
+        "times": 2,
+        "rows": 50,
+    }
