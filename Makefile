@@ -7,10 +7,10 @@ PYTEST   ?= python -m pytest
 ARGS     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test bench docs lock wheel clean
+.PHONY: help venv check test kill-test bench docs lock wheel clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 venv: ## The environment with everything for development: .venv, Delta jars
 	@$(ENV) dev true
@@ -27,9 +27,13 @@ test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
+kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and real broker
+	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
+
 bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
-	@$(ENV) dev python -m bench.source
+	@$(ENV) dev python -m bench $(ARGS) --write
 
 docs: ## Write docs/options.md from options.py
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options > .cache/options.md && mv .cache/options.md docs/options.md'
