@@ -1,56 +1,141 @@
 from __future__ import annotations
 
+import pickle
+import random
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 import pytest
 
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import QueueRange
-from pyspark_rocketmq.streaming.orderly_engine import _gather
+from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.streaming.orderly_engine import _gather, _uncommitted
+from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from tests.helpers.messages import QUEUE, message_at
 
-PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
+PLANNED = QueueRange(queue=QUEUE, start=100, end=140, epoch=3, reconsume_times=2)
+MESSAGES = [message_at(offset) for offset in range(100, 140) if offset % 10 != 3]
+"""A filter, or a transaction, leaves offsets without a message."""
 
 
-def arrived(*offsets: int, read: int, planned: QueueRange = PLANNED) -> pd.DataFrame:
-    """Message rows as Spark hands them over, and the marker row of a range of ``read`` messages."""
-    rows = [dict(zip(CONSUMER_SCHEMA.names, message_at(offset), strict=False)) for offset in offsets]
-    marker = marker_row(planned, rows=read).to_pandas()
-    messages = pd.DataFrame(rows, columns=CONSUMER_SCHEMA.names).astype(object)
-    return pd.concat([messages, marker.astype(object)]).astype({"queueOffset": "int64"})
+def row_of(message: MessageExt) -> dict[str, Any]:
+    """A message as the engine gets it; its columns are in the order of MessageExt's fields."""
+    return dict(zip(CONSUMER_SCHEMA.names, (*message, None, None), strict=True))
 
 
-def offsets_in(*chunks: pd.DataFrame) -> list[int]:
-    planned, messages = _gather(QUEUE, chunks)
+def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> dict[str, Any]:
+    """The range's marker row as the engine gets it, instants in milliseconds."""
+    (row,) = marker_row(planned, rows=rows).to_pylist()
+    return row | dict.fromkeys(("bornTimestamp", "storeTimestamp"), 0)
+
+
+def chunks_of(rows: Sequence[dict[str, Any]], size: int) -> list[pd.DataFrame]:
+    return [
+        pd.DataFrame(rows[at : at + size], columns=CONSUMER_SCHEMA.names) for at in range(0, len(rows), size)
+    ]
+
+
+class State:
+    """A group's state as Spark hands it over."""
+
+    def __init__(self, *values: Any) -> None:
+        self.exists = bool(values)
+        self.get = values
+
+
+@pytest.mark.parametrize("size", [1, 7, 37])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(size: int, seed: int) -> None:
+    """D1: Spark's chunks have any size and, after a spill, any order; the marker may come first."""
+    rows = [*map(row_of, MESSAGES), marker()]
+    random.Random(seed).shuffle(rows)
+
+    planned, messages = _gather(QUEUE, iter(chunks_of(rows, size)))
+
     assert planned == PLANNED
-    return [message.queue_offset for message in messages]
+    assert messages == MESSAGES
 
 
-def test_a_range_is_gathered_in_queue_order_whatever_came_first() -> None:
-    """D1: a sort that spills, and chunks."""
-    rows = arrived(10, 11, 12, 15, read=4)
+def test_a_range_in_order_stays_as_it_is() -> None:
+    """D1"""
+    planned, messages = _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker()], 10)))
 
-    assert offsets_in(rows) == [10, 11, 12, 15]
-    assert offsets_in(rows[::-1][:2], rows[::-1][2:]) == [10, 11, 12, 15]
+    assert (planned, messages) == (PLANNED, MESSAGES)
+
+
+def test_whole_chunks_that_changed_places_are_put_back() -> None:
+    """D1: as spilled runs are, when they are merged."""
+    chunks = chunks_of([*map(row_of, MESSAGES), marker()], 10)
+
+    assert _gather(QUEUE, iter(chunks[::-1]))[1] == MESSAGES
+
+
+def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker() -> None:
+    """A4"""
+    assert _gather(QUEUE, iter(chunks_of([marker(rows=0)], 1))) == (PLANNED, [])
+
+
+def test_a_range_without_its_marker_row_is_refused() -> None:
+    """D1: what else is missing nobody could tell."""
+    with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but 0 came"):
+        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES)], 7)))
+
+
+def test_a_range_with_two_marker_rows_is_refused() -> None:
+    """D1: two ranges of one queue in one micro-batch, or a copied one."""
+    with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but 2 came"):
+        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker(), marker()], 7)))
+
+
+def test_a_message_behind_the_marker_row_is_refused() -> None:
+    """D1: it belongs to no planned range."""
+    with pytest.raises(RocketMQError, match="at its end"):
+        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker(), row_of(message_at(141))], 7)))
 
 
 @pytest.mark.parametrize(
-    ("offsets", "complaint"),
+    "kept",
     [
-        pytest.param((10, 11, 15), "4 messages were read of the range 10 to 20, but 3 rows", id="lost"),
-        pytest.param((10, 11, 12, 12, 15), "but 5 rows", id="doubled"),
-        pytest.param((10, 11, 11, 15), "offset 11 arrived twice", id="lost and doubled"),
+        pytest.param(MESSAGES[1:], id="first lost"),
+        pytest.param(MESSAGES[:-1], id="last lost"),
+        pytest.param([*MESSAGES, MESSAGES[5]], id="doubled"),
     ],
 )
-def test_rows_lost_or_doubled_on_the_way_are_never_acknowledged(
-    offsets: tuple[int, ...], complaint: str
-) -> None:
-    """H1"""
+def test_a_range_with_fewer_or_more_messages_than_were_read_is_refused(kept: list[MessageExt]) -> None:
+    """D1, H1: a row lost on the way would be acknowledged, a doubled one delivered twice."""
+    complaint = f"36 messages were read of the range 100 to 140, but {len(kept)} rows arrived"
     with pytest.raises(RocketMQError, match=complaint):
-        offsets_in(arrived(*offsets, read=4))
+        _gather(QUEUE, iter(chunks_of([*map(row_of, kept), marker()], 7)))
 
 
-def test_a_range_without_its_marker_row_is_an_error() -> None:
-    """H1"""
-    with pytest.raises(RocketMQError, match="exactly one marker row"):
-        offsets_in(arrived(10, 11, read=2)[:-1])
+def test_a_message_that_took_anothers_place_is_refused() -> None:
+    """D1, H1: as many rows as were read, one of them twice."""
+    with pytest.raises(RocketMQError, match="offset 106 arrived twice"):
+        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES[1:]), row_of(MESSAGES[5]), marker()], 7)))
+
+
+def test_what_was_consumed_without_a_commit_is_kept_where_the_plan_continues_it() -> None:
+    """D4: the accumulated messages are not delivered again, and their rows wait on."""
+    rows = [(100, "a"), (104, "b")]
+
+    before = _uncommitted(State(100, 3, 110, 1, pickle.dumps(rows)), PLANNED)  # type: ignore[arg-type]
+
+    assert before == Uncommitted(110, rows, 1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(State(), id="there is none"),
+        pytest.param(State(99, 3, 110, 1, b""), id="it ended elsewhere"),
+        pytest.param(State(101, 3, 110, 1, b""), id="the plan went back"),
+        pytest.param(State(100, 2, 110, 1, b""), id="of an older epoch"),
+        pytest.param(State(100, 4, 110, 1, b""), id="of a newer epoch"),
+        pytest.param(State(100, 3, 100, 1, b""), id="nothing was accumulated"),
+    ],
+)
+def test_state_that_does_not_continue_in_the_plan_is_only_advice(state: State) -> None:
+    """D4, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
+    assert _uncommitted(state, PLANNED) == Uncommitted(100, [], 2)  # type: ignore[arg-type]
