@@ -26,7 +26,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
     │  └─ SinkConflict                  another consumer wrote a queue's rows into the sink
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
-    └─ ListenerError                    the user's listener returned something that is no status
+    └─ ListenerError                    a message listener broke its contract
 
 Retrying is decided by ``retryable``, never by a list of classes.
 """

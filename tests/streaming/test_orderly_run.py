@@ -3,13 +3,17 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.errors import ListenerError, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
 from tests.helpers.messages import QUEUE, message_at
@@ -17,6 +21,7 @@ from tests.helpers.messages import QUEUE, message_at
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 NOW_S = 1_000.0
+OUTPUT = OutputColumns.of(StructType().add("name", "string"))
 
 
 def run_of(
@@ -33,7 +38,7 @@ def run_of(
         planned,
         [message_at(offset) for offset in offsets],
         listener=listener,
-        columns=("name",),
+        output=OUTPUT,
         settings=OrderlySettings(**settings),
         before=before or Uncommitted(planned.start, [], planned.reconsume_times),
         now_s=now_s,
@@ -237,7 +242,7 @@ def test_rollback_puts_everything_accumulated_back() -> None:
 
 
 def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
-    context = ConsumeOrderlyContext(QUEUE, ("name",), frozenset({"name"}), message_at(1))
+    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
 
     with pytest.raises(
         SchemaError, match="column\\(s\\) nam, which the output schema does not have; it has name"
@@ -263,3 +268,151 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
 
     run_of(look, before=left).consume()
     assert seen[:2] == [(12, 1), (13, 0)]
+
+
+def rows_of(listener: Any) -> list[Any]:
+    """What reaches the sink of one delivery of three messages."""
+    return run_of(listener, offsets=[10, 11, 15], consume_message_batch_max_size=3).consume()
+
+
+def by_index(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for at in range(len(messages)):
+        context.emit(name=messages[at].keys)
+    return SUCCESS
+
+
+def by_copy(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in list(messages):
+        context.emit(name=message.keys)
+    return SUCCESS
+
+
+def by_slice(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages[1:]:
+        context.emit(name=message.keys)
+    return SUCCESS
+
+
+def backwards(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in reversed(messages):
+        context.emit(name=message.keys)
+    return SUCCESS
+
+
+def after_the_loop(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    names = [message.keys for message in messages]
+    context.emit(name=names[0])
+    return SUCCESS
+
+
+@pytest.mark.parametrize("listener", [by_index, by_copy, by_slice, backwards, after_the_loop])
+def test_a_row_is_refused_rather_than_given_to_the_wrong_message(
+    listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5, H6: outside a loop over the delivery nobody knows which message a row belongs to."""
+    with caplog.at_level(logging.ERROR):
+        assert rows_of(listener) == []
+
+    assert "say which message the row belongs to: context.emit(message, …)" in caplog.text
+
+
+def test_a_loop_that_was_left_stays_at_its_message() -> None:
+    """H6"""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        for message in messages:
+            if message.queue_offset == 11:
+                break
+        context.emit(name="found")
+        return SUCCESS
+
+    assert rows_of(listener) == [(11, "found")]
+
+
+def test_the_only_message_of_a_delivery_needs_no_loop() -> None:
+    """H6"""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        list(messages)
+        context.emit(name=messages[0].keys)
+        return SUCCESS
+
+    assert run_of(listener, offsets=[10, 11]).consume() == [(10, "key-10"), (11, "key-11")]
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [message_at(9), message_at(12), message_at(11, queue=QUEUE._replace(queue_id=4))],
+    ids=["before", "after", "of another queue"],
+)
+def test_a_row_cannot_belong_to_a_message_of_another_delivery(stranger: MessageExt) -> None:
+    """H6: it would leave, or be dropped, with a message it does not come from."""
+    context = ConsumeOrderlyContext([message_at(10), message_at(11)], OUTPUT)
+
+    with pytest.raises(
+        ListenerError, match=r"but this delivery is .* queueOffset=10 to 11; a row can only belong"
+    ):
+        context.emit(stranger, name="x")
+    with pytest.raises(ListenerError, match="a dict where a message belongs"):
+        context.emit({"name": "x"}, name="x")  # type: ignore[arg-type]
+    assert context.take_emitted() == []
+
+
+def test_a_value_of_the_wrong_type_suspends_the_queue_at_its_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D5: it must not end the query, and with it every other queue, when Spark converts the rows."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        message = messages[0]
+        context.emit(name=message.keys if message.queue_offset < 12 else message.queue_offset)
+        return SUCCESS
+
+    run = run_of(listener)
+    with caplog.at_level(logging.ERROR):
+        rows = run.consume()
+
+    assert rows == [(10, "key-10"), (11, "key-11")]
+    assert (run.ack().next_offset, run.ack().reconsume_times, run.ack().finished) == (12, 1, "SUSPENDED")
+    assert "given 12 of type int for column 'name', which is of type string" in caplog.text
+
+
+def test_a_queue_whose_time_was_up_before_a_commit_is_not_taken_for_one_that_waits_for_messages() -> None:
+    """D4, D7: the planner gives a longer range to a queue that stands still without a suspension."""
+    clock = itertools.count(NOW_S, 7.0)
+    run = run_of(without_auto_commit(lambda _: SUCCESS), now_s=lambda: next(clock))
+
+    assert run.consume() == []
+
+    ack = run.ack()
+    assert (ack.finished, ack.next_offset, ack.consumed) == ("SLICE_USED", 10, 0)
+    assert ack.suspended_until_s is not None
+    assert ack.suspended_until_s < next(clock)
+
+
+def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> None:
+    """D4"""
+    run = run_of(without_auto_commit(lambda _: SUCCESS))
+    run.consume()
+
+    assert (run.ack().finished, run.ack().suspended_until_s) == ("EXHAUSTED", None)
+
+
+def test_the_listeners_time_ends_with_its_last_answer() -> None:
+    clock = itertools.count(NOW_S, 1.0)
+    run = run_of(emitting(lambda _: SUCCESS), offsets=[10, 11], now_s=lambda: next(clock))
+    run.consume()
+
+    # Started, two deliveries, each with an answer; then the look whether there is more.
+    assert run.ack().listener_s == 4.0
+    assert run_of(emitting(lambda _: SUCCESS), offsets=[]).ack().listener_s == 0.0
+
+
+@pytest.mark.parametrize("suspended_until_s", [None, 1_700_000_000.123457])
+def test_an_ack_survives_the_way_to_the_driver(suspended_until_s: float | None) -> None:
+    ack = replace(
+        run_of(emitting(lambda _: SUCCESS)).ack(), suspended_until_s=suspended_until_s, listener_s=0.1 + 0.2
+    )
+
+    assert QueueAck.from_json(ack.to_json()) == ack
+    assert "\n" not in ack.to_json()

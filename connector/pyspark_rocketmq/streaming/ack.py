@@ -25,7 +25,7 @@ class QueueAck:
     reconsume_times: int
     """Of the message at ``next_offset``."""
     suspended_until_s: float | None
-    """Wall-clock seconds."""
+    """Wall-clock seconds; also set, to a moment that has come, when the time slice ended before any commit."""
     consumed: int
     """Messages the listener acknowledged in this batch."""
     failed: int
@@ -33,7 +33,7 @@ class QueueAck:
     finished: str
     """Why the engine stopped: EXHAUSTED, SUSPENDED or SLICE_USED."""
     listener_s: float
-    """Seconds between the first delivery and the last answer."""
+    """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
 
     @property
     def queue(self) -> MessageQueue:

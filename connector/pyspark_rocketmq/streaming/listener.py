@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.errors import ListenerError, SchemaError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 
 
 class ConsumeOrderlyContext:
@@ -16,43 +17,51 @@ class ConsumeOrderlyContext:
     dropped with it otherwise.
     """
 
-    __slots__ = ("_column_set", "_columns", "_current", "_emitted", "auto_commit", "message_queue",
+    __slots__ = ("_current", "_emitted", "_first_offset", "_last_offset", "_output", "auto_commit", "message_queue",
                  "suspend_current_queue_time_millis")  # fmt: skip
 
-    def __init__(
-        self,
-        message_queue: MessageQueue,
-        columns: Sequence[str],
-        column_set: frozenset[str],
-        first: MessageExt,
-    ) -> None:
-        self.message_queue = message_queue
+    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
+        """Begin a delivery of ``messages``: at least one, of one queue, ascending."""
+        first = messages[0]
+        self.message_queue = first.message_queue
         """The queue being consumed."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1
         """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 takes the consumer's default."""
-        self._columns = columns
-        self._column_set = column_set
-        self._current = first
+        self._output = output
+        self._first_offset = first.queue_offset
+        self._last_offset = messages[-1].queue_offset
+        self._current = first if len(messages) == 1 else None
         self._emitted: list[tuple[Any, ...]] = []
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns not given are null.
 
-        The row belongs to ``message``; without it, to the message the listener's loop is at.
+        The row belongs to ``message``. It may be left out when the delivery has only one, and inside a loop
+        ``for message in messages``, where it is the one the loop is at.
 
         Raises:
-            SchemaError: If a column is not in the listener's output schema.
+            ListenerError: If it cannot be told which message the row belongs to, or it is not of this delivery.
+            SchemaError: If a column is not in the listener's output schema, or a value does not fit its column.
         """
-        if not self._column_set.issuperset(columns):
-            unknown = ", ".join(sorted(columns.keys() - self._column_set))
-            raise SchemaError(
-                f"emit() was given column(s) {unknown}, which the output schema does not have; "
-                f"it has {', '.join(self._columns)}."
-            )
-        position = (self._current if message is None else message).queue_offset
-        self._emitted.append((position, *map(columns.get, self._columns)))
+        output = self._output
+        if not output.known.issuperset(columns):
+            raise self._unknown_columns(columns.keys() - output.known)
+        is_plainly = output.is_plainly
+        for name, value in columns.items():
+            if value is not None and not is_plainly[name](value):
+                output.check(name, value)
+        if message is not None:
+            self._check_delivered(message)
+        else:
+            message = self._current
+            if message is None:
+                raise ListenerError(
+                    "emit() was called outside a loop 'for message in messages', in a delivery of more than one "
+                    "message; say which message the row belongs to: context.emit(message, …)."
+                )
+        self._emitted.append((message.queue_offset, *map(columns.get, output.names)))
 
     def take_emitted(self) -> list[tuple[Any, ...]]:
         """The engine's: rows of this delivery, each led by its message's queue offset."""
@@ -63,13 +72,33 @@ class ConsumeOrderlyContext:
         """The engine's: ``messages`` as a sequence that tells this context which one a loop is at."""
         return messages if len(messages) == 1 else _Followed(messages, self)
 
-    def at(self, message: MessageExt) -> None:
-        """The engine's: be told which message a loop is at."""
+    def at(self, message: MessageExt | None) -> None:
+        """The engine's: be told which message a loop is at; None before and after it."""
         self._current = message
+
+    def _check_delivered(self, message: MessageExt) -> None:
+        if not isinstance(message, MessageExt):
+            raise ListenerError(
+                f"emit() was given a {type(message).__name__} where a message belongs; give columns by name: "
+                "context.emit(message, order_id=…)."
+            )
+        is_within = self._first_offset <= message.queue_offset <= self._last_offset
+        if not is_within or message[:3] != self.message_queue:
+            raise ListenerError(
+                f"emit() was given the message at {message.message_queue} queueOffset={message.queue_offset}, but "
+                f"this delivery is {self.message_queue} queueOffset={self._first_offset} to {self._last_offset}; "
+                "a row can only belong to a message that is acknowledged with it."
+            )
+
+    def _unknown_columns(self, unknown: set[str]) -> SchemaError:
+        return SchemaError(
+            f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
+            f"it has {', '.join(self._output.names)}."
+        )
 
 
 class _Followed(list[MessageExt]):
-    """A list that tells the context which message a ``for`` loop is at."""
+    """A list that tells the context which message a ``for`` loop is at; a loop left by ``break`` stays there."""
 
     def __init__(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
         super().__init__(messages)
@@ -79,6 +108,8 @@ class _Followed(list[MessageExt]):
         for message in super().__iter__():
             self._context.at(message)
             yield message
+        # Whoever walked through them all may take them up again by index or copy, which is not seen here.
+        self._context.at(None)
 
 
 MessageListenerOrderly = Callable[[Sequence[MessageExt], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]

@@ -30,6 +30,7 @@ from pyspark_rocketmq.datasource.schema import planned_range
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row, Uncommitted
 from pyspark_rocketmq.streaming.output_schema import (
@@ -63,10 +64,10 @@ def consume_orderly(
         and commits the acks after.
 
     Raises:
-        SchemaError: If ``output_schema`` is no schema or uses a name the engine needs.
+        SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
     """
     schema = listener_schema(output_schema)
-    engine = OrderlyEngine(listener, tuple(schema.fieldNames()), settings or OrderlySettings())
+    engine = OrderlyEngine(listener, OutputColumns.of(schema), settings or OrderlySettings())
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
     # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
@@ -81,10 +82,10 @@ class OrderlyEngine:
     """The function given to ``applyInPandasWithState``; pickled with the listener."""
 
     def __init__(
-        self, listener: MessageListenerOrderly, columns: tuple[str, ...], settings: OrderlySettings
+        self, listener: MessageListenerOrderly, output: OutputColumns, settings: OrderlySettings
     ) -> None:
         self._listener = listener
-        self._columns = columns
+        self._output = output
         self._settings = settings
 
     def __call__(
@@ -98,7 +99,7 @@ class OrderlyEngine:
             planned,
             messages,
             listener=self._listener,
-            columns=self._columns,
+            output=self._output,
             settings=self._settings,
             before=before,
             now_s=time.time,
@@ -119,10 +120,10 @@ class OrderlyEngine:
 
     def _frame(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> pd.DataFrame:
         """The data rows and the ack row behind them; in one frame, because Spark joins frames at a price per cell."""
-        queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(self._columns))
+        queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(self._output.names))
         data: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
         data["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
-        for name, column in zip(self._columns, values, strict=True):
+        for name, column in zip(self._output.names, values, strict=True):
             # As objects: pandas would turn whole numbers with a null among them into floats.
             data[name] = pd.Series([*column, None], dtype=object)
         data[ACK_COLUMN] = pd.Series([None] * len(rows) + [ack.to_json()], dtype=object)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pyspark_rocketmq.consume.orderly import Effect, OrderlyConsumption, OrderlySettings, Outcome
+from pyspark_rocketmq.consume.orderly import Effect, Finish, OrderlyConsumption, OrderlySettings, Outcome
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class OrderlyRun:
         messages: Sequence[MessageExt],
         *,
         listener: MessageListenerOrderly,
-        columns: tuple[str, ...],
+        output: OutputColumns,
         settings: OrderlySettings,
         before: Uncommitted,
         now_s: Callable[[], float],
@@ -50,10 +51,9 @@ class OrderlyRun:
         self._planned = planned
         self._messages = messages
         self._listener = listener
-        self._columns = columns
-        self._column_set = frozenset(columns)
+        self._output = output
         self._now_s = now_s
-        self._started_s = now_s()
+        self._started_s = self._answered_s = now_s()
         self._pending = list(before.rows)
         self._failed = 0
         self._machine = OrderlyConsumption(
@@ -74,8 +74,7 @@ class OrderlyRun:
                     message._replace(reconsume_times=message.reconsume_times + delivery.reconsume_times)
                     for message in messages
                 ]
-            first = messages[0]
-            context = ConsumeOrderlyContext(first.message_queue, self._columns, self._column_set, first)
+            context = ConsumeOrderlyContext(messages, self._output)
             effect = self._deliver(messages, context).effect
             if effect is Effect.COMMIT:
                 if self._pending:
@@ -102,17 +101,25 @@ class OrderlyRun:
             next_offset=self._offset_at(machine.committed),
             # The machine counts for the next delivery, which is not the message at next_offset while some wait.
             reconsume_times=0 if machine.accumulated else machine.reconsume_times,
-            suspended_until_s=machine.suspended_until_s,
+            suspended_until_s=self._suspended_until_s(),
             consumed=machine.committed,
             failed=self._failed,
             finished=str(machine.finished),
-            listener_s=self._now_s() - self._started_s,
+            listener_s=self._answered_s - self._started_s,
         )
 
     def uncommitted(self) -> Uncommitted:
         """What the next range must not deliver again; call after :meth:`consume`."""
         consumed = self._machine.committed + self._machine.accumulated
         return Uncommitted(self._offset_at(consumed), self._pending, self._machine.reconsume_times)
+
+    def _suspended_until_s(self) -> float | None:
+        # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
+        # more messages before it commits, and the planner would give it a longer range each time. A queue whose
+        # time was up before its first commit needs more time, not more messages: it may go on at once.
+        if self._machine.finished is Finish.SLICE_USED and not self._machine.committed:
+            return self._now_s()
+        return self._machine.suspended_until_s
 
     def _offset_at(self, index: int) -> int:
         """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
@@ -123,16 +130,18 @@ class OrderlyRun:
             status = self._listener(context.follow(messages), context)
         except Exception:
             logger.exception("listener failed %s", self._describe(messages))
+            self._answered_s = self._now_s()
             return self._machine.listener_raised(
-                self._now_s(),
+                self._answered_s,
                 auto_commit=context.auto_commit,
                 suspend_millis=context.suspend_current_queue_time_millis,
             )
+        self._answered_s = self._now_s()
         outcome = self._machine.listener_returned(
             status,
             auto_commit=context.auto_commit,
             suspend_millis=context.suspend_current_queue_time_millis,
-            now_s=self._now_s(),
+            now_s=self._answered_s,
         )
         if outcome.problem is not None:
             logger.error("%s %s", outcome.problem, self._describe(messages))

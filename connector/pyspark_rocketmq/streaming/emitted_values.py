@@ -1,0 +1,256 @@
+"""Whether a value that a listener emits fits its column, decided when it is emitted.
+
+Spark would find out only when it turns a whole batch into Arrow, which ends the query; at ``emit()`` it is the
+listener's error, and only that queue is suspended (row D5).
+
+The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 for a whole number, Arrow turns
+booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at first,
+inside arrays, maps and structs too, and only then Arrow is asked.  Whatever passes here, Spark converts, also next
+to any other value that passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from numbers import Integral, Real
+from typing import Any, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import to_arrow_type
+
+from pyspark_rocketmq.errors import SchemaError
+
+
+class _Check(Protocol):
+    def accepts(self, value: Any) -> bool:
+        """Whether a value that is not None fits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    classes: tuple[type, ...]
+    refused: tuple[type, ...]
+    """Subclasses of ``classes`` that would lose something."""
+    arrow_type: pa.DataType
+
+    def accepts(self, value: Any) -> bool:
+        if not isinstance(value, self.classes) or isinstance(value, self.refused):
+            return False
+        try:
+            pa.array([value], self.arrow_type)
+        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Aware:
+    """Within an array, map or struct Spark looks for a naive time on the session's clocks, where it may not exist."""
+
+    check: _Check
+
+    def accepts(self, value: Any) -> bool:
+        return getattr(value, "tzinfo", None) is not None and self.check.accepts(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """An element, a map's value or a struct's field."""
+
+    check: _Check
+    nullable: bool
+
+    def accepts(self, value: Any) -> bool:
+        return self.nullable if value is None else self.check.accepts(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    element: _Nested
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, list | tuple | np.ndarray) and all(map(self.element.accepts, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    key: _Nested
+    value: _Nested
+
+    def accepts(self, value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            and all(map(self.key.accepts, value))
+            and all(map(self.value.accepts, value.values()))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Struct:
+    fields: dict[str, _Nested]
+
+    def accepts(self, value: Any) -> bool:
+        """A dict may leave nullable fields out; a tuple has them all, by position."""
+        if isinstance(value, tuple):
+            return len(value) == len(self.fields) and all(
+                field.accepts(item) for field, item in zip(self.fields.values(), value, strict=True)
+            )
+        return (
+            isinstance(value, dict)
+            and self.fields.keys() >= value.keys()
+            and all(field.accepts(value.get(name)) for name, field in self.fields.items())
+        )
+
+
+_SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ...] = (
+    (st.StringType, (str,), ()),
+    (st.BinaryType, (bytes, bytearray), ()),
+    (st.BooleanType, (bool, np.bool_), ()),
+    (st.IntegralType, (Integral,), (bool,)),
+    (st.DecimalType, (Decimal, int), (bool,)),
+    (st.FractionalType, (Real,), (bool,)),
+    (st.DateType, (date,), (datetime,)),
+    (st.TimestampType, (datetime,), ()),
+    (st.TimestampNTZType, (datetime,), ()),
+    (st.DayTimeIntervalType, (timedelta,), ()),
+)
+"""Column type, what it takes, what of that it does not take; the first that fits. pandas.NaT is a datetime, but
+Arrow refuses it."""
+
+
+def _check_of(data_type: st.DataType) -> _Check:
+    match data_type:
+        case st.ArrayType():
+            return _Array(_nested(data_type.elementType, nullable=data_type.containsNull))
+        case st.MapType():
+            return _Map(
+                _nested(data_type.keyType, nullable=False),
+                _nested(data_type.valueType, nullable=data_type.valueContainsNull),
+            )
+        case st.StructType():
+            return _Struct({f.name: _nested(f.dataType, nullable=f.nullable) for f in data_type.fields})
+        case _:
+            return _scalar(data_type)
+
+
+def _nested(data_type: st.DataType, *, nullable: bool) -> _Nested:
+    check = _check_of(data_type)
+    return _Nested(_Aware(check) if isinstance(data_type, st.TimestampType) else check, nullable)
+
+
+def _scalar(data_type: st.DataType) -> _Scalar:
+    for column_type, classes, refused in _SCALARS:
+        if isinstance(data_type, column_type):
+            return _Scalar(classes, refused, to_arrow_type(data_type, timezone="UTC"))
+    raise SchemaError(
+        f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary instead."
+    )
+
+
+# Written out, because each call of emit() pays for them: one call and no loop per value.
+
+
+def _is_str(value: Any) -> bool:
+    # A lone surrogate, as errors="surrogateescape" makes, cannot be written as UTF-8.
+    return type(value) is str and (value.isascii() or _is_utf8(value))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_bytes(value: Any) -> bool:
+    return type(value) is bytes
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_byte(value: Any) -> bool:
+    return type(value) is int and -0x80 <= value <= 0x7F
+
+
+def _is_short(value: Any) -> bool:
+    return type(value) is int and -0x8000 <= value <= 0x7FFF
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and -0x8000_0000 <= value <= 0x7FFF_FFFF
+
+
+def _is_long(value: Any) -> bool:
+    return type(value) is int and -0x8000_0000_0000_0000 <= value <= 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) is float
+
+
+def _is_none_of_these(_value: Any) -> bool:
+    return False
+
+
+_FAST: dict[type[st.DataType], Callable[[Any], bool]] = {
+    st.StringType: _is_str,
+    st.BinaryType: _is_bytes,
+    st.BooleanType: _is_bool,
+    st.ByteType: _is_byte,
+    st.ShortType: _is_short,
+    st.IntegerType: _is_int,
+    st.LongType: _is_long,
+    st.FloatType: _is_float,
+    st.DoubleType: _is_float,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputColumns:
+    """The columns a listener emits, and what they take; picklable, made once per engine."""
+
+    names: tuple[str, ...]
+    known: frozenset[str]
+    """The same names."""
+    is_plainly: dict[str, Callable[[Any], bool]]
+    """By name: the quick answer for common values; False means that :meth:`check` decides."""
+    types: dict[str, tuple[str, _Check]]
+    """By name: the type as Spark writes it, and the thorough answer."""
+
+    @classmethod
+    def of(cls, schema: st.StructType) -> Self:
+        """What ``schema`` takes.
+
+        Raises:
+            SchemaError: If a column has a type that cannot be emitted.
+        """
+        return cls(
+            names=tuple(schema.fieldNames()),
+            known=frozenset(schema.fieldNames()),
+            is_plainly={f.name: _FAST.get(type(f.dataType), _is_none_of_these) for f in schema.fields},
+            types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
+        )
+
+    def check(self, name: str, value: Any) -> None:
+        """Ask Arrow.
+
+        Raises:
+            SchemaError: If ``value``, which is not None, does not fit column ``name``.
+        """
+        wanted, check = self.types[name]
+        if not check.accepts(value):
+            kind = type(value)
+            given = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+            raise SchemaError(
+                f"emit() was given {value!r:.80} of type {given} for column '{name}', which is of type {wanted} and "
+                "cannot hold it. Convert the value in the listener, or change the output schema."
+            )
