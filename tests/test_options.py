@@ -60,11 +60,43 @@ def test_a_topic_that_rocketmq_would_refuse_is_refused(topic: str) -> None:
         ({"consumerGroup": "g"}, "'consumerGroup' needs 'offsetStore'"),
         ({"offsetStore": "/lake/offsets"}, "'offsetStore' needs 'consumerGroup'"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
+        (
+            {"startingOffsets": '{"other": {"broker-a": {"0": 1}}}'},
+            "names queues of topic 'other', but option 'topic' is 'orders'",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         ReadOptions.parse(REQUIRED | given)
+
+
+@pytest.mark.parametrize(("text", "expression"), [("*", "*"), (" a || b ", "a || b"), ("||a", "||a")])
+def test_a_subscription_names_tags_or_everything(text: str, expression: str) -> None:
+    assert ReadOptions.parse(REQUIRED | {"subscription": text}).subscription == expression
+
+
+@pytest.mark.parametrize("text", ["", " ", "||", " || || "])
+def test_a_subscription_without_a_tag_is_refused(text: str) -> None:
+    """Spark would find out only in a task, where the expression is parsed for the broker."""
+    with pytest.raises(OptionError, match=r"option subscription='.*' names no tag; give tags"):
+        ReadOptions.parse(REQUIRED | {"subscription": text})
+
+
+@pytest.mark.parametrize("text", ["newest", "{}", '{"orders": {"broker-a": {"0": "5"}}}'])
+def test_a_problem_with_the_starting_offsets_reads_as_a_sentence(text: str) -> None:
+    with pytest.raises(OptionError, match=r"option startingOffsets='.*' (is|has) (?!.*\.$)"):
+        ReadOptions.parse(REQUIRED | {"startingOffsets": text})
+
+
+def test_a_default_that_says_required_does_not_make_an_option_required() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+    class Tls(OptionSet):
+        client_auth: str = option(
+            "clientAuth", parse=text_value, default="required", doc="Who must prove it."
+        )
+
+    assert Tls.parse({}).client_auth == "required"
 
 
 def test_a_secret_shows_in_no_repr_and_in_no_error() -> None:

@@ -33,6 +33,7 @@ class OptionSpec:
     """Raises ValueError with the end of the sentence ``key='value' …``."""
     doc: str
     default_text: str
+    required: bool = False
     unit: str = ""
     secret: bool = False
 
@@ -51,7 +52,9 @@ def option(
     required = default is _REQUIRED
     if default_text is None:
         default_text = "required" if required else "none" if default is None else str(default)
-    spec = OptionSpec(key=key, parse=parse, doc=doc, default_text=default_text, unit=unit, secret=secret)
+    spec = OptionSpec(
+        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret
+    )
     if required:
         return dataclasses.field(metadata={"spec": spec})
     return dataclasses.field(default=default, metadata={"spec": spec})
@@ -116,6 +119,14 @@ def address_list(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def tag_expression(text: str) -> str:
+    """Parser of ``*`` or tags separated by ``||``."""
+    expression = text.strip()
+    if not any(tag.strip() for tag in expression.split("||")):
+        raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
+    return expression
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OptionSet:
     """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
@@ -167,7 +178,7 @@ class ReadOptions(OptionSet):
     topic: str = option("topic", parse=resource_name("topic", 127), doc="The topic to read.")
     subscription: str = option(
         "subscription",
-        parse=text_value,
+        parse=tag_expression,
         default="*",
         doc="Tags to read, such as `created || paid`; `*` reads every message. "
         "Filtered by the broker by hash code and again by exact tag in the task.",
@@ -247,7 +258,7 @@ class ReadOptions(OptionSet):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Group and store go together; the two ways to say where to begin exclude each other."""
+        """Group and store go together; where to begin is said once, and of the topic that is read."""
         problems = []
         if self.consumer_group is not None and self.offset_store is None:
             problems.append(
@@ -257,7 +268,14 @@ class ReadOptions(OptionSet):
             problems.append("option 'offsetStore' needs 'consumerGroup', whose offsets are to be used")
         if self.starting_offsets is not None and self.starting_timestamp is not None:
             problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
-        return problems
+        return problems + self._other_topics()
+
+    def _other_topics(self) -> list[str]:
+        named = {queue.topic for queue in self.starting_offsets.by_queue} if self.starting_offsets else set()
+        return [
+            f"option 'startingOffsets' names queues of topic '{topic}', but option 'topic' is '{self.topic}'"
+            for topic in sorted(named - {self.topic})
+        ]
 
 
 def _parse_values(
@@ -280,7 +298,7 @@ def _parse_values(
     problems += [
         f"option '{spec.key}' is required: {spec.doc}"
         for lower, (_, spec) in specs.items()
-        if spec.default_text == "required" and lower not in given
+        if spec.required and lower not in given
     ]
     return values, problems
 

@@ -48,7 +48,7 @@ def parse_starting_offsets(text: str) -> StartingOffsets:
     """Parse ``earliest``, ``latest`` (in any case) or JSON; queues the JSON does not name start at earliest.
 
     Raises:
-        ValueError: With a sentence that names the wrong part and the right form.
+        ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the right form.
     """
     word = text.strip().lower()
     if word == "earliest":
@@ -63,18 +63,18 @@ def _parse_json(text: str) -> dict[MessageQueue, int]:
         topics = json.loads(text, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"It must be earliest, latest or JSON of the shape {_SHAPE}; reading it as JSON failed at character "
-            f"{error.pos}: {error.msg}."
+            f"is neither earliest nor latest nor JSON of the shape {_SHAPE}; reading it as JSON failed at character "
+            f"{error.pos}: {error.msg}"
         ) from error
     except RecursionError:
-        raise ValueError(f"It is nested too deeply; the shape is {_SHAPE}.") from None
+        raise ValueError(f"is nested too deeply; the shape is {_SHAPE}") from None
     return {
         MessageQueue(topic, broker_name, _parse_queue_id(queue_id, broker_name)): _parse_offset(
             offset, f"{topic} / {broker_name} / {queue_id}"
         )
-        for topic, brokers in _members(topics, "The JSON")
-        for broker_name, queues in _members(brokers, f"The value of topic {topic!r}")
-        for queue_id, offset in _members(queues, f"The value of broker {broker_name!r}")
+        for topic, brokers in _members(topics, "the JSON")
+        for broker_name, queues in _members(brokers, f"the value of topic {topic!r}")
+        for queue_id, offset in _members(queues, f"the value of broker {broker_name!r}")
     }
 
 
@@ -83,26 +83,28 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"The name {twice!r} stands twice in one JSON object; keep one of them.")
+        raise ValueError(f"has the name {twice!r} twice in one JSON object; keep one of them")
     return members
 
 
 def _members(value: object, where: str) -> list[tuple[str, object]]:
     if not isinstance(value, dict) or not value:
-        raise ValueError(f"{where} must be a non-empty JSON object; the shape is {_SHAPE}.")
+        raise ValueError(f"is of another shape than {_SHAPE}: {where} must be a non-empty JSON object")
     return list(value.items())
 
 
 def _parse_queue_id(text: str, broker_name: str) -> int:
     if not _QUEUE_ID.fullmatch(text):
-        raise ValueError(f'Queue id {text!r} of broker {broker_name!r} must be a whole number such as "0".')
+        raise ValueError(
+            f'has queue id {text!r} for broker {broker_name!r}, which must be a whole number such as "0"'
+        )
     return int(text)
 
 
 def _parse_offset(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not EARLIEST_OFFSET <= value < 2**63:
         raise ValueError(
-            f"The offset of {where} must be a whole number from 0 on, or -2 (earliest) or -1 (latest), "
-            f"not {json.dumps(value)}."
+            f"has an offset for {where} that must be a whole number from 0 on, or -2 (earliest) or -1 (latest), "
+            f"not {json.dumps(value)}"
         )
     return value
