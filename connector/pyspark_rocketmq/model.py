@@ -11,10 +11,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, NewType
 
-QueueOffset = NewType("QueueOffset", int)
-"""Position in a message queue, counted in messages."""
-CommitLogOffset = NewType("CommitLogOffset", int)
-"""Position in a broker's commit log, counted in bytes."""
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
 
@@ -108,7 +104,7 @@ class MessageExt(NamedTuple):
     """Decompressed; empty where Java shows null."""
     properties: Mapping[str, str]
     born_timestamp: int
-    """Milliseconds since the epoch at the producer."""
+    """Milliseconds since the epoch at the producer; 0 when its claim cannot be held by Spark's timestamps."""
     born_host: str
     """``host:port``; IPv6 hosts in brackets."""
     store_timestamp: int

@@ -28,11 +28,6 @@ def app_id(consumer_group: str, queue: MessageQueue) -> str:
     return f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"
 
 
-def is_written(stored: Mapping[MessageQueue, int], queue: MessageQueue, queue_offset: int) -> bool:
-    """Whether the sink holds the rows of the message at ``queue_offset`` already."""
-    return queue_offset < stored.get(queue, 0)
-
-
 def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
     """The watermarks to commit: those of ``acked`` (next offsets) that are beyond what is stored.
 
