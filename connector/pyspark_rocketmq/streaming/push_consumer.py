@@ -34,6 +34,19 @@ _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
 _DEFAULT_LOOK_BACK = timedelta(minutes=30)
 """``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
 _QUERY_ID_TIMEOUT_S = 60.0
+_SET_BY = {
+    "nameServers": "parameter name_servers",
+    "topic": "subscribe()",
+    "subscription": "subscribe()",
+    "consumerGroup": "parameter consumer_group",
+    "offsetStore": "parameter offset_store",
+    "startingOffsets": "parameter consume_from_where",
+    "startingTimestamp": "parameters consume_from_where and consume_timestamp",
+    "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+}
+"""Options of the source that this consumer sets itself, and from what."""
+_SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
+"""By the key in lower case: Spark matches keys without regard to case."""
 
 
 class PushConsumer:
@@ -50,7 +63,7 @@ class PushConsumer:
         max_reconsume_times: -1, no limit: a message that fails is retried until it passes.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         max_offsets_per_trigger: Most messages of one micro-batch.
-        options: Further options of the source, such as ``{"pullBatchSize": "32"}``.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``; none that a parameter sets.
     """
 
     def __init__(
@@ -171,7 +184,7 @@ class PushConsumer:
 
     def _checked(self) -> tuple[dict[str, str], OrderlySettings]:
         """The source's options and the engine's settings, or every problem at once."""
-        problems = list(self._own_problems())
+        problems = self._own_problems() + self._overridden()
         options = {
             "nameServers": self._name_servers,
             "consumerGroup": self._group,
@@ -179,7 +192,7 @@ class PushConsumer:
             "maxOffsetsPerTrigger": str(self._max_offsets_per_trigger),
             **dict(zip(("topic", "subscription"), next(iter(self._subscriptions.items()), ()), strict=False)),
             **self._start_option(problems),
-            **self._options,
+            **{key: text for key, text in self._options.items() if key.lower() not in _SETTER_OF},
         }
         try:
             ReadOptions.parse(options)
@@ -207,6 +220,13 @@ class PushConsumer:
                 "message_model must be CLUSTERING; to read all queues in every query, give each its own group",
             ),
             (
+                self._store.spec.startswith("memory:"),
+                (
+                    f"offset_store is '{self._store.spec}': progress kept in this process cannot be seen by Spark's "
+                    "planner process; use DeltaOffsetStore"
+                ),
+            ),
+            (
                 not 1 <= self._batch_max_size <= 1024,
                 f"consume_message_batch_max_size={self._batch_max_size} is not between 1 and 1024",
             ),
@@ -219,6 +239,13 @@ class PushConsumer:
             ),
         )
         return [sentence for is_wrong, sentence in checks if is_wrong]
+
+    def _overridden(self) -> list[str]:
+        return [
+            f"options={{'{key}': …}} would override what this consumer sets itself; use {_SETTER_OF[key.lower()]}"
+            for key in self._options
+            if key.lower() in _SETTER_OF
+        ]
 
     def _start_option(self, problems: list[str]) -> dict[str, str]:
         match self._consume_from_where:

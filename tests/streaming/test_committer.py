@@ -1,0 +1,179 @@
+"""The order of a micro-batch on the driver, with the Spark job, the sink and the store played by one recorder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.streaming import committer as module
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.batch_task import Evaluated
+from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport
+from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.messages import QUEUE
+
+GROUP = "order-etl"
+FILE = WrittenFile(path="a.parquet", size=10, num_records=7, stats_json="{}", partition_values={})
+ACK = QueueAck(
+    topic=QUEUE.topic, broker_name=QUEUE.broker_name, queue_id=QUEUE.queue_id, epoch=1, start=0, next_offset=7,
+    reconsume_times=2, suspended_until_s=1_500.0, consumed=7, failed=1, finished="SUSPENDED", listener_s=0.5,
+)  # fmt: skip
+
+
+class RecordingStore(MemoryOffsetStore):
+    def __init__(self, done: list[str]) -> None:
+        super().__init__("committer-test", clock=FakeClock())
+        self._done = done
+        self.claim(GROUP, "me", {QUEUE: 0})
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        self._done.append("offsets")
+        return super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
+
+    @property
+    def row(self) -> OffsetRow:
+        return self.read(GROUP)[QUEUE]
+
+
+class Batch:
+    """Plays the batch's job and the sink; ``done`` is what happened, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *acks: QueueAck) -> None:
+        self.done: list[str] = []
+        self.reports: list[BatchReport] = []
+        self.store = RecordingStore(self.done)
+        self.sink_error: Exception | None = None
+        self._evaluated = Evaluated((FILE,), acks, 9)
+        monkeypatch.setattr(module, "BatchTask", lambda writer: self)
+
+    def run(self, batch: Any) -> Evaluated:
+        self.done.append("evaluate")
+        return self._evaluated
+
+    def begin(self, consumer_group: str, queues: Any) -> Batch:
+        assert list(queues) == [QUEUE]
+        return self
+
+    def task_writer(self) -> None:
+        return None
+
+    def commit(self, files: Any, acked: Any) -> int:
+        if self.sink_error is not None:
+            raise self.sink_error
+        assert (files, acked) == ((FILE,), {QUEUE: 7})
+        self.done.append("data")
+        return 4
+
+    def listen(self, report: BatchReport) -> None:
+        self.done.append("listener")
+        self.reports.append(report)
+
+    def commit_it(self, *others: BatchListener, with_sink: bool = True) -> None:
+        BatchCommitter(
+            consumer_group=GROUP,
+            store=self.store,
+            sink=self if with_sink else None,  # type: ignore[arg-type]
+            query_id=lambda: "query",
+            listeners=[*others, self.listen],
+        )(None, 3)  # type: ignore[arg-type]
+
+
+def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: killed in between, the batch runs again and the sink drops what it has."""
+    batch = Batch(monkeypatch, ACK)
+
+    batch.commit_it()
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+    row = batch.store.row
+    assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (7, 2, 1_500.0)
+    assert (row.query_id, row.batch_id) == ("query", 3)
+    [report] = batch.reports
+    assert (report.acks, report.rows, report.sink_version, report.refused) == ((ACK,), 7, 4, ())
+
+
+def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(monkeypatch, ACK)
+
+    batch.commit_it(with_sink=False)
+
+    assert batch.done == ["evaluate", "offsets", "listener"]
+    assert batch.reports[0].sink_version is None
+
+
+def test_an_empty_batch_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(monkeypatch)
+
+    batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+
+
+def test_a_sink_that_fails_leaves_the_offsets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: the offsets are never ahead of the data."""
+    batch = Batch(monkeypatch, ACK)
+    batch.sink_error = SinkConflict("another consumer")
+
+    with pytest.raises(SinkConflict):
+        batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+    assert batch.store.row.next_offset == 0
+
+
+def test_a_store_that_fails_is_the_batchs_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: Spark runs the batch again, and the sink knows its rows."""
+    batch = Batch(monkeypatch, ACK)
+
+    def fail(*_: Any, **__: Any) -> CommitResult:
+        raise OffsetCommitConflict("others kept winning")
+
+    monkeypatch.setattr(batch.store, "commit", fail)
+
+    with pytest.raises(OffsetCommitConflict):
+        batch.commit_it()
+    assert batch.done == ["evaluate", "data"]
+
+
+def test_a_refused_commit_is_reported_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C5: the queue was claimed by somebody else, and what this batch knows of it counts no more."""
+    batch = Batch(monkeypatch, ACK)
+    batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it(with_sink=False)
+
+    [refused] = batch.reports[0].refused
+    assert (refused.queue, refused.epoch) == (QUEUE, 1)
+    assert "commit refused, the queue was claimed or reset by somebody else" in caplog.text
+    assert f"{QUEUE} epoch=1 next_offset=7" in caplog.text
+    assert batch.store.row.next_offset == 0
+
+
+def test_a_batch_listener_that_raises_is_logged_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything is committed by then, and the other listeners are told too."""
+    batch = Batch(monkeypatch, ACK)
+
+    def fail(report: BatchReport) -> None:
+        raise ValueError("the dashboard is away")
+
+    with caplog.at_level(logging.ERROR):
+        batch.commit_it(fail)
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+    assert batch.store.row.next_offset == 7
+    assert "the dashboard is away" in caplog.text
+    assert f"group={GROUP} batch=3" in caplog.text

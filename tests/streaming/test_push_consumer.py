@@ -1,0 +1,62 @@
+"""What a consumer refuses before it asks anything of Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.fake_clock import FakeClock
+
+
+def problems_of(**settings: Any) -> tuple[str, ...]:
+    consumer = PushConsumer(
+        **{"consumer_group": "g", "name_servers": "a:1", "offset_store": DeltaOffsetStore("unused")}
+        | settings
+    )
+    consumer.subscribe("orders")
+    with pytest.raises(OptionError) as caught:
+        consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
+    # No listener is registered, so that start() never gets farther.
+    return tuple(problem for problem in caught.value.problems if "no listener is registered" not in problem)
+
+
+def test_a_store_in_memory_is_refused_since_the_planner_is_another_process() -> None:
+    """The planner would begin anew with every query, and see no commit."""
+    [problem] = problems_of(offset_store=MemoryOffsetStore("m", clock=FakeClock()))
+
+    assert "cannot be seen by Spark's planner process; use DeltaOffsetStore" in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("nameServers", "parameter name_servers"),
+        ("topic", "subscribe()"),
+        ("SUBSCRIPTION", "subscribe()"),
+        ("consumergroup", "parameter consumer_group"),
+        ("offsetStore", "parameter offset_store"),
+        ("startingOffsets", "parameter consume_from_where"),
+        ("startingTimestamp", "parameters consume_from_where and consume_timestamp"),
+        ("maxOffsetsPerTrigger", "parameter max_offsets_per_trigger"),
+    ],
+)
+def test_an_option_that_a_parameter_sets_is_refused_by_name(key: str, instead: str) -> None:
+    """Else group and offsets of the planner and of the committer could differ."""
+    [problem] = problems_of(options={key: "||"})
+
+    assert problem == f"options={{'{key}': …}} would override what this consumer sets itself; use {instead}"
+
+
+def test_all_problems_are_reported_together() -> None:
+    problems = problems_of(
+        consumer_group="or.ders",
+        offset_store=MemoryOffsetStore("m", clock=FakeClock()),
+        options={"Topic": "other", "pullBatchSize": "0"},
+    )
+
+    assert len(problems) == 4
