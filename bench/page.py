@@ -13,44 +13,45 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench`; do not edit. Every figure stands next to a peer or a ceiling that was measured in the same run,
-because a ratio says more than a rate: rates change with the machine and with what else it does. Nothing here is a test.
+Written by `make bench`; do not edit. Each figure stands next to a ceiling or a peer measured in the same run, and what
+counts is the ratio: absolute numbers are this machine's. Nothing here is a test.
 
 {machine}
 
 Broker, Spark, its Python workers and the measuring program share these cores, so a rate is what all of them reach
-together. The load average before and after a benchmark counts its own processes too; well above the number of cores it
-means that somebody else was busy as well, and then only the ratios are worth reading.
-"""
+together. The load average counts a benchmark's own processes too; well above the number of cores it means that
+somebody else was busy as well, and then only the ratios are worth reading."""
 
-_RERUN = """\
+_AGAIN = """\
 ## Run it again
 
-    make bench                                # everything, and this page
-    ./scripts/with-env.sh --maven dev python -m bench source --messages 100000 --rounds 3
-    ./scripts/with-env.sh dev python -m bench micro_batch --backend sim
-    ./scripts/with-env.sh dev python -m bench planner
-    ./scripts/with-env.sh dev python -m bench offset_commit --commits 500
+    make bench                                    # everything, and this page
+    make bench ARGS=source                        # one of source, micro_batch, planner, offset_commit
+    make bench ARGS="source --messages 100000 --rounds 3"
+    make bench ARGS="micro_batch --backend sim"   # without RocketMQ itself
 
-`--write` renders this page from the newest result of each benchmark.
-"""
+The page is written from the newest result of each benchmark."""
 
 
 def render(results: Sequence[Result]) -> str:
     """The whole page."""
-    targets = [target.cells() for result in results for target in result.targets]
+    wanted = [target.cells() for result in results for target in result.targets]
     parts = [
         _INTRODUCTION.format(machine=describe_machine()),
-        f"## Targets\n\n{markdown_table(TARGET_COLUMNS, targets)}\n",
-        *map(_section, results),
-        _RERUN,
+        f"## Targets\n\n{markdown_table(TARGET_COLUMNS, wanted)}",
+        *(f"## {result.title}\n\n{result.method}\n\n{tables(result)}" for result in results),
+        _AGAIN,
     ]
-    return "\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
-def _section(result: Result) -> str:
+def tables(result: Result) -> str:
+    """One result's figures, its targets and the load they were measured under."""
     before, after = result.load
-    return (
-        f"## {result.title}\n\n{result.method}\n\n{markdown_table(result.columns, result.rows)}\n\n"
-        f"Load average: {before:g} before, {after:g} after.\n"
+    return "\n\n".join(
+        [
+            markdown_table(result.columns, result.rows),
+            markdown_table(TARGET_COLUMNS, (target.cells() for target in result.targets)),
+            f"Load average before and after: {before:.1f}, {after:.1f}.",
+        ]
     )
