@@ -147,6 +147,7 @@ class MicroBatchPlanner:
         if not self._in_contact:
             self._at_first_contact(self._look)
         try:
+            self._progress.begin_reading()
             snapshot = self._look()
             plan = self._plan(snapshot, self._progress.read(previous, snapshot))
             return _Attempt(snapshot, plan, self._progress.compose(previous, plan))

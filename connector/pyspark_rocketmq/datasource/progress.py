@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
@@ -29,6 +30,10 @@ class ProgressSource(Protocol):
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
+        ...
+
+    def begin_reading(self) -> None:
+        """Start what :meth:`read` needs of storage; the cluster is looked at meanwhile."""
         ...
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
@@ -72,6 +77,9 @@ class CheckpointProgress:
         """Empty ranges at the starting positions."""
         positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
         return [QueueRange(queue=queue, start=start, end=start) for queue, start in positions.items()]
+
+    def begin_reading(self) -> None:
+        """Nothing: Spark hands the progress in."""
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
         """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2)."""
@@ -134,6 +142,8 @@ class GroupProgress:
         self._stalls = StallCounter()
         self._stood_still: Mapping[MessageQueue, int] = {}
         self._last_ends: dict[MessageQueue, int] = {}
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
+        self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """As of the last look at the store."""
 
@@ -141,12 +151,17 @@ class GroupProgress:
         """Nothing: a group's positions are in its offset store."""
         return ()
 
+    def begin_reading(self) -> None:
+        """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
+        self._reading = self._reader.submit(self._store.read, self._group)
+
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
         """Rows of the queues owned and claimed, after claiming those that are new."""
         # Asked about reachable queues only, so a broker that is away must not look like a queue that was lost:
         # a claim ends when the store says so, and not before.
         owned = self._ownership.owned(snapshot.bounds.keys(), self._clock.monotonic_s())
-        rows = self._store.read(self._group)
+        rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
+        self._reading = None
         new = owned - self._claimed
         if new:
             rows |= self._claim(new, rows, snapshot)

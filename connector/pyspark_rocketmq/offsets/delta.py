@@ -64,6 +64,8 @@ class DeltaOffsetStore:
         self._path = table_uri(path)
         self._clock = clock or SystemClock()
         self._sleep = sleep
+        self._known_rows: dict[str, tuple[int, dict[MessageQueue, OffsetRow]]] = {}
+        """Rows of a group as of a table version, for readers that ask again before anything was committed."""
         self._handles = threading.local()
 
     def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
@@ -84,7 +86,13 @@ class DeltaOffsetStore:
             OffsetStoreUnavailable: If the storage does not answer.
         """
         try:
-            return _read_rows(self._newest(), consumer_group)
+            table = self._newest()
+            known = self._known_rows.get(consumer_group)
+            if known is None or known[0] != table.version():
+                # A table version never changes, and asking for the newest one is cheaper than reading rows.
+                known = (table.version(), _read_rows(table, consumer_group))
+                self._known_rows[consumer_group] = known
+            return dict(known[1])
         except STORAGE_ERRORS as error:
             raise OffsetStoreUnavailable(
                 f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
@@ -161,6 +169,8 @@ class DeltaOffsetStore:
                 logger.info("offset table to be opened again path=%s", self._path, exc_info=True)
             else:
                 return table
+        # Perhaps another table at the same place, whose versions count from 0 again.
+        self._known_rows.clear()
         self._handles.table = table = self._open()
         return table
 
