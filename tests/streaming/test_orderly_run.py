@@ -416,3 +416,11 @@ def test_an_ack_survives_the_way_to_the_driver(suspended_until_s: float | None) 
 
     assert QueueAck.from_json(ack.to_json()) == ack
     assert "\n" not in ack.to_json()
+
+
+def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once() -> None:
+    """B6: its broker was away; the planner must not take it for a queue whose listener waits for more messages."""
+    run = run_of(lambda m, c: SUCCESS, offsets=[], planned=QueueRange(queue=QUEUE, start=10, end=10, epoch=3))
+
+    assert run.consume() == []
+    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)

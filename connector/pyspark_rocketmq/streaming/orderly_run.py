@@ -115,9 +115,11 @@ class OrderlyRun:
 
     def _suspended_until_s(self) -> float | None:
         # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
-        # more messages before it commits, and the planner would give it a longer range each time. A queue whose
-        # time was up before its first commit needs more time, not more messages: it may go on at once.
-        if self._machine.finished is Finish.SLICE_USED and not self._machine.committed:
+        # more messages before it commits: it would give it longer ranges, or none until there are new messages.
+        # A queue whose time was up before its first commit, or whose broker was away, may go on at once as it is.
+        is_out_of_time = self._machine.finished is Finish.SLICE_USED and not self._machine.committed
+        brought_nothing = not self._messages and self._planned.end == self._planned.start
+        if is_out_of_time or brought_nothing:
             return self._now_s()
         return self._machine.suspended_until_s
 
