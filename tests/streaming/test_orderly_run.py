@@ -424,3 +424,18 @@ def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once
 
     assert run.consume() == []
     assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)
+
+
+def test_a_range_cut_short_keeps_what_was_consumed_beyond_its_end() -> None:
+    """D4: delivered again, its rows would be emitted twice."""
+    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")], 0)
+    run = run_of(
+        lambda m, c: SUCCESS,
+        offsets=range(10, 15),
+        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3),
+        before=before,
+    )
+
+    assert run.consume() == []
+    assert run.uncommitted() == before
+    assert run.ack().next_offset == 10

@@ -54,6 +54,8 @@ class OrderlyRun:
         self._output = output
         self._now_s = now_s
         self._started_s = self._answered_s = now_s()
+        self._before = before
+        self._has_delivered = False
         self._pending = list(before.rows)
         self._failed = 0
         self._machine = OrderlyConsumption(
@@ -68,6 +70,7 @@ class OrderlyRun:
         """Deliver until the range, the queue's patience or its time slice is used up; the acknowledged rows."""
         acknowledged: list[Row] = []
         while (delivery := self._machine.next_delivery(self._now_s())) is not None:
+            self._has_delivered = True
             messages = self._messages[delivery.start : delivery.stop]
             if delivery.reconsume_times:
                 messages = [
@@ -110,6 +113,9 @@ class OrderlyRun:
 
     def uncommitted(self) -> Uncommitted:
         """What the next range must not deliver again; call after :meth:`consume`."""
+        if not self._has_delivered:
+            # A range that was cut short may end before what an earlier one has consumed already.
+            return self._before
         consumed = self._machine.committed + self._machine.accumulated
         return Uncommitted(self._offset_at(consumed), self._pending, self._machine.reconsume_times)
 
