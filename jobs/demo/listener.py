@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,7 +12,7 @@ from jobs.demo.orders import STEPS
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 
-OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int"
+OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
 _ONE_IN = 5_000
 _PAUSE_MS = 200
 
@@ -54,5 +55,6 @@ def on_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> 
             step=event["step"],
             sequence=event["sequence"],
             reconsume_times=message.reconsume_times,
+            delivered_ns=time.time_ns(),
         )
     return ConsumeOrderlyStatus.SUCCESS

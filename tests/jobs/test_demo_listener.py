@@ -21,7 +21,6 @@ OUTPUT = OutputColumns.of(
     .add("sequence", "integer")
     .add("reconsume_times", "integer")
     .add("delivered_ns", "long")
-    .add("delivered_ns", "long")
 )
 EVENTS = list(order_events(20_000, seed=7))
 FAILING = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from datetime import UTC, datetime
@@ -9,13 +10,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from jobs.demo.cluster import embedded_cluster
 from jobs.demo.names import RunNames
 from jobs.demo.orders import STEPS
-from jobs.demo.report import check_orders, verdict_line
+from jobs.demo.report import check_orders, print_head, read_orders, verdict_line
 from jobs.demo.topic import share_queues
 from jobs.settings import DemoSettings
 from tests.packaging.checkout import ROOT
@@ -97,3 +100,25 @@ def test_a_missing_and_a_late_step_are_counted():
     report = check_orders(orders_table([created, packed, paid, shipped]), orders=1)
 
     assert verdict_line(5, report) == "messages: 5 · rows: 4 · duplicates: 0 · lost: 1 · order violations: 1"
+
+
+def test_a_table_is_checked_in_the_order_of_delivery(tmp_path):
+    """D1: every row is there and in its place, but the listener got two of them the wrong way round."""
+    table = orders_table([("order-00000000", step) for step in STEPS])
+    write_deltalake(str(tmp_path), table.append_column("delivered_ns", pa.array([1, 2, 4, 3, 5])))
+
+    report = check_orders(read_orders(str(tmp_path)), orders=1)
+
+    assert verdict_line(5, report) == "messages: 5 · rows: 5 · duplicates: 0 · lost: 0 · order violations: 1"
+
+
+def test_the_head_of_the_table_leaves_out_what_is_not_for_reading():
+    table = orders_table([("order-00000000", step) for step in STEPS])
+    console = Console(file=io.StringIO(), width=100)
+
+    print_head(table.append_column("delivered_ns", pa.array([1, 2, 3, 4, 5])), "orders", console, count=2)
+
+    shown = console.file.getvalue()
+    assert "queueOffset   order_id" in shown
+    assert "paid" in shown
+    assert not any(word in shown for word in ("delivered_ns", "topic", "packed"))
