@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _POINTLESS_AFTER = 3
 """Plans over the same messages after which a listener that does not commit gets them only together with new ones."""
+_POINTLESS_FOR_S = 60.0
 
 
 class ProgressSource(Protocol):
@@ -141,7 +142,8 @@ class GroupProgress:
         self._claimed: set[MessageQueue] = set()
         self._stalls = StallCounter()
         self._stood_still: Mapping[MessageQueue, int] = {}
-        self._last_ends: dict[MessageQueue, int] = {}
+        self._last_read: dict[MessageQueue, tuple[int, float]] = {}
+        """End of the last range of a queue, and when it was planned (monotonic seconds)."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
@@ -189,7 +191,8 @@ class GroupProgress:
             self._store.reset(self._group, gaps)
         ranges = tuple(new for new in plan.ranges if new.queue not in gaps and not self._is_pointless(new))
         self._stalls.planned(ranges)
-        self._last_ends |= {new.queue: new.end for new in ranges}
+        now_s = self._clock.monotonic_s()
+        self._last_read |= {new.queue: (new.end, now_s) for new in ranges}
         return ranges
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
@@ -223,9 +226,13 @@ class GroupProgress:
         return None if row is None else row.next_offset
 
     def _is_pointless(self, new: QueueRange) -> bool:
-        """Whether the listener has had all of this range, several times, and is waiting for more to commit."""
-        had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER
-        return had_enough and new.end <= self._last_ends.get(new.queue, 0)
+        """Whether the listener has had all of this range, several times, and is waiting for more to commit.
+
+        Now and then it gets it all the same: a read that broke off looks the same from here.
+        """
+        end, read_at_s = self._last_read.get(new.queue, (0, 0.0))
+        had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER and new.end <= end
+        return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
 
     def _claim(
         self, new: frozenset[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot

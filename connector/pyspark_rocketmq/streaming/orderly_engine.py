@@ -14,7 +14,6 @@ import logging
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -94,24 +93,18 @@ class OrderlyEngine:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         planned, messages = _gather(queue, chunks)
-        before = _uncommitted(state, planned)
         run = OrderlyRun(
             planned,
             messages,
             listener=self._listener,
             output=self._output,
             settings=self._settings,
-            before=before,
+            before=_uncommitted(state, planned),
             now_s=time.time,
         )
         rows = run.consume()
         ack = run.ack()
-        if planned.count == 0:
-            # The read ended before its first message: due at once, for without a suspension the planner takes a
-            # queue that stands still for one whose listener waits for more messages before it commits.
-            ack = replace(ack, suspended_until_s=time.time())
-        # A range that ended early may not even reach what was consumed before: nothing was delivered then.
-        left = before if before.accumulated_offset > planned.end else run.uncommitted()
+        left = run.uncommitted()
         uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
         state.update(
             (ack.next_offset, planned.epoch, left.accumulated_offset, left.reconsume_times, uncommitted_rows)
