@@ -157,3 +157,4 @@ def test_a_frame_cut_by_the_peer_is_pulled_again(spark: SparkSession) -> None:
         frame = spark.read.format("rocketmq").options(nameServers=cluster.name_servers, topic="torn").load()
 
         assert frame.select("brokerName", "queueId", "queueOffset").distinct().count() == 500
+        assert cluster.faults.pending == 0, "the answer of a pull was not cut"

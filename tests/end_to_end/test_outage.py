@@ -12,7 +12,7 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.end_to_end.test_orderly_consumer import emit_step
 from tests.helpers.cluster import ClusterUnderTest
-from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
@@ -38,7 +38,7 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
         options={"requestTimeoutMs": "2000"},
     )
     consumer.subscribe(topic)
-    consumer.register_message_listener(emit_step, output_schema="order_id string, step string")
+    consumer.register_message_listener(emit_step, output_schema=OUTPUT_SCHEMA)
     consumer.register_batch_listener(count)
     query = consumer.start(
         spark,

@@ -11,6 +11,8 @@ from jobs.order_check import OrderReport, check_order
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message
 
+OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint"
+"""Of listeners whose sink :func:`check_sink` reads; ``delivered_ns`` is :func:`time.time_ns` at the delivery."""
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 
 Orders = Mapping[str, Sequence[str]]
@@ -49,13 +51,17 @@ def _body(order_id: str, step: str, size: int) -> bytes:
 
 
 def check_sink(path: Path | str, expected: Orders) -> OrderReport:
-    """The order check over a sink's table with columns ``order_id`` and ``step``."""
+    """The order check over a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``.
+
+    Rows are read in the order in which listeners got their messages, which a table does not keep by itself: sorted
+    by position they would be in order whatever the engine did.
+    """
     table = (
         QueryBuilder()
         .register("sink", DeltaTable(str(path)))
         .execute(
             'SELECT topic, "brokerName", "queueId", "queueOffset", order_id, step FROM sink '
-            'ORDER BY topic, "brokerName", "queueId", "queueOffset"'
+            'ORDER BY delivered_ns, "queueOffset"'
         )
         .read_all()
     )
