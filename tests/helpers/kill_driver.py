@@ -1,7 +1,11 @@
-"""A consumer that kills itself with SIGKILL at one step of a micro-batch, again and again, and then finishes.
+"""A consumer that kills itself with SIGKILL at given steps of its micro-batches, one after the other, and then finishes.
 
 ``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.  It is
 its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the workers.
+
+``after_offset_commit`` and ``before_spark_commit`` are the last two moments our code has before Spark writes its own
+commit log entry: the offsets are stored, and the batch listeners are called.  Between the end of ``foreachBatch`` and
+that entry nothing durable happens, so a death there leaves the same tables and the same checkpoint behind.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +33,7 @@ from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 
 KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
@@ -35,10 +41,9 @@ KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_c
 
 @dataclass(frozen=True)
 class Killer:
-    """Kills the whole process group at its point, ``kills`` times over all starts, each time one batch later."""
+    """Kills the whole process group at each of its points, one a start, each time at least one batch later."""
 
-    point: str
-    kills: int
+    points: tuple[str, ...]
     folder: str
     process_group: int
 
@@ -49,7 +54,7 @@ class Killer:
     def reached(self, point: str, batch_id: int) -> None:
         """Die here if this is the point, and the batch whose turn it is."""
         done = self.done()
-        if point != self.point or done >= self.kills or batch_id < done:
+        if self.points[done : done + 1] != (point,) or batch_id < done:
             return
         Path(self.folder, f"killed-{done}").touch()
         os.killpg(self.process_group, signal.SIGKILL)
@@ -119,9 +124,9 @@ def make_listener(killer: Killer) -> Any:
         nonlocal delivered
         (message,) = messages
         order_id, _, step = message.body.decode().partition(":")
-        context.emit(order_id=order_id, step=step.rstrip("."))
+        context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
         delivered += 1
-        if delivered == 60:
+        if delivered == 30:
             killer.reached("in_listener", killer.done())
         # Differs between a batch and its replay, as a real listener's troubles do.
         if message.reconsume_times == 0 and zlib.crc32(f"{order_id}{step}{os.getpid()}".encode()) % 151 == 0:
@@ -135,7 +140,7 @@ def make_listener(killer: Killer) -> Any:
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
-    killer = Killer(config["point"], config["kills"], str(work), os.getpgid(0))
+    killer = Killer(tuple(config["points"]), str(work), os.getpgid(0))
     spark = make_session(work)
 
     class KillingSource(DefaultSource):
@@ -153,7 +158,7 @@ def main(config: Mapping[str, Any]) -> None:
         max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
     )
     consumer.subscribe(config["topic"])
-    consumer.register_message_listener(make_listener(killer), output_schema="order_id string, step string")
+    consumer.register_message_listener(make_listener(killer), output_schema=OUTPUT_SCHEMA)
     consumer.register_batch_listener(lambda report: killer.reached("before_spark_commit", report.batch_id))
     query = consumer.start(
         spark, sink=sink, checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
