@@ -97,7 +97,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consump
 
 def test_order_survives_a_sort_that_spills(consumption: Consumption) -> None:
     """D1: Spark keeps no order within a group once its sort spills; the engine puts it back."""
-    orders = 4 * SPILL_THRESHOLD // 5
+    orders = 3 * SPILL_THRESHOLD // 5
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, orders)
 
     consumption.drain(max_offsets_per_trigger=10_000_000, consume_message_batch_max_size=1024)

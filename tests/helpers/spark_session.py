@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 _REPO = Path(__file__).parent.parent.parent
 _DELTA_JARS = _REPO / ".cache" / "delta-jars-4.4.0"
 
-SPILL_THRESHOLD = 5_000
+SPILL_THRESHOLD = 20_000
 """Rows after which every sort spills: a spilled sort loses the order within a group."""
 
 
