@@ -226,18 +226,15 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
     """Write the body of the answer to 202 GET_TOPIC_STATS_INFO."""
-    table = ObjectMap(
-        (
-            _queue_to_json(queue),
-            {
-                "lastUpdateTimestamp": bounds.last_update_timestamp,
-                "maxOffset": bounds.max_offset,
-                "minOffset": bounds.min_offset,
-            },
-        )
-        for queue, bounds in stats.items()
+    # Written by hand: a topic may have a thousand queues, and its statistics are asked for at every plan.
+    names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
+    entries = (
+        f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:'
+        f'{{"lastUpdateTimestamp":{bounds.last_update_timestamp:d},"maxOffset":{bounds.max_offset:d},'
+        f'"minOffset":{bounds.min_offset:d}}}'
+        for (topic, broker_name, queue_id), bounds in stats.items()
     )
-    return dumps_java({"offsetTable": table, "topicPutTps": 0.0})
+    return f'{{"offsetTable":{{{",".join(entries)}}},"topicPutTps":0.0}}'.encode()
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
