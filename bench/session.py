@@ -20,6 +20,8 @@ CORES = 2
 def bench_session(work: Path) -> Iterator[SparkSession]:
     """A session that keeps its files below ``work``; workers find the connector and the benchmarks."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # The jobs' settings name Delta's classes, whose jars are not here; those that count are given below.
+    os.environ.pop("SPARK_CONF_DIR", None)
     before = [path for path in (os.environ.get("PYTHONPATH"),) if path]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO), *before])
     # Spark's own way to write out state makes pandas warn once per worker.
