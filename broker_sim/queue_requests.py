@@ -6,7 +6,6 @@ from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.state import BrokerState
 from broker_sim.topics import TopicConfig, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.bodies import encode_topic_stats
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
@@ -18,6 +17,7 @@ from pyspark_rocketmq.wire.headers import (
     SearchOffsetRequestHeader,
     from_ext_fields,
 )
+from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

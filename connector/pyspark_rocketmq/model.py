@@ -222,8 +222,7 @@ class QueueRange:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueBounds:
+class QueueBounds(NamedTuple):
     """What a broker holds of one queue at one moment."""
 
     min_offset: int

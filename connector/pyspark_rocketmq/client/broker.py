@@ -28,6 +28,7 @@ from pyspark_rocketmq.wire import bodies, headers
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.header_fields import Header
+from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
 
 __all__ = ["Batch", "BrokerClient", "PullRequest", "PullResult", "PullStatus", "SendResult", "SendTerms"]
 
@@ -172,7 +173,7 @@ class BrokerClient:
     def topic_stats(self, address: str, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of all of the topic's write queues on this broker, in one request."""
         header = headers.GetTopicStatsInfoRequestHeader(topic=topic)
-        return bodies.decode_topic_stats(self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header).body)
+        return decode_topic_stats(self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header).body)
 
     def query_consumer_offset(
         self,

@@ -49,6 +49,7 @@ class ClusterView:
         self._timeout_s = options.request_timeout_ms / 1000
         self._name_server = NameServerClient(options.name_servers, pool, clock, self._timeout_s)
         self._brokers = BrokerClient(pool, clock, self._timeout_s)
+        self._known_queues: tuple[TopicRoute | None, dict[str, list[MessageQueue]]] = (None, {})
 
     def route(self) -> TopicRoute:
         """The topic's route, at most 30 s old.
@@ -66,9 +67,7 @@ class ClusterView:
             TransportError: If no name server, or not a single broker, answered.
         """
         route = self.route()
-        queues: dict[str, list[MessageQueue]] = {}
-        for queue in route.subscribe_queues(self._options.topic):
-            queues.setdefault(queue.broker_name, []).append(queue)
+        queues = self._queues_of(route)
         # Masters only: a replica that lags would look like a log that lost its tail.
         masters = {broker.broker_name: broker.master for broker in route.brokers}
         addresses = {name: address for name in queues if (address := masters.get(name)) is not None}
@@ -88,6 +87,16 @@ class ClusterView:
         if unreachable and not bounds:
             raise next(iter(unreachable.values()))
         return Snapshot(bounds=bounds, addresses=addresses, unreachable=unreachable)
+
+    def _queues_of(self, route: TopicRoute) -> Mapping[str, list[MessageQueue]]:
+        """The route's queues by broker, sorted; a route serves many plans."""
+        known_route, queues = self._known_queues
+        if route is not known_route:
+            queues = {}
+            for queue in route.subscribe_queues(self._options.topic):
+                queues.setdefault(queue.broker_name, []).append(queue)
+            self._known_queues = route, queues
+        return queues
 
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets

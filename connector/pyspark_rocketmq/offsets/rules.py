@@ -10,7 +10,7 @@ reads again and applies the rule again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
@@ -101,13 +101,12 @@ def _new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
-    return replace(row, epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s))
+    return row._replace(epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s))
 
 
 def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
     # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
-    return replace(
-        row,
+    return row._replace(
         next_offset=target,
         epoch=row.epoch + 1,
         reconsume_times=0,
@@ -133,8 +132,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
     stored = (row.next_offset, row.reconsume_times, row.suspended_until_s)
     if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s):
         return row
-    return replace(
-        row,
+    return row._replace(
         next_offset=commit.next_offset,
         reconsume_times=commit.reconsume_times,
         suspended_until_s=suspended_until_s,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyspark_rocketmq.model import MessageQueue
 
@@ -21,8 +21,7 @@ NO_BATCH = -1
 """``batch_id`` of a row that no batch has moved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetRow:
+class OffsetRow(NamedTuple):
     """What is known of one queue of one group."""
 
     consumer_group: str

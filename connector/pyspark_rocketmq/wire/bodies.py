@@ -3,8 +3,7 @@
 Written as fastjson writes them (fields in alphabetical order, message queues inline as map keys); read in that
 form and in standard JSON.  Sets are written sorted, so equal values give equal bytes.
 
-Source: RocketMQ 5.3.3 ``remoting/protocol/heartbeat/*``, ``remoting/protocol/body/*``,
-``remoting/protocol/admin/TopicStatsTable``.
+Source: RocketMQ 5.3.3 ``remoting/protocol/heartbeat/*``, ``remoting/protocol/body/*``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.json_fields import JsonObject, checked_int64, read_object
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java, loads
 from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData
@@ -224,32 +223,6 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 # --- tables by message queue ---------------------------------------------------------------------------------
 
 
-def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
-    """Write the body of the answer to 202 GET_TOPIC_STATS_INFO."""
-    # Written by hand: a topic may have a thousand queues, and its statistics are asked for at every plan.
-    names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
-    entries = (
-        f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:'
-        f'{{"lastUpdateTimestamp":{bounds.last_update_timestamp:d},"maxOffset":{bounds.max_offset:d},'
-        f'"minOffset":{bounds.min_offset:d}}}'
-        for (topic, broker_name, queue_id), bounds in stats.items()
-    )
-    return f'{{"offsetTable":{{{",".join(entries)}}},"topicPutTps":0.0}}'.encode()
-
-
-def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
-    """Read what a broker holds of each of a topic's queues.
-
-    Raises:
-        RemoteProtocolError: If the body is not a topic's statistics.
-    """
-    where = "TopicStatsTable.offsetTable"
-    return {
-        _queue_from_json(key, where): _bounds_from_json(value, where)
-        for key, value in read_object(body, "TopicStatsTable").pairs("offsetTable")
-    }
-
-
 def encode_offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:
     """Write the body of 220 RESET_CONSUMER_CLIENT_OFFSET and of the answer to 222."""
     return dumps_java(
@@ -270,11 +243,11 @@ def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
     table = read_object(body, "ResetOffsetBody")
     if type(table.members.get("offsetTable")) is list:
         return {
-            _queue_from_json(item.members, where): item.integer("offset")
+            queue_from_json(item.members, where): item.integer("offset")
             for item in table.objects("offsetTable")
         }
     return {
-        _queue_from_json(key, where): checked_int64(offset, where)
+        queue_from_json(key, where): checked_int64(offset, where)
         for key, offset in table.pairs("offsetTable")
     }
 
@@ -288,11 +261,15 @@ def _queues_to_json(queues: Iterable[MessageQueue]) -> list[dict[str, object]]:
 
 
 def _queues_from_json(owner: JsonObject, name: str) -> frozenset[MessageQueue]:
-    return frozenset(_queue_from_json(item, f"{owner.where}.{name}") for item in owner.items(name))
+    return frozenset(queue_from_json(item, f"{owner.where}.{name}") for item in owner.items(name))
 
 
-def _queue_from_json(value: Any, where: str) -> MessageQueue:
-    """A message queue, as an object or (a standard JSON key) as the text of one; called very often."""
+def queue_from_json(value: Any, where: str) -> MessageQueue:
+    """Read a message queue, an object or (a standard JSON key) the text of one; called very often.
+
+    Raises:
+        RemoteProtocolError: If it is neither.
+    """
     try:
         members = loads(value.encode(errors="surrogatepass")) if type(value) is str else value
         queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])
@@ -303,17 +280,3 @@ def _queue_from_json(value: Any, where: str) -> MessageQueue:
     if tuple(map(type, queue)) != (str, str, int) or not -_INT32_END <= queue.queue_id < _INT32_END:
         raise RemoteProtocolError(f"{where} holds something that is no message queue: {value!r:.80}.")
     return queue
-
-
-def _bounds_from_json(value: Any, where: str) -> QueueBounds:
-    """Called as often as :func:`_queue_from_json`."""
-    try:
-        minimum, maximum = value["minOffset"], value["maxOffset"]
-        updated = value.get("lastUpdateTimestamp", 0)
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise RemoteProtocolError(f"{where} holds something that is no TopicOffset: {value!r:.80}.") from exc
-    return QueueBounds(
-        min_offset=checked_int64(minimum, where),
-        max_offset=checked_int64(maximum, where),
-        last_update_timestamp=checked_int64(updated, where),
-    )
