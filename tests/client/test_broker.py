@@ -25,6 +25,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.subscription import build_subscription
+from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import ScriptedServer
 
@@ -103,7 +104,7 @@ CALLS: dict[str, tuple[int, Call]] = {
 ANSWERS = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(("a", "b")),
     RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({QUEUE}),
-    RequestCode.GET_TOPIC_STATS_INFO: bodies.encode_topic_stats(
+    RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats(
         {QUEUE: QueueBounds(min_offset=1, max_offset=9, last_update_timestamp=5)}
     ),
 }
