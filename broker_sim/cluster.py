@@ -83,9 +83,19 @@ class AsyncCluster:
         await self._servers[name].stop()
         broker.restarted()
 
+    def refuse_connections(self, name: str) -> None:
+        """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
+        self._broker(name)
+        self._servers[name].refuse()
+
+    async def accept_connections(self, name: str) -> None:
+        """End :meth:`refuse_connections`."""
+        self._broker(name)
+        await self._servers[name].listen()
+
     def look_at_clock(self) -> None:
-        """Do on every broker what is due; needed only after a fake clock was moved."""
-        for server in self._servers.values():
+        """Do on every server what is due; needed only after a fake clock was moved."""
+        for server in (self._name_server_server, *self._servers.values()):
             server.look_at_clock()
 
     def _broker(self, name: str) -> Broker:
@@ -168,8 +178,16 @@ class SimCluster:
         """Start a stopped broker on its former port."""
         self._await(lambda: self._cluster.start_broker(name))
 
+    def refuse_connections(self, name: str) -> None:
+        """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
+        self.call(lambda: self._cluster.refuse_connections(name))
+
+    def accept_connections(self, name: str) -> None:
+        """End :meth:`refuse_connections`."""
+        self._await(lambda: self._cluster.accept_connections(name))
+
     def look_at_clock(self) -> None:
-        """Answer held pulls and drop members whose time is over by the cluster's clock."""
+        """Answer held pulls, drop members and close connections whose time is over by the cluster's clock."""
         self.call(self._cluster.look_at_clock)
 
     def create_topic(

@@ -1,12 +1,18 @@
 """Scripted failures, for tests of the other side.
 
-Each line of the script is used once, by the first request or answer it fits, in the order it was written; what
-nothing fits yet stays. Nothing is random.
+Each line of the script is used once, by the first connection, request or answer it fits, in the order it was
+written; what nothing fits yet stays. Nothing is random.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+from pyspark_rocketmq.wire.codes import ResponseCode
+
+_NEWEST_WITHOUT_GO_AWAY = 475  # V5_3_1
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +20,34 @@ class Fail:
     """Answer with an error code instead of doing the work."""
 
     response_code: int
+    remark: str = "a scripted failure"
+
+
+@dataclass(frozen=True, slots=True)
+class GoAway:
+    """As a server shutting down: 1500, to clients newer than 5.3.1 alone; the others are served and the line stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Close the connection instead of doing the work."""
+    """Close the connection instead of doing the work, or as soon as it is made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """From here on read nothing more from the connection and send nothing; it stays open, members stay members."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfOpen:
+    """As after a crash or a cable pulled: this side forgets the connection, the other side is told nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Do the work, send the first bytes of the answer's frame, close the connection."""
 
-    keep_bytes: int
+    keep_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +55,80 @@ class Lose:
     """Do the work and never answer; the connection stays."""
 
 
-Fault = Fail | DropConnection | Cut | Lose
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Do the work and answer ``seconds`` later by the cluster's clock; other answers are not held up."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Do the work and write the answer byte by byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """Do the work and flip all bits of ``size`` bytes of the answer's frame, from byte ``at`` on.
+
+    A negative ``at`` counts from the end. Byte 4 is the header's form, which no client reads wrongly.
+    """
+
+    at: int = 4
+    size: int = 1
+
+    def apply(self, frame: bytes) -> bytes:
+        """The frame as it is sent."""
+        start = self.at if self.at >= 0 else max(0, len(frame) + self.at)
+        end = start + self.size
+        return frame[:start] + bytes(255 - byte for byte in frame[start:end]) + frame[end:]
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """Do the work once and send the answer two times."""
+
+
+ConnectionFault = DropConnection | Stall | HalfOpen
+"""What can meet a new connection."""
+RequestFault = Fail | GoAway | DropConnection | Stall | HalfOpen
+"""What can meet a request in place of being served."""
+AnswerFault = Cut | Lose | Delay | Split | Corrupt | Twice
+"""What can meet an answer, after the work was done."""
+Fault = RequestFault | AnswerFault
+
+FAULTS: Mapping[str, Callable[..., Fault]] = MappingProxyType(
+    {
+        "refuse": DropConnection,
+        "drop-before": DropConnection,
+        "drop-after": Cut,
+        "cut": Cut,
+        "delay": Delay,
+        "split": Split,
+        "corrupt": Corrupt,
+        "answer-code": Fail,
+        "twice": Twice,
+        "stall": Stall,
+        "half-open": HalfOpen,
+        "lose": Lose,
+        "go-away": GoAway,
+        "flow-control": lambda: Fail(ResponseCode.FLOW_CONTROL, "a scripted flow control"),
+    }
+)
+"""Names a script is written with; the options are the fields of the class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    request_code: int
     fault: Fault
+    on: int | None
     where: str | None
 
 
 class FaultScript:
-    """What goes wrong next; ``where`` restricts a line to one broker name or to ``namesrv``.
+    """What goes wrong next.
 
-    Write the script before the request it is meant for: it is read on another thread.
+    Write a line before the request it is meant for: the script is read on another thread.
     """
 
     def __init__(self) -> None:
@@ -57,42 +139,65 @@ class FaultScript:
         """Lines not used yet."""
         return len(self._lines)
 
-    def fail_next(
-        self, request_code: int, response_code: int, times: int = 1, *, where: str | None = None
+    def add(
+        self, name: str, *, on: int | None = None, times: int = 1, where: str | None = None, **options: object
     ) -> None:
-        """Answer the next ``times`` requests of this code with ``response_code``, undone."""
-        self._lines += [_Line(request_code, Fail(response_code), where) for _ in range(times)]
+        """Write a line ``times`` times.
 
-    def drop_connection_on(self, request_code: int, times: int = 1, *, where: str | None = None) -> None:
-        """Close the connection at the next ``times`` requests of this code, undone."""
-        self._lines += [_Line(request_code, DropConnection(), where) for _ in range(times)]
+        Args:
+            name: one of :data:`FAULTS`.
+            on: request code it is meant for; None means a new connection.
+            times: how often it happens.
+            where: a broker name, ``broker-a:1`` for a replica, or ``namesrv``; None means anywhere.
+            **options: ``response_code`` and ``remark`` of answer-code, ``seconds`` of delay, ``keep_bytes``
+                of cut, ``at`` and ``size`` of corrupt.
 
-    def cut_next_response(self, request_code: int, keep_bytes: int, *, where: str | None = None) -> None:
-        """Do the next request of this code, send ``keep_bytes`` of its answer and close the connection."""
-        self._lines.append(_Line(request_code, Cut(keep_bytes), where))
-
-    def lose_next_response(self, request_code: int, times: int = 1, *, where: str | None = None) -> None:
-        """Do the next ``times`` requests of this code and answer none; the connection stays open."""
-        self._lines += [_Line(request_code, Lose(), where) for _ in range(times)]
+        Raises:
+            ValueError: If there is no such fault, an option is wrong, or the fault cannot happen there.
+        """
+        make = FAULTS.get(name)
+        if make is None:
+            raise ValueError(f"There is no fault {name!r}; the names are {', '.join(sorted(FAULTS))}.")
+        try:
+            fault = make(**options)
+        except TypeError as error:
+            raise ValueError(f"Fault {name!r} does not take these options: {error}.") from None
+        if on is None and not isinstance(fault, ConnectionFault):
+            raise ValueError(f"Fault {name!r} happens to a request: name its code with 'on'.")
+        if on is not None and name == "refuse":
+            raise ValueError(
+                "Fault 'refuse' happens to a new connection: leave 'on' out, or use 'drop-before'."
+            )
+        self._lines += [_Line(fault, on, where) for _ in range(times)]
 
     def clear(self) -> None:
         """Forget the rest of the script."""
         self._lines.clear()
 
-    def take_for_request(self, where: str, request_code: int) -> Fail | DropConnection | None:
-        """What happens instead of handling this request."""
-        fault = self._take(where, request_code, (Fail, DropConnection))
-        return fault if isinstance(fault, Fail | DropConnection) else None
+    def take_for_connection(self, where: str) -> ConnectionFault | None:
+        """What happens to a connection just made."""
+        fault = self._take(where, None, lambda _: True)
+        return fault if isinstance(fault, ConnectionFault) else None
 
-    def take_for_response(self, where: str, request_code: int) -> Cut | Lose | None:
+    def take_for_request(self, where: str, request_code: int, version: int) -> RequestFault | None:
+        """What happens instead of handling this request of a client of ``version``."""
+
+        def fits(fault: Fault) -> bool:
+            if isinstance(fault, GoAway):
+                return version > _NEWEST_WITHOUT_GO_AWAY
+            return isinstance(fault, RequestFault)
+
+        fault = self._take(where, request_code, fits)
+        return fault if isinstance(fault, RequestFault) else None
+
+    def take_for_answer(self, where: str, request_code: int) -> AnswerFault | None:
         """What happens to the answer of a request of this code."""
-        fault = self._take(where, request_code, (Cut, Lose))
-        return fault if isinstance(fault, Cut | Lose) else None
+        fault = self._take(where, request_code, lambda fault: isinstance(fault, AnswerFault))
+        return fault if isinstance(fault, AnswerFault) else None
 
-    def _take(self, where: str, request_code: int, kinds: tuple[type[Fault], ...]) -> Fault | None:
+    def _take(self, where: str, on: int | None, fits: Callable[[Fault], bool]) -> Fault | None:
         for line in self._lines:
-            fits = line.request_code == request_code and line.where in {None, where}
-            if fits and isinstance(line.fault, kinds):
+            if line.on == on and line.where in {None, where} and fits(line.fault):
                 self._lines.remove(line)
                 return line.fault
         return None

@@ -1,4 +1,4 @@
-"""The sockets of one name server or broker: bytes to commands, commands to bytes, one timer.
+"""The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
 
 What to answer is decided by the :class:`Endpoint`; this file only carries. Everything runs on one event loop.
 """
@@ -6,23 +6,41 @@ What to answer is decided by the :class:`Endpoint`; this file only carries. Ever
 from __future__ import annotations
 
 import asyncio
-import logging
+import heapq
+import ssl
+from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from broker_sim.faults import Cut, DropConnection, Fail, FaultScript
-from broker_sim.layout import UNKNOWN_HOST, Host
+from broker_sim.connection import Connection
+from broker_sim.faults import (
+    AnswerFault,
+    Corrupt,
+    Cut,
+    Delay,
+    DropConnection,
+    Fail,
+    FaultScript,
+    GoAway,
+    HalfOpen,
+    Lose,
+    RequestFault,
+    Split,
+    Stall,
+    Twice,
+)
+from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import reply
+from broker_sim.tls import PLAIN, ServerTls, is_welcome
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
-from pyspark_rocketmq.wire.framing import FrameDecoder
-
-_logger = logging.getLogger(__name__)
 
 _IP = "127.0.0.1"
+_BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
 _SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService
+_MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
 
 
 class Endpoint(Protocol):
@@ -30,7 +48,7 @@ class Endpoint(Protocol):
 
     @property
     def name(self) -> str:
-        """Broker name or ``namesrv``."""
+        """Broker name, ``broker-a:1`` for a replica, or ``namesrv``."""
         ...
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
@@ -53,164 +71,235 @@ class Endpoint(Protocol):
 class EndpointServer:
     """Listens on one port of the loopback interface; may be stopped and started again on the same port."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, faults: FaultScript) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        faults: FaultScript,
+        *,
+        tls: ServerTls = PLAIN,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare; ``on_change`` is called after every request and everything done by time.
+
+        Raises:
+            OSError: If a file of ``tls`` cannot be used.
+        """
+        self.clock = clock
         self._endpoint = endpoint
-        self._clock = clock
         self._faults = faults
-        self._connections: dict[int, _Connection] = {}
+        self._tls_mode = tls.mode
+        self._tls_context = tls.context()
+        self._on_change = on_change
+        self._connections: dict[int, Connection] = {}
+        self._forgotten: set[Connection] = set()
         self._connection_ids = count(1)
         self._listener: asyncio.Server | None = None
+        self._port = 0
+        self._is_running = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_s = 0.0
         self._scan: asyncio.TimerHandle | None = None
+        self._delayed: list[tuple[float, int, Peer, bytes]] = []
+        self._delayed_numbers = count()
+
+    @property
+    def connection_count(self) -> int:
+        """Connections that are served now."""
+        return len(self._connections)
 
     async def start(self, port: int) -> Host:
         """Listen on ``port`` (0: any free one) and return the address."""
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: _Connection(self), _IP, port, start_serving=False)
-        self._listener = listener  # before the first connection can come
-        await listener.start_serving()
-        self._scan = loop.call_later(_SCAN_INTERVAL_S, self._scan_members)
+        self._is_running = True
+        self._port = port
+        await self.listen()
+        self._scan = asyncio.get_running_loop().call_later(_SCAN_INTERVAL_S, self._scan_members)
         self._arm_timer()
-        return Host(_IP, int(listener.sockets[0].getsockname()[1]))
+        return Host(_IP, self._port)
 
     async def stop(self) -> None:
         """Close the listener and every connection; does nothing when stopped already."""
-        if self._listener is None:
+        if not self._is_running:
             return
-        listener, self._listener = self._listener, None
-        listener.close()
-        connections = list(self._connections.values())
+        self._is_running = False
+        connections = [*self._connections.values(), *self._forgotten]
         for connection in connections:
             connection.abort()
         await asyncio.gather(*(connection.lost for connection in connections))
-        await listener.wait_closed()
+        self.refuse()
         for timer in (self._timer, self._scan):
             if timer is not None:
                 timer.cancel()
         self._timer = self._scan = None
+        self._delayed.clear()
+
+    async def listen(self) -> None:
+        """Take new connections; does nothing when it does already."""
+        if self._listener is not None:
+            return
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: Connection(self), _IP, self._port, backlog=_BACKLOG, start_serving=False
+        )
+        self._listener = listener  # before the first connection can come
+        self._port = int(listener.sockets[0].getsockname()[1])
+        await listener.start_serving()
+
+    def refuse(self) -> None:
+        """Refuse new connections; those there are go on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def look_at_clock(self) -> None:
         """Do what is due; needed by hand only after a fake clock was moved."""
-        self._send(self._endpoint.look_at_clock())
-        self._arm_timer()
+        self._do_due()
+        self._close_silent()
 
-    def opened(self, connection: _Connection) -> int:
+    # --- what connections call -----------------------------------------------------------------------------
+
+    def opened(self, connection: Connection) -> int:
         """Take a new connection and number it; too late after ``stop``, so it is closed again."""
         connection_id = next(self._connection_ids)
         self._connections[connection_id] = connection
-        if self._listener is None:
+        fault = self._faults.take_for_connection(self._endpoint.name) if self._faults.pending else None
+        if not self._is_running or isinstance(fault, DropConnection):
             connection.abort()
+        elif fault is not None:
+            connection.stall()
         return connection_id
 
-    def closed(self, peer: Peer) -> None:
-        """Forget a connection."""
-        self._connections.pop(peer.connection_id, None)
-        self._send(self._endpoint.connection_closed(peer))
+    def welcome(self, first_byte: int) -> bool:
+        """Whether a connection that begins so is served."""
+        return is_welcome(first_byte, self._tls_mode, self._tls_context)
 
-    def received(self, connection: _Connection, peer: Peer, command: RemotingCommand) -> None:
+    def tls_context(self) -> ssl.SSLContext:
+        """For connections that are welcome and begin a handshake."""
+        assert self._tls_context is not None
+        return self._tls_context
+
+    def closed(self, connection: Connection, peer: Peer) -> None:
+        """Forget a connection."""
+        self._forgotten.discard(connection)
+        if self._connections.pop(peer.connection_id, None) is not None:
+            self._send(self._endpoint.connection_closed(peer))
+
+    def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
         """Serve one command, or do with it what the script says."""
         fault = None
         if self._faults.pending and not command.is_response:
-            fault = self._faults.take_for_request(self._endpoint.name, command.code)
-        if isinstance(fault, DropConnection):
-            connection.abort()
-        elif isinstance(fault, Fail):
-            answer = reply(command, fault.response_code, "a scripted failure")
-            if not command.is_oneway:
-                self._send([Outgoing(peer, answer, command.code)])
-        else:
+            fault = self._faults.take_for_request(self._endpoint.name, command.code, command.version)
+        if fault is None:
             self._send(self._endpoint.handle(peer, command))
+            self._changed()
+        else:
+            self._fail(connection, peer, command, fault)
         self._arm_timer()
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _fail(
+        self, connection: Connection, peer: Peer, command: RemotingCommand, fault: RequestFault
+    ) -> None:
+        match fault:
+            case DropConnection():
+                connection.abort()
+            case Stall():
+                connection.stall()
+            case HalfOpen():
+                connection.stall()
+                self._forgotten.add(connection)
+                del self._connections[peer.connection_id]
+                self._send(self._endpoint.connection_closed(peer))
+            case GoAway():
+                self._answer_instead(connection, command, ResponseCode.GO_AWAY, "please go away")
+            case Fail():
+                self._answer_instead(connection, command, fault.response_code, fault.remark)
+
+    def _answer_instead(
+        self, connection: Connection, command: RemotingCommand, code: int, remark: str
+    ) -> None:
+        if not command.is_oneway:
+            connection.send(encode_frame(reply(command, code, remark)))
 
     def _send(self, outgoing: list[Outgoing]) -> None:
         for peer, command, request_code in outgoing:
             connection = self._connections.get(peer.connection_id)
             if connection is None:
                 continue
+            frame = encode_frame(command)
             fault = None
             if self._faults.pending and command.is_response:
-                fault = self._faults.take_for_response(self._endpoint.name, request_code)
+                fault = self._faults.take_for_answer(self._endpoint.name, request_code)
             if fault is None:
-                connection.send(encode_frame(command))
-            elif isinstance(fault, Cut):
-                connection.send(encode_frame(command)[: fault.keep_bytes])
+                connection.send(frame)
+            else:
+                self._spoil(connection, peer, frame, fault)
+
+    def _spoil(self, connection: Connection, peer: Peer, frame: bytes, fault: AnswerFault) -> None:
+        match fault:
+            case Cut():
+                connection.send(frame[: fault.keep_bytes])
                 connection.close()
+            case Lose():
+                pass
+            case Delay():
+                due_s = self.clock.monotonic_s() + fault.seconds
+                heapq.heappush(self._delayed, (due_s, next(self._delayed_numbers), peer, frame))
+            case Split():
+                for at in range(len(frame)):
+                    connection.send(frame[at : at + 1])
+            case Corrupt():
+                connection.send(fault.apply(frame))
+            case Twice():
+                connection.send(frame)
+                connection.send(frame)
+
+    # --- time ----------------------------------------------------------------------------------------------
+
+    def _do_due(self) -> None:
+        self._send(self._endpoint.look_at_clock())
+        now_s = self.clock.monotonic_s()
+        while self._delayed and self._delayed[0][0] <= now_s:
+            _, _, peer, frame = heapq.heappop(self._delayed)
+            connection = self._connections.get(peer.connection_id)
+            if connection is not None:
+                connection.send(frame)
+        self._changed()
+        self._arm_timer()
+
+    def _close_silent(self) -> None:
+        """Close what said and heard nothing for long, in the middle of a frame or not (``IdleStateHandler``)."""
+        oldest_s = self.clock.monotonic_s() - _MAX_IDLE_S
+        for connection in [each for each in self._connections.values() if each.last_active_s <= oldest_s]:
+            connection.abort()
+
+    def _changed(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
+
+    def _next_deadline_s(self) -> float | None:
+        deadline_s = self._endpoint.next_deadline_s()
+        if not self._delayed:
+            return deadline_s
+        return self._delayed[0][0] if deadline_s is None else min(deadline_s, self._delayed[0][0])
 
     def _arm_timer(self) -> None:
-        deadline_s = self._endpoint.next_deadline_s()
-        if deadline_s is None or self._listener is None:
+        deadline_s = self._next_deadline_s()
+        if deadline_s is None or not self._is_running:
             return
         if self._timer is not None:
             if self._timer_deadline_s <= deadline_s:
                 return
             self._timer.cancel()
         self._timer_deadline_s = deadline_s
-        wait_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        wait_s = max(0.0, deadline_s - self.clock.monotonic_s())
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self.look_at_clock()
+        self._do_due()
 
     def _scan_members(self) -> None:
         self._scan = asyncio.get_running_loop().call_later(_SCAN_INTERVAL_S, self._scan_members)
         self.look_at_clock()
-
-
-class _Connection(asyncio.Protocol):
-    """One accepted connection; bytes that are no protocol close it without an answer, as Netty does."""
-
-    def __init__(self, server: EndpointServer) -> None:
-        self._server = server
-        self._decoder = FrameDecoder()
-        self._transport: asyncio.Transport | None = None
-        self._peer = Peer(0, UNKNOWN_HOST)
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        ip, port = transport.get_extra_info("peername")[:2]
-        self._peer = Peer(self._server.opened(self), Host(ip, port))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            commands = self._decoder.feed(data)
-        except RemoteProtocolError as error:
-            _logger.warning("%s sent no remoting protocol and is disconnected: %s", self._peer.host, error)
-            self.abort()
-            return
-        for command in commands:
-            if self._transport is None or self._transport.is_closing():
-                return
-            self._server.received(self, self._peer, command)
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self._transport = None
-        self._server.closed(self._peer)
-        self.lost.set_result(None)
-
-    def pause_writing(self) -> None:
-        """The peer does not read its answers: take no more requests from it."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def send(self, data: bytes) -> None:
-        """Write, unless the connection is ending."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """End the connection after what was written."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """End the connection at once."""
-        if self._transport is not None:
-            self._transport.abort()

@@ -153,7 +153,7 @@ def test_a_frame_cut_by_the_peer_is_pulled_again(spark: SparkSession) -> None:
 
     with SimCluster(brokers=1) as cluster:
         produce_orders(cluster.name_servers, "torn", 100)
-        cluster.faults.cut_next_response(11, keep_bytes=500)
+        cluster.faults.add("cut", on=11, keep_bytes=500)
         frame = spark.read.format("rocketmq").options(nameServers=cluster.name_servers, topic="torn").load()
 
         assert frame.select("brokerName", "queueId", "queueOffset").distinct().count() == 500

@@ -1,0 +1,143 @@
+"""One accepted connection: bytes to commands and back, TLS, silence, and a peer that stops taking part."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from typing import Protocol
+
+from broker_sim.layout import UNKNOWN_HOST, Host
+from broker_sim.peers import Peer
+from broker_sim.tls import TlsStream, is_tls
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.framing import FrameDecoder
+
+_logger = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What a connection belongs to; called on the event loop."""
+
+    @property
+    def clock(self) -> Clock:
+        """By whose time silence is measured."""
+        ...
+
+    def opened(self, connection: Connection) -> int:
+        """Take a new connection and number it."""
+        ...
+
+    def welcome(self, first_byte: int) -> bool:
+        """Whether a connection that begins so is served."""
+        ...
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For a connection that begins a handshake and is welcome."""
+        ...
+
+    def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
+        """Serve one command."""
+        ...
+
+    def closed(self, connection: Connection, peer: Peer) -> None:
+        """Forget a connection."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Bytes that are no protocol close it without an answer, as Netty does."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._clock = owner.clock
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._tls: TlsStream | None = None
+        self._is_new = True
+        self._is_stalled = False
+        self.peer = Peer(0, UNKNOWN_HOST)
+        self.last_active_s = self._clock.monotonic_s()
+        """When bytes last came or went."""
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Get a number; the owner may have ended the connection when this returns."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        ip, port = transport.get_extra_info("peername")[:2]
+        self.peer = Peer(self._owner.opened(self), Host(ip, port))
+
+    def data_received(self, data: bytes) -> None:
+        """Serve the commands that ``data`` completes."""
+        if self._is_stalled:
+            return
+        self.last_active_s = self._clock.monotonic_s()
+        try:
+            commands = self._decoder.feed(self._plaintext(data))
+        except (RemoteProtocolError, ssl.SSLError) as error:
+            _logger.warning("%s sent no remoting protocol and is disconnected: %s", self.peer.host, error)
+            self.close()
+            return
+        for command in commands:
+            if self._transport is None or self._transport.is_closing() or self._is_stalled:
+                return
+            self._owner.received(self, self.peer, command)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """Tell the owner."""
+        self._transport = None
+        self._owner.closed(self, self.peer)
+        self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        """The peer does not read its answers: take no more requests from it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The peer reads again: take its requests."""
+        if self._transport is not None and not self._transport.is_closing() and not self._is_stalled:
+            self._transport.resume_reading()
+
+    def send(self, data: bytes) -> None:
+        """Write, unless the connection is ending or stalled."""
+        transport = self._transport
+        if transport is not None and not self._is_stalled and not transport.is_closing():
+            self.last_active_s = self._clock.monotonic_s()
+            transport.write(data if self._tls is None else self._tls.send(data))
+
+    def stall(self) -> None:
+        """Read and write nothing more; the peer is told nothing."""
+        self._is_stalled = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """End the connection after what was written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _plaintext(self, data: bytes) -> bytes:
+        if self._is_new:
+            self._is_new = False
+            if not self._owner.welcome(data[0]):
+                kind = "TLS" if is_tls(data[0]) else "plain"
+                raise RemoteProtocolError(f"A {kind} connection is not welcome here.")
+            if is_tls(data[0]):
+                self._tls = TlsStream(self._owner.tls_context())
+        if self._tls is None:
+            return data
+        try:
+            return self._tls.receive(data)
+        finally:
+            output = self._tls.output()
+            if output and self._transport is not None:
+                self._transport.write(output)
