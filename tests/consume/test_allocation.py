@@ -1,0 +1,249 @@
+"""Allocation against Java's results, and the promise that every queue has one owner."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.consume.allocation import (
+    AllocationStrategy,
+    Averagely,
+    AveragelyByCircle,
+    ByConfig,
+    allocate,
+    sorted_queues,
+)
+from pyspark_rocketmq.consume.allocation_names import allocation_strategy
+from pyspark_rocketmq.consume.consistent_hash import ConsistentHash
+from pyspark_rocketmq.consume.machine_rooms import ByMachineRoom, MachineRoomNearby
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.golden import golden
+
+CASES: Sequence[Mapping[str, Any]] = golden("allocation.json")["cases"]
+SHARED: tuple[AllocationStrategy, ...] = (
+    Averagely(),
+    AveragelyByCircle(),
+    ConsistentHash(),
+    ConsistentHash(1),
+    MachineRoomNearby(),
+    MachineRoomNearby(ConsistentHash()),
+)
+"""Strategies that leave no queue out."""
+
+ROOMS = st.sampled_from(("east", "west", "north"))
+QUEUES = st.sets(
+    st.builds(
+        MessageQueue,
+        st.sampled_from(("T", "U", "\ufffd", "\U0001f600")),
+        st.builds("{}@{}".format, ROOMS, st.sampled_from(("broker-2", "broker-10"))),
+        st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=30,
+)
+MEMBERS = st.sets(st.builds("{}/{}@{}".format, ROOMS, st.integers(0, 9), st.text()), min_size=1, max_size=9)
+
+
+def strategy_of(name: str, case: Mapping[str, Any]) -> AllocationStrategy:
+    strategies: dict[str, AllocationStrategy] = {
+        "averagely": Averagely(),
+        "by_circle": AveragelyByCircle(),
+        "consistent_hash": ConsistentHash(),
+        "by_machine_room": ByMachineRoom(frozenset(case["idcs"])),
+        "machine_room_nearby": MachineRoomNearby(),
+    }
+    return strategies[name]
+
+
+def test_the_recorded_inputs_are_all_there() -> None:
+    assert len(CASES) == 176
+    assert sum(len(case["result"]) for case in CASES) == 5 * 176
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_every_strategy_gives_what_java_gives_in_javas_order(case: Mapping[str, Any]) -> None:
+    """B2: equal to Java on the vectors in golden/."""
+    queues = [MessageQueue(*queue) for queue in case["queues"] or ()]
+    members = case["consumers"] or ()
+    for name, expected in case["result"].items():
+        strategy = strategy_of(name, case)
+        if isinstance(expected, dict):
+            assert expected["error"].startswith("java.lang.IllegalArgumentException")
+            with pytest.raises(ValueError, match=r"\.$"):
+                strategy.allocate(case["current"], queues, members)
+        else:
+            allocated = strategy.allocate(case["current"], queues, members)
+            assert [queues.index(queue) for queue in allocated] == expected, name
+
+
+def test_queues_sort_as_in_java() -> None:
+    """B1: topic and broker name by UTF-16 units, queue id as a number."""
+    in_order = [MessageQueue(*queue) for queue in golden("allocation.json")["messagequeue_compareTo_order"]]
+    shuffled = random.Random(4).sample(in_order, len(in_order))
+    assert sorted_queues(shuffled) == in_order
+
+
+@pytest.mark.parametrize("strategy", SHARED, ids=lambda strategy: f"{strategy.name}-{strategy!r:.30}")
+@settings(max_examples=25)
+@given(queues=QUEUES, members=MEMBERS)
+def test_every_queue_has_exactly_one_owner(
+    strategy: AllocationStrategy, queues: set[MessageQueue], members: set[str]
+) -> None:
+    """B2: the members' shares are all queues, none of them twice."""
+    shares = [queue for member in members for queue in allocate(strategy, member, queues, members)]
+    assert Counter(shares) == Counter(queues)
+
+
+@settings(max_examples=25)
+@given(queues=QUEUES, members=MEMBERS, rooms=st.frozensets(ROOMS, min_size=1))
+def test_by_machine_room_shares_the_queues_of_its_rooms_only(
+    queues: set[MessageQueue], members: set[str], rooms: frozenset[str]
+) -> None:
+    """B2: queues of other rooms go to nobody."""
+    shares = [
+        queue for member in members for queue in allocate(ByMachineRoom(rooms), member, queues, members)
+    ]
+    assert Counter(shares) == Counter(queue for queue in queues if queue.broker_name.split("@")[0] in rooms)
+
+
+@pytest.mark.parametrize(
+    "strategy", [*SHARED, ByMachineRoom(frozenset({"east"}))], ids=lambda strategy: strategy.name
+)
+@settings(max_examples=25)
+@given(queues=QUEUES, members=MEMBERS, order=st.randoms(use_true_random=False))
+def test_the_order_in_which_queues_and_members_are_known_does_not_matter(
+    strategy: AllocationStrategy, queues: set[MessageQueue], members: set[str], order: random.Random
+) -> None:
+    """B1: brokers list members in any order, yet all members come to the same shares."""
+    for member in members:
+        shuffled = (order.sample(list(queues), len(queues)), order.sample(list(members), len(members)))
+        assert allocate(strategy, member, *shuffled) == allocate(strategy, member, queues, members)
+
+
+@pytest.mark.parametrize("strategy", SHARED, ids=lambda strategy: strategy.name)
+def test_who_is_not_listed_gets_nothing(strategy: AllocationStrategy) -> None:
+    """B4: own id absent from the list."""
+    assert allocate(strategy, "east/me", [MessageQueue("T", "east@b", 0)], ["east/other"]) == ()
+
+
+def test_consistent_hashing_moves_only_the_queues_of_the_member_that_left() -> None:
+    """B2: what the ring is for."""
+    queues = [MessageQueue("T", "broker-a", queue_id) for queue_id in range(64)]
+    before, after = ["a", "b", "c", "d"], ["a", "b", "d"]
+    for member in after:
+        kept = set(allocate(ConsistentHash(), member, queues, before))
+        assert kept <= set(allocate(ConsistentHash(), member, queues, after))
+
+
+def test_a_member_listed_twice_counts_twice() -> None:
+    """B1: one entry per connection, as Java counts."""
+    queues = [MessageQueue("T", "b", queue_id) for queue_id in range(6)]
+    assert allocate(Averagely(), "a", queues, ["b", "a", "a"]) == tuple(queues[:2])
+    assert allocate(Averagely(), "b", queues, ["b", "a", "a"]) == tuple(queues[4:])
+    assert set(allocate(ConsistentHash(), "a", queues, ["a", "a"])) == set(queues)
+
+
+def test_a_broker_name_has_a_room_only_if_it_has_two_parts() -> None:
+    """B2: as Java's split counts them, trailing empty ones left out."""
+    names = ("east@b", "east@b@", "east@", "east", "east@b@c", "@b", "west@b")
+    queues = [MessageQueue("T", name, 0) for name in names]
+    allocated = ByMachineRoom(frozenset({"east"})).allocate("c", queues, ["c"])
+    assert [queue.broker_name for queue in allocated] == ["east@b", "east@b@"]
+
+
+@pytest.mark.parametrize(("broker_name", "client_id"), [("@b", "east/c"), ("east@b", "/c")])
+def test_what_stands_in_no_room_is_refused_by_nearby(broker_name: str, client_id: str) -> None:
+    """B2: Java raises too, rather than to leave a queue out."""
+    with pytest.raises(ValueError, match="has no machine room"):
+        allocate(MachineRoomNearby(), client_id, [MessageQueue("T", broker_name, 0)], [client_id])
+
+
+def test_by_config_ignores_who_is_there() -> None:
+    """B2: the configured list, even for a consumer that no broker lists."""
+    configured = (MessageQueue("T", "b", 7),)
+    assert allocate(ByConfig(configured), "", [], []) == configured
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("averagely", Averagely()),
+        (" averagelyByCircle ", AveragelyByCircle()),
+        ("consistentHash", ConsistentHash(10)),
+        ("consistentHash:100", ConsistentHash(100)),
+        ("byMachineRoom:east, west", ByMachineRoom(frozenset({"east", "west"}))),
+        ("machineRoomNearby", MachineRoomNearby(Averagely())),
+        ("machineRoomNearby:consistentHash:3", MachineRoomNearby(ConsistentHash(3))),
+        (
+            "byConfig:T/b/0,T/room@b/11",
+            ByConfig((MessageQueue("T", "b", 0), MessageQueue("T", "room@b", 11))),
+        ),
+        (f"{__name__}:Greedy", None),
+    ],
+)
+def test_a_strategy_is_found_by_its_name(text: str, expected: AllocationStrategy | None) -> None:
+    """B2: option allocateMessageQueueStrategy."""
+    strategy = allocation_strategy(text)
+    assert strategy == expected if expected is not None else strategy.name == "GREEDY"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "names no strategy"),
+        ("average", "names no strategy"),
+        (":Class", "names no strategy"),
+        ("module:", "names no strategy"),
+        ("averagely:2", "takes nothing"),
+        ("consistentHash:0", "a number of places"),
+        ("consistentHash:99999", "a number of places"),
+        ("byMachineRoom", "lacks a machine room"),
+        ("byMachineRoom:east,", "lacks a machine room"),
+        ("byConfig", "lacks a queue"),
+        ("byConfig:T/b", "where a queue as TOPIC/BROKER/QUEUE belongs"),
+        ("byConfig:T/b/x", "where a queue as TOPIC/BROKER/QUEUE belongs"),
+        ("machineRoomNearby:average", "names no strategy"),
+        ("no_such_module:Class", "No module named 'no_such_module'"),
+        (f"{__name__}:NoSuchClass", "names no class 'NoSuchClass'"),
+        (f"{__name__}:allocate", "names no class 'allocate'"),
+        (f"{__name__}:Counter", "without the method allocate"),
+        (f"{__name__}:NeedsArguments", "cannot be made without arguments: TypeError"),
+    ],
+)
+def test_a_strategy_that_cannot_be_had_is_told_with_its_option(text: str, problem: str) -> None:
+    """B2: clear errors."""
+    with pytest.raises(OptionError) as caught:
+        allocation_strategy(text)
+    assert problem in str(caught.value)
+    assert "allocateMessageQueueStrategy=" in str(caught.value)
+    assert "Use averagely," in str(caught.value)
+
+
+class Greedy:
+    """A user's own strategy: everything for everybody."""
+
+    name = "GREEDY"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        return queues
+
+
+class NeedsArguments:
+    """A user's own strategy that cannot be made by name."""
+
+    def __init__(self, argument: str) -> None:
+        self.argument = argument
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        return ()
