@@ -1,32 +1,52 @@
-"""Counts the tests that ran on each backend, so that a green run cannot have left the real broker out."""
+"""Counts the tests that ran on each backend, so that a green run cannot have left one of them out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
-BACKENDS = ("sim", "real")
+BACKENDS = ("sim", "real", "java")
+"""The simulator, the real broker, and Java's own clients on the simulator."""
 
 
 class BackendCounts:
-    """A pytest plugin: prints the counts and, when ``is_strict``, fails a run whose real tests never ran."""
+    """A pytest plugin: prints the counts and, when ``is_strict``, fails a run that left a backend out.
+
+    A backend is left out when tests of it were chosen but not one was carried out. A strict run of everything,
+    nothing deselected, must also have chosen some of each.
+    """
 
     def __init__(self, *, is_strict: bool) -> None:
         self._is_strict = is_strict
+        self._is_everything = False
+        self._backends_of: dict[str, frozenset[str]] = {}
         self._selected: Counter[str] = Counter()
         self._executed: Counter[str] = Counter()
 
-    def select(self, markers_of_tests: Iterable[Iterable[str]]) -> None:
-        """Note the tests of this run, deselected ones left out, each by the names of its markers."""
-        for markers in markers_of_tests:
-            self._selected.update(set(markers).intersection(BACKENDS))
+    def select(self, markers_of_tests: Mapping[str, Iterable[str]], *, is_everything: bool = False) -> None:
+        """Note the tests of this run, deselected ones left out: id to the names of its markers."""
+        self._is_everything = is_everything
+        self._backends_of = {
+            test_id: frozenset(markers).intersection(BACKENDS)
+            for test_id, markers in markers_of_tests.items()
+        }
+        for backends in self._backends_of.values():
+            self._selected.update(backends)
+
+    def carried_out(self, test_id: str) -> None:
+        """Note that the test's body was entered."""
+        self._executed.update(self._backends_of.get(test_id, ()))
 
     @property
-    def has_skipped_the_real_broker(self) -> bool:
-        """Whether tests of the real broker were chosen but not one was carried out."""
-        return self._selected["real"] > 0 and self._executed["real"] == 0
+    def left_out(self) -> tuple[str, ...]:
+        """Backends that should have been tested and were not."""
+        return tuple(
+            name
+            for name in BACKENDS
+            if (self._selected[name] or self._is_everything) and not self._executed[name]
+        )
 
     def summary(self) -> str:
         """One sentence with the counts."""
@@ -35,26 +55,33 @@ class BackendCounts:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Count what is left after deselection."""
-        if not session.config.option.collectonly:
-            self.select([marker.name for marker in item.iter_markers()] for item in session.items)
+        config, option = session.config, session.config.option
+        if not option.collectonly:
+            is_whole_suite = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+            is_everything = is_whole_suite and not (option.keyword or option.markexpr)
+            markers = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
+            self.select(markers, is_everything=is_everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test whose body was entered, whatever came of it; a skip inside it is not a run."""
+        # Not by the report's keywords: they have the names of folders too.
         if report.when == "call" and not report.skipped:
-            self._executed.update(set(report.keywords).intersection(BACKENDS))
+            self.carried_out(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Turn a run without the real broker into a failed one where that matters."""
-        if self._is_strict and self.has_skipped_the_real_broker:
+        """Turn a run without one of the backends into a failed one where that matters."""
+        if self._is_strict and self.left_out:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the counts and, if need be, why the run has failed."""
-        if not self._selected:
+        if not self._selected and not self._is_everything:
             return
         terminalreporter.write_line(self.summary())
-        if self._is_strict and self.has_skipped_the_real_broker:
-            terminalreporter.write_line(
-                "FAILED: no test marked 'real' was carried out, and CI is set: the real broker must be tested.",
-                red=True,
-            )
+        if self._is_strict:
+            for name in self.left_out:
+                terminalreporter.write_line(
+                    f"FAILED: no test marked '{name}' was carried out, and CI is set: "
+                    "simulator, real broker and Java clients must all be tested.",
+                    red=True,
+                )

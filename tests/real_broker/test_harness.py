@@ -28,17 +28,28 @@ def test_free_ports_can_all_be_bound_and_leave_room_below():
 
 def test_a_run_that_leaves_the_real_broker_out_is_noticed():
     counts = BackendCounts(is_strict=True)
-    counts.select([["sim"], ["real", "timeout"], []])
+    counts.select({"a": ["sim"], "b": ["real", "timeout"], "c": []})
+    counts.carried_out("a")
 
-    assert counts.has_skipped_the_real_broker
-    assert counts.summary() == "Tests run by backend: 0 of 1 on sim, 0 of 1 on real."
+    assert counts.left_out == ("real",)
+    assert counts.summary() == "Tests run by backend: 1 of 1 on sim, 0 of 1 on real, 0 of 0 on java."
 
 
-def test_a_run_without_tests_of_the_real_broker_is_fine():
+def test_a_run_of_chosen_tests_needs_only_their_backends():
     counts = BackendCounts(is_strict=True)
-    counts.select([["sim"]])
+    counts.select({"a": ["sim", "java"]})
+    counts.carried_out("a")
 
-    assert not counts.has_skipped_the_real_broker
+    assert not counts.left_out
+
+
+def test_a_run_of_everything_needs_every_backend():
+    counts = BackendCounts(is_strict=True)
+    counts.select({"a": ["sim"], "b": ["real"]}, is_everything=True)
+    counts.carried_out("a")
+    counts.carried_out("b")
+
+    assert counts.left_out == ("java",)
 
 
 @pytest.mark.real
