@@ -21,7 +21,7 @@ from jobs.errors import JobFailed
 from jobs.option_set import specs_of
 from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, load_settings
 from pyspark_rocketmq.errors import OptionError, RocketMQError
-from pyspark_rocketmq.options import OptionSet
+from pyspark_rocketmq.option_set import OptionSet
 
 PROGRAM = "./spark-submit.sh"
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from deltalake import DeltaTable
@@ -15,6 +15,7 @@ from jobs.offset_view import OffsetView, view_offsets
 from jobs.settings import OffsetsShowSettings
 from jobs.tables import offset_table
 from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.errors import TopicNotFound
@@ -48,7 +49,10 @@ def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
 
 
 def broker_bounds(
-    topic: str, name_servers: Sequence[str], request_timeout_ms: int
+    topic: str,
+    name_servers: Sequence[str],
+    request_timeout_ms: int,
+    access_options: Mapping[str, str] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
     """What the brokers hold of ``topic`` now; nothing of a topic that is gone."""
     options = ReadOptions.parse(
@@ -56,10 +60,12 @@ def broker_bounds(
             "nameServers": ";".join(name_servers),
             "topic": topic,
             "requestTimeoutMs": str(request_timeout_ms),
+            **(access_options or {}),
         }
     )
+    pool = process_pool(ConnectionSettings.of(options))
     try:
-        return dict(ClusterView(options, process_pool(), SystemClock()).snapshot().bounds)
+        return dict(ClusterView(options, pool, SystemClock()).snapshot().bounds)
     except TopicNotFound:
         return {}
 
@@ -69,7 +75,9 @@ def _bounds_of(topics: Iterable[str], settings: OffsetsShowSettings) -> dict[Mes
         return {}
     bounds: dict[MessageQueue, QueueBounds] = {}
     for topic in sorted(topics):
-        bounds |= broker_bounds(topic, settings.name_servers, settings.request_timeout_ms)
+        bounds |= broker_bounds(
+            topic, settings.name_servers, settings.request_timeout_ms, settings.access_options()
+        )
     return bounds
 
 

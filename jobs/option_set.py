@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pyspark_rocketmq.options import OptionSet, OptionSpec, ReadOptions, option
+from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
+from pyspark_rocketmq.options import ReadOptions
 
 
 def specs_of(settings: type[OptionSet]) -> tuple[OptionSpec, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.options import OptionSet, int_between, option, text_value
+from pyspark_rocketmq.option_parsers import int_between, text_value
+from pyspark_rocketmq.option_set import OptionSet, option
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 
@@ -140,7 +142,38 @@ class DemoSettings(OptionSet):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ConsumeSettings(OptionSet):
+class ClusterAccess(OptionSet):
+    """The options of every job that reads from a cluster which may be secured."""
+
+    namespace: str | None = like_source("namespace", default=None)
+    access_key: str | None = like_source("access_key", default=None)
+    secret_key: str | None = like_source("secret_key", default=None)
+    security_token: str | None = like_source("security_token", default=None)
+    use_tls: bool = like_source("use_tls", default=False)
+    tls_ca_file: str | None = like_source(
+        "tls_ca_file", default=None, default_text="the system's authorities"
+    )
+    tls_cert_file: str | None = like_source("tls_cert_file", default=None)
+    tls_key_file: str | None = like_source("tls_key_file", default=None, default_text="`tlsCertFile`")
+    tls_key_password: str | None = like_source("tls_key_password", default=None)
+    tls_verify_certificate: bool = like_source("tls_verify_certificate", default=True)
+    tls_verify_hostname: bool = like_source("tls_verify_hostname", default=True)
+
+    def access_options(self) -> dict[str, str]:
+        """What was given of these, as the data source takes it."""
+        values = {
+            field.metadata["spec"].key: getattr(self, field.name)
+            for field in dataclasses.fields(ClusterAccess)
+        }
+        return {
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in values.items()
+            if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConsumeSettings(ClusterAccess):
     """Options of job ``consume``."""
 
     name_servers: tuple[str, ...] = like_source("name_servers")
@@ -224,11 +257,12 @@ class ConsumeSettings(OptionSet):
             "pullsInFlight": str(self.pulls_in_flight),
             "requestTimeoutMs": str(self.request_timeout_ms),
             "retryTimeoutMs": str(self.retry_timeout_ms),
+            **self.access_options(),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OffsetsShowSettings(OptionSet):
+class OffsetsShowSettings(ClusterAccess):
     """Options of job ``offsets show``."""
 
     offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)

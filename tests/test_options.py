@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options import OptionSet, ReadOptions, markdown, option, text_value
+from pyspark_rocketmq.option_parsers import text_value
+from pyspark_rocketmq.option_set import OptionSet, option
+from pyspark_rocketmq.options import ReadOptions, markdown
 
 REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
 
@@ -117,3 +119,65 @@ def test_the_documentation_page_is_fresh() -> None:
     page = Path(__file__).parent.parent / "docs" / "options.md"
 
     assert page.read_text(encoding="utf-8") == markdown(), "run `make docs`"
+
+
+SECRETS = {
+    "accessKey": "user-7fa1",
+    "secretKey": "secret-7fa1",
+    "securityToken": "token-7fa1",
+    "useTls": "true",
+    "tlsCertFile": "/pki/client.pem",
+    "tlsKeyFile": "/pki/client.key",
+    "tlsKeyPassword": "password-7fa1",
+}
+
+
+def test_no_secret_is_shown() -> None:
+    """A5: neither when printed nor in an error."""
+    options = ReadOptions.parse(REQUIRED | SECRETS)
+
+    assert options.secret_key == "secret-7fa1"
+    assert "7fa1" not in repr(options)
+    assert "secretKey=***" in repr(options)
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.parse(REQUIRED | SECRETS | {"securityToken": " ", "secretkeyy": "secret-7fa1"})
+    assert "7fa1" not in str(caught.value)
+    assert "securityToken='***' is empty" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"accessKey": "a"}, "'accessKey' needs 'secretKey'"),
+        ({"secretKey": "s"}, "'secretKey' needs 'accessKey'"),
+        ({"securityToken": "t"}, "'securityToken' needs 'accessKey'"),
+        ({"tlsCaFile": "ca.pem"}, "'tlsCaFile' needs 'useTls=true'"),
+        ({"tlsCertFile": "c.pem"}, "'tlsCertFile' needs 'useTls=true'"),
+        ({"useTls": "true", "tlsKeyFile": "k.pem"}, "'tlsKeyFile' needs 'tlsCertFile'"),
+        ({"useTls": "true", "tlsKeyPassword": "p"}, "'tlsKeyPassword' needs 'tlsCertFile'"),
+        (
+            {"useTls": "true", "tlsCaFile": "ca.pem", "tlsVerifyCertificate": "false"},
+            "'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'",
+        ),
+    ],
+)
+def test_security_that_would_be_ignored_is_refused(given: dict[str, str], sentence: str) -> None:
+    """A5: half a configuration is worse than none."""
+    with pytest.raises(OptionError, match=sentence):
+        ReadOptions.parse(REQUIRED | given)
+
+
+def test_a_namespace_counts_towards_the_length_of_names() -> None:
+    """A6: brokers limit the name they see."""
+    fits = REQUIRED | {"topic": "t" * 122, "namespace": "shop"}
+
+    assert ReadOptions.parse(fits).namespace == "shop"
+    with pytest.raises(OptionError, match="together with its namespace 'shop%'"):
+        ReadOptions.parse(fits | {"topic": "t" * 123})
+
+
+@pytest.mark.parametrize("text", ["", "a%b", "a b"])
+def test_a_namespace_that_could_not_be_taken_off_again_is_refused(text: str) -> None:
+    """A6: it ends at the first percent sign."""
+    with pytest.raises(OptionError, match="namespace"):
+        ReadOptions.parse(REQUIRED | {"namespace": text})

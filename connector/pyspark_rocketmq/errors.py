@@ -10,6 +10,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  └─ RemoteProtocolError           the peer sent nonsense: its channel is closed
     ├─ TransportError                   retryable
     │  ├─ ConnectFailed
+    │  │  └─ TlsFailed                  not retryable: certificates do not mend themselves
     │  ├─ ChannelClosed
     │  └─ RequestTimeout
     ├─ BrokerError                      the peer answered with an error code
@@ -88,6 +89,15 @@ class ConnectFailed(TransportError):
             f"Could not connect to {self.address}: {self.detail}. "
             "Check the address, that the server is running, and that no firewall is in between."
         )
+
+
+class TlsFailed(ConnectFailed):
+    """One side does not trust the other, or one side does not speak TLS; trying again does not help."""
+
+    retryable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return f"No secure connection to {self.address}: {self.detail}"
 
 
 class ChannelClosed(TransportError):

@@ -8,162 +8,20 @@ package sees a map of strings.  ``python -m pyspark_rocketmq.options`` prints th
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
 
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.option_parsers import (
+    address_list,
+    boolean,
+    int_between,
+    namespace_name,
+    resource_name,
+    secret_value,
+    tag_expression,
+    text_value,
+)
+from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
 from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
-
-T = TypeVar("T")
-Parser = Callable[[str], T]
-
-_REQUIRED = object()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionSpec:
-    """What is known of one option besides its value."""
-
-    key: str
-    """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
-    parse: Callable[[str], Any]
-    """Raises ValueError with the end of the sentence ``key='value' …``."""
-    doc: str
-    default_text: str
-    required: bool = False
-    unit: str = ""
-    secret: bool = False
-
-
-def option(
-    key: str,
-    *,
-    parse: Callable[[str], T],
-    doc: str,
-    default: Any = _REQUIRED,
-    default_text: str | None = None,
-    unit: str = "",
-    secret: bool = False,
-) -> Any:
-    """Declare one option as a dataclass field."""
-    required = default is _REQUIRED
-    if default_text is None:
-        default_text = "required" if required else "none" if default is None else str(default)
-    spec = OptionSpec(
-        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret
-    )
-    if required:
-        return dataclasses.field(metadata={"spec": spec})
-    return dataclasses.field(default=default, metadata={"spec": spec})
-
-
-def int_between(low: int, high: int) -> Parser[int]:
-    """Parser of a whole number within inclusive bounds."""
-
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text.strip()):
-            raise ValueError(f"is not a whole number between {low} and {high}")
-        value = int(text)
-        if not low <= value <= high:
-            raise ValueError(f"is not between {low} and {high}")
-        return value
-
-    return parse
-
-
-def boolean(text: str) -> bool:
-    """Parser of true or false."""
-    values = {"true": True, "false": False}
-    if text.strip().lower() not in values:
-        raise ValueError("is neither true nor false")
-    return values[text.strip().lower()]
-
-
-def text_value(text: str) -> str:
-    """Parser of any text that is not blank."""
-    if not text.strip():
-        raise ValueError("is empty")
-    return text.strip()
-
-
-def resource_name(kind: str, max_length: int) -> Parser[str]:
-    """Parser of a topic or group name (``Validators.checkTopic``, ``checkGroup``)."""
-
-    def parse(text: str) -> str:
-        name = text.strip()
-        if not name:
-            raise ValueError("is empty")
-        if not re.fullmatch(r"[%|a-zA-Z0-9_-]+", name):
-            raise ValueError(
-                f"is not a {kind} name: only letters, digits and the characters % | _ - are allowed"
-            )
-        if len(name) > max_length:
-            raise ValueError(f"is longer than the {max_length} characters RocketMQ allows for a {kind} name")
-        return name
-
-    return parse
-
-
-def address_list(text: str) -> tuple[str, ...]:
-    """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets."""
-    addresses = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
-    if not addresses:
-        raise ValueError("is empty; give host:port, several separated by ';'")
-    for address in addresses:
-        host, separator, port = address.rpartition(":")
-        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"holds '{address}', which is not host:port")
-    return addresses
-
-
-def tag_expression(text: str) -> str:
-    """Parser of ``*`` or tags separated by ``||``."""
-    expression = text.strip()
-    if not any(tag.strip() for tag in expression.split("||")):
-        raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
-    return expression
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OptionSet:
-    """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, str]) -> Self:
-        """Parse a map of texts; keys are matched without regard to case.
-
-        Raises:
-            OptionError: With a sentence for every problem, not just the first.
-        """
-        specs: dict[str, tuple[str, OptionSpec]] = {}
-        for field in dataclasses.fields(cls):
-            spec: OptionSpec = field.metadata["spec"]
-            specs[spec.key.lower()] = (field.name, spec)
-        values, problems = _parse_values(raw, specs)
-        if not problems:
-            parsed = cls(**values)
-            problems = parsed.cross_field_problems()
-            if not problems:
-                return parsed
-        raise OptionError(tuple(problems))
-
-    def cross_field_problems(self) -> list[str]:
-        """Sentences on options that do not go together."""
-        return []
-
-    def __repr__(self) -> str:
-        shown = ", ".join(
-            f"{field.metadata['spec'].key}={_shown(field.metadata['spec'], getattr(self, field.name))}"
-            for field in dataclasses.fields(self)
-        )
-        return f"{type(self).__name__}({shown})"
-
-
-def _shown(spec: OptionSpec, value: object) -> str:
-    return "***" if spec.secret else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -227,6 +85,84 @@ class ReadOptions(OptionSet):
         default=None,
         doc="Where the group's offsets are: the path or URI of a Delta table.",
     )
+    namespace: str | None = option(
+        "namespace",
+        parse=namespace_name,
+        default=None,
+        doc="RocketMQ namespace of the topic and the consumer group: topic `orders` of namespace `shop` is "
+        "`shop%orders` to the brokers. Everywhere else, the column `topic` included, names stay without it.",
+    )
+    access_key: str | None = option(
+        "accessKey",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
+        "together with `secretKey`.",
+    )
+    secret_key: str | None = option(
+        "secretKey",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="The user's secret, with which every request is signed. It is never sent or shown.",
+    )
+    security_token: str | None = option(
+        "securityToken",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="Token of temporary credentials, sent with every request; needs `accessKey`.",
+    )
+    use_tls: bool = option(
+        "useTls",
+        parse=boolean,
+        default=False,
+        doc="Encrypt every connection, to name servers too; RocketMQ uses the same ports for it.",
+    )
+    tls_ca_file: str | None = option(
+        "tlsCaFile",
+        parse=text_value,
+        default=None,
+        default_text="the system's authorities",
+        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read on "
+        "the driver and on every executor: it must be at the same path on all of them.",
+    )
+    tls_cert_file: str | None = option(
+        "tlsCertFile",
+        parse=text_value,
+        default=None,
+        doc="PEM file of this client's certificate chain, for servers that require one "
+        "(`tls.server.need.client.auth`).",
+    )
+    tls_key_file: str | None = option(
+        "tlsKeyFile",
+        parse=text_value,
+        default=None,
+        default_text="`tlsCertFile`",
+        doc="PEM file of the certificate's private key.",
+    )
+    tls_key_password: str | None = option(
+        "tlsKeyPassword",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="Password of an encrypted private key.",
+    )
+    tls_verify_certificate: bool = option(
+        "tlsVerifyCertificate",
+        parse=boolean,
+        default=True,
+        doc="Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
+        "without certificates of their own make one at every start.",
+    )
+    tls_verify_hostname: bool = option(
+        "tlsVerifyHostname",
+        parse=boolean,
+        default=True,
+        doc="Refuse certificates that were made for another host. Name servers tell brokers by the address "
+        "`brokerIP1`, mostly an IP address, which the certificate must then name.",
+    )
     pull_batch_size: int = option(
         "pullBatchSize",
         parse=int_between(1, 1024),
@@ -268,7 +204,38 @@ class ReadOptions(OptionSet):
             problems.append("option 'offsetStore' needs 'consumerGroup', whose offsets are to be used")
         if self.starting_offsets is not None and self.starting_timestamp is not None:
             problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
-        return problems + self._other_topics()
+        return problems + self._other_topics() + self._security_problems() + self._too_long_names()
+
+    def _security_problems(self) -> list[str]:
+        """Options that would be ignored in silence, which for security is worst."""
+        needs = (
+            ("accessKey", self.access_key, "secretKey", self.secret_key),
+            ("secretKey", self.secret_key, "accessKey", self.access_key),
+            ("securityToken", self.security_token, "accessKey", self.access_key),
+            ("tlsCaFile", self.tls_ca_file, "useTls=true", self.use_tls),
+            ("tlsCertFile", self.tls_cert_file, "useTls=true", self.use_tls),
+            ("tlsKeyFile", self.tls_key_file, "tlsCertFile", self.tls_cert_file),
+            ("tlsKeyPassword", self.tls_key_password, "tlsCertFile", self.tls_cert_file),
+        )
+        problems = [
+            f"option '{key}' needs '{other}'" for key, given, other, met in needs if given and not met
+        ]
+        if self.tls_ca_file is not None and not self.tls_verify_certificate:
+            problems.append(
+                "option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out"
+            )
+        return problems
+
+    def _too_long_names(self) -> list[str]:
+        """The limits of :func:`resource_name` hold for the name with its namespace."""
+        if self.namespace is None:
+            return []
+        names = (("topic", self.topic, 127), ("consumerGroup", self.consumer_group or "", 255))
+        return [
+            f"option '{key}' is longer than {limit} characters together with its namespace '{self.namespace}%'"
+            for key, name, limit in names
+            if len(self.namespace) + 1 + len(name) > limit
+        ]
 
     def _other_topics(self) -> list[str]:
         named = {queue.topic for queue in self.starting_offsets.by_queue} if self.starting_offsets else set()
@@ -276,40 +243,6 @@ class ReadOptions(OptionSet):
             f"option 'startingOffsets' names queues of topic '{topic}', but option 'topic' is '{self.topic}'"
             for topic in sorted(named - {self.topic})
         ]
-
-
-def _parse_values(
-    raw: Mapping[str, str], specs: Mapping[str, tuple[str, OptionSpec]]
-) -> tuple[dict[str, Any], list[str]]:
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, text in raw.items():
-        known = specs.get(key.lower())
-        if known is None:
-            problems.append(_unknown_key(key, [spec.key for _, spec in specs.values()]))
-            continue
-        name, spec = known
-        try:
-            values[name] = spec.parse(text)
-        except ValueError as problem:
-            shown = "***" if spec.secret else text
-            problems.append(f"option {spec.key}='{shown}' {problem}")
-    given = {key.lower() for key in raw}
-    problems += [
-        f"option '{spec.key}' is required: {spec.doc}"
-        for lower, (_, spec) in specs.items()
-        if spec.required and lower not in given
-    ]
-    return values, problems
-
-
-def _unknown_key(key: str, known: list[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
-    hint = (
-        f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known options: {', '.join(sorted(known))}"
-    )
-    return f"unknown option '{key}'{hint}"
 
 
 def markdown(options: type[OptionSet] = ReadOptions) -> str:

@@ -1,107 +1,232 @@
+"""Connections with TLS: what is trusted, what is refused, and in which words."""
+
 from __future__ import annotations
 
 import shutil
 import ssl
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from pyspark_rocketmq.client.process_lines import give_back_line, take_line
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.certificates import KEY_PASSWORD, Authority, Certificate
 from tests.helpers.scripted_server import ScriptedServer
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+Serve = Callable[..., ScriptedServer]
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-    ]
-    subprocess.run(
-        [*command, "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority that nobody in these tests has a reason to trust."""
+    return Authority(tmp_path_factory.mktemp("stranger"), "stranger")
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> Certificate:
+    """The server's."""
+    return authority.issue("server")
 
 
 @pytest.fixture
-def tls_server(certificate: tuple[Path, Path]) -> Iterator[ScriptedServer]:
-    """A peer behind TLS that sends back what it gets."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    with ScriptedServer(
-        lambda peer, request: peer.answer(request, body=request.body),
-        wrap=lambda accepted: context.wrap_socket(accepted, server_side=True),
-    ) as server:
-        yield server
+def serve() -> Iterator[Serve]:
+    """Start a peer behind TLS that sends back what it gets; it may require client certificates."""
+    with ExitStack() as stack:
+
+        def start(certificate: Certificate, *, clients_of: Authority | None = None) -> ScriptedServer:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate.certificate, certificate.key)
+            if clients_of is not None:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(clients_of.own.certificate)
+            server = ScriptedServer(
+                lambda peer, request: peer.answer(request, body=request.body),
+                wrap=lambda accepted: context.wrap_socket(accepted, server_side=True),
+            )
+            return stack.enter_context(server)
+
+        yield start
+
+
+def trusting(authority: Authority, **more: object) -> ConnectionSettings:
+    return ConnectionSettings(use_tls=True, tls_ca_file=str(authority.own.certificate), **more)  # type: ignore[arg-type]
+
+
+def with_certificate(
+    authority: Authority, own: Certificate, password: str | None = None
+) -> ConnectionSettings:
+    return trusting(
+        authority,
+        tls_cert_file=str(own.certificate),
+        tls_key_file=str(own.key),
+        tls_key_password=password,
+    )
+
+
+def failure_of(settings: ConnectionSettings, server: ScriptedServer, soon: Deadline) -> Exception:
+    """What a first request ends in, however far it gets."""
+    with settings.open_pool(SystemClock()) as pool, pytest.raises(Exception) as caught:
+        pool.get(server.address, soon).request(RemotingCommand(code=10), soon)
+    return caught.value
 
 
 def test_requests_and_answers_of_any_size_travel_encrypted(
-    tls_server: ScriptedServer, certificate: tuple[Path, Path], soon: Deadline
+    serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline
 ) -> None:
     """A5: TLS from the first byte on the same port."""
-    settings = ConnectionSettings(use_tls=True, tls_ca_file=str(certificate[0]))
-    with settings.open_pool(SystemClock()) as pool:
-        channel = pool.get(tls_server.address, soon)
+    server = serve(certificate)
+    with trusting(authority).open_pool(SystemClock()) as pool:
+        channel = pool.get(server.address, soon)
         for size in (0, 1, 20_000, 3_000_000):
             assert channel.request(RemotingCommand(code=10, body=bytes(size)), soon).body == bytes(size)
 
 
-def test_a_server_nobody_vouches_for_is_refused(tls_server: ScriptedServer, soon: Deadline) -> None:
+def test_pull_lines_are_encrypted_too_and_kept_apart_by_settings(
+    serve: Serve, certificate: Certificate, authority: Authority
+) -> None:
+    """A5: what executors read with; a line is reused only under the settings it was made with."""
+    server, clock, settings = serve(certificate), SystemClock(), trusting(authority)
+    line = take_line(server.address, clock, settings)
+    give_back_line(line, clock, settings)
+    other = take_line(server.address, clock, trusting(authority, access_key="a", secret_key="b"))
+    again = take_line(server.address, clock, settings)
+
+    assert other is not line
+    assert again is line
+    other.close()
+    again.close()
+
+
+@pytest.mark.parametrize("password", [None, KEY_PASSWORD])
+def test_a_server_that_requires_client_certificates_takes_ours(
+    serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline, password: str | None
+) -> None:
+    """A5: with a plain key and with an encrypted one."""
+    own = authority.issue(f"client-{password is None}", password=password)
+    server = serve(certificate, clients_of=authority)
+    with with_certificate(authority, own, password).open_pool(SystemClock()) as pool:
+        assert pool.get(server.address, soon).request(RemotingCommand(code=10), soon).code == 0
+
+
+def test_a_server_that_requires_client_certificates_gets_none(
+    serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline
+) -> None:
+    """A5: one clear error, which is not tried again."""
+    error = failure_of(trusting(authority), serve(certificate, clients_of=authority), soon)
+
+    assert isinstance(error, TlsFailed)
+    assert not error.retryable
+    assert "set tlsCertFile and tlsKeyFile" in str(error)
+
+
+def test_a_client_certificate_of_another_authority_is_refused(
+    serve: Serve, certificate: Certificate, authority: Authority, stranger: Authority, soon: Deadline
+) -> None:
+    """A5: as is none."""
+    settings = with_certificate(authority, stranger.issue("client"))
+    error = failure_of(settings, serve(certificate, clients_of=authority), soon)
+
+    assert isinstance(error, TlsFailed)
+    assert "the server refused it" in str(error)
+
+
+def test_a_server_of_another_authority_is_refused(
+    serve: Serve, certificate: Certificate, stranger: Authority, soon: Deadline
+) -> None:
     """A5: verification is on unless switched off."""
-    with (
-        ConnectionSettings(use_tls=True).open_pool(SystemClock()) as pool,
-        pytest.raises(ConnectFailed, match="TLS handshake failed"),
-    ):
-        pool.get(tls_server.address, soon)
+    server = serve(certificate)
+
+    for settings in (ConnectionSettings(use_tls=True), trusting(stranger)):
+        error = failure_of(settings, server, soon)
+        assert isinstance(error, TlsFailed)
+        assert "Set tlsCaFile to the authority" in str(error)
+        assert server.address in str(error)
 
 
-def test_verification_can_be_switched_off(tls_server: ScriptedServer, soon: Deadline) -> None:
+@pytest.mark.parametrize("host", ["IP:127.0.0.9", "DNS:broker.example"])
+def test_a_certificate_for_another_host_is_refused(
+    serve: Serve, authority: Authority, soon: Deadline, host: str
+) -> None:
+    """A5: unless the host check is off, which leaves the check of the authority on."""
+    server = serve(authority.issue(host.replace(":", "-"), host))
+    error = failure_of(trusting(authority), server, soon)
+
+    assert isinstance(error, TlsFailed)
+    assert "tlsVerifyHostname=false" in str(error)
+    with trusting(authority, tls_verify_hostname=False).open_pool(SystemClock()) as pool:
+        assert pool.get(server.address, soon).request(RemotingCommand(code=10), soon).code == 0
+
+
+def test_switching_the_host_check_off_still_asks_for_the_authority(
+    serve: Serve, certificate: Certificate, stranger: Authority, soon: Deadline
+) -> None:
+    """A5: it is not the same as trusting everybody."""
+    error = failure_of(trusting(stranger, tls_verify_hostname=False), serve(certificate), soon)
+
+    assert isinstance(error, TlsFailed)
+
+
+def test_verification_can_be_switched_off(serve: Serve, certificate: Certificate, soon: Deadline) -> None:
     """A5: for brokers with their built-in test certificate."""
-    with ConnectionSettings(use_tls=True, tls_verify=False).open_pool(SystemClock()) as pool:
-        assert pool.get(tls_server.address, soon).request(RemotingCommand(code=10), soon).code == 0
+    settings = ConnectionSettings(use_tls=True, tls_verify_certificate=False)
+    with settings.open_pool(SystemClock()) as pool:
+        assert pool.get(serve(certificate).address, soon).request(RemotingCommand(code=10), soon).code == 0
 
 
-def test_the_end_of_the_connection_is_noticed(tls_server: ScriptedServer, soon: Deadline) -> None:
+def test_the_end_of_the_connection_is_noticed(
+    serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline
+) -> None:
     """A5: as without TLS."""
-    tls_server.script = lambda peer, _request: peer.close()
-    with (
-        ConnectionSettings(use_tls=True, tls_verify=False).open_pool(SystemClock()) as pool,
-        pytest.raises(ChannelClosed),
-    ):
-        pool.get(tls_server.address, soon).request(RemotingCommand(code=10), soon)
+    server = serve(certificate)
+    server.script = lambda peer, _request: peer.close()
+    error = failure_of(trusting(authority), server, soon)
+
+    assert isinstance(error, ChannelClosed)
 
 
-def test_a_server_without_tls_is_told_as_such(server: ScriptedServer, soon: Deadline) -> None:
-    """A5: a failed handshake, not a hang."""
-    with (
-        ConnectionSettings(use_tls=True, connect_timeout_s=0.2).open_pool(SystemClock()) as pool,
-        pytest.raises(ConnectFailed),
-    ):
-        pool.get(server.address, soon)
+def test_a_server_that_is_silent_at_the_handshake_is_given_up(server: ScriptedServer, soon: Deadline) -> None:
+    """A5: a failed connection, not a hang."""
+    settings = ConnectionSettings(use_tls=True, connect_timeout_s=0.2)
+
+    assert isinstance(failure_of(settings, server, soon), ConnectFailed)
 
 
-def test_a_missing_file_is_an_option_error(tmp_path: Path) -> None:
+def test_a_plain_client_of_a_tls_server_is_told_where_to_look(
+    serve: Serve, certificate: Certificate, soon: Deadline
+) -> None:
+    """A5: the server ends the connection without a word."""
+    error = failure_of(ConnectionSettings(), serve(certificate), soon)
+
+    assert "useTls" in str(error)
+
+
+@pytest.mark.parametrize("field", ["tls_ca_file", "tls_cert_file"])
+def test_a_missing_file_is_an_option_error(tmp_path: Path, field: str) -> None:
     """A5: found when the pool is made, not at the first request."""
     with pytest.raises(OptionError, match=r"nowhere\.pem"):
-        ConnectionSettings(use_tls=True, tls_ca_file=str(tmp_path / "nowhere.pem")).open_pool(SystemClock())
+        ConnectionSettings(use_tls=True, **{field: str(tmp_path / "nowhere.pem")}).open_pool(SystemClock())
+
+
+@pytest.mark.parametrize("password", [None, "wrong-password"])
+def test_a_key_that_cannot_be_decrypted_is_an_option_error(
+    authority: Authority, password: str | None
+) -> None:
+    """A5: without a question at the terminal, and without the password in the text."""
+    own = authority.issue("locked", password=KEY_PASSWORD)
+
+    with pytest.raises(OptionError, match="tlsKeyPassword") as caught:
+        with_certificate(authority, own, password).open_pool(SystemClock())
+    assert "wrong-password" not in str(caught.value)

@@ -172,3 +172,23 @@ def test_offsets_show_needs_only_the_table():
 
     assert settings.consumer_group is None
     assert settings.name_servers is None
+
+
+def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
+    """A5, A6: given to a job, valid at the source, never shown."""
+    from pyspark_rocketmq.options import ReadOptions
+
+    given = {
+        "namespace": "shop",
+        "accessKey": "user-7fa1",
+        "secretKey": "secret-7fa1",
+        "useTls": "true",
+        "tlsVerifyHostname": "false",
+    }
+    pairs = [*CONSUME, *(f"{key}={text}" for key, text in given.items())]
+    settings = load_settings(ConsumeSettings, "consume", None, pairs)
+
+    parsed = ReadOptions.parse({"nameServers": "h:1", "topic": "t", **settings.source_options()})
+    assert (parsed.namespace, parsed.access_key, parsed.secret_key) == ("shop", "user-7fa1", "secret-7fa1")
+    assert (parsed.use_tls, parsed.tls_verify_hostname, parsed.tls_verify_certificate) == (True, False, True)
+    assert "7fa1" not in repr(settings)

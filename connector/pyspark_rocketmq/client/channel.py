@@ -24,7 +24,13 @@ from pyspark_rocketmq.client.dispatcher import RequestDispatcher, RequestHandler
 from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, RocketMQError
+from pyspark_rocketmq.errors import (
+    ChannelClosed,
+    RemoteProtocolError,
+    RequestTimeout,
+    RocketMQError,
+    TlsFailed,
+)
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
@@ -69,6 +75,7 @@ class Channel:
         self._send_lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
+        self._has_received = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
         )
@@ -184,7 +191,7 @@ class Channel:
         try:
             self._receive_until_the_end()
         except RocketMQError as error:
-            self._end(error)
+            self._end(error if self._has_received else _with_tls_hint(error))
         except Exception as error:
             # Whatever it was, a channel without a reader must not look alive.
             logger.exception("reader failed address=%s", self.address)
@@ -200,6 +207,7 @@ class Channel:
         next_sweep_s = self._clock.monotonic_s() + RECEIVE_TICK_S
         while (count := self._transport.recv_into(buffer)) != 0:
             if count is not None:
+                self._has_received = True
                 for command in decoder.feed(buffer[:count]):
                     self._take_in(command)
             now_s = self._clock.monotonic_s()
@@ -253,9 +261,18 @@ class Channel:
             self._call_back(waiting, _reason_for(reason, waiting.request))
 
 
+def _with_tls_hint(reason: RocketMQError) -> RocketMQError:
+    if not isinstance(reason, ChannelClosed):
+        return reason
+    hint = (
+        "before it had sent a byte, as servers do that require TLS, or have it switched off: look at useTls"
+    )
+    return ChannelClosed(reason.address, f"{reason.detail}, {hint}")
+
+
 def _reason_for(reason: RocketMQError, request: Outgoing) -> RocketMQError:
     """A new error per request: one exception raised in several threads would mix their tracebacks."""
     asked = describe_request(request.command())
-    if isinstance(reason, ChannelClosed):
-        return ChannelClosed(reason.address, f"{reason.detail}. It was needed for {asked}.")
+    if isinstance(reason, (ChannelClosed, TlsFailed)):
+        return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")
     return RemoteProtocolError(f"{reason} It came instead of the answer to {asked}.")

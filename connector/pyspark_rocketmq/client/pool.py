@@ -6,7 +6,6 @@ Decides under its lock; connects, waits and closes outside it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
@@ -15,12 +14,9 @@ from typing import Self
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.dispatcher import RequestHandler
 from pyspark_rocketmq.client.outgoing import Signer
-from pyspark_rocketmq.client.transport import TcpTransport, Transport
+from pyspark_rocketmq.client.transport import Connect, TcpTransport
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
-
-Connect = Callable[[str, float], Transport]
-"""Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
 
 
 class ChannelPool:
@@ -70,7 +66,7 @@ class ChannelPool:
         except FutureTimeout:
             raise ConnectFailed(address, "another thread is still connecting") from None
         except ConnectFailed as error:
-            raise ConnectFailed(address, error.detail) from error
+            raise type(error)(address, error.detail) from error
 
     def close(self) -> None:
         """Close all channels; requests under way fail with ``ChannelClosed``. Idempotent."""

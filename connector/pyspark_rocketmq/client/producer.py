@@ -38,7 +38,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
 )
 from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
-from pyspark_rocketmq.options import address_list
+from pyspark_rocketmq.option_parsers import address_list
 from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
 from pyspark_rocketmq.wire.hashing import select_by_hash

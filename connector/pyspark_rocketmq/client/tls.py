@@ -12,13 +12,18 @@ import select
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, SEND_STALL_S, open_socket, split_address
-from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 
 _PIECE_BYTES: Final = 256 * 1024
 """Bytes encrypted in one go: bounds how long a reader waits for the lock."""
+_OTHER_HOST: Final = frozenset({62, 64})
+"""``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
+"""What comes back from a server that answers something else than a handshake."""
 
 
 class TlsConnector:
@@ -31,32 +36,87 @@ class TlsConnector:
         cert_file: str | None = None,
         key_file: str | None = None,
         key_password: str | None = None,
-        verify: bool = True,
+        verify_certificate: bool = True,
+        verify_hostname: bool = True,
     ) -> None:
-        try:
-            self._context = ssl.create_default_context(cafile=ca_file)
-            if not verify:
-                self._context.check_hostname = False
-                self._context.verify_mode = ssl.CERT_NONE
-            if cert_file is not None:
-                self._context.load_cert_chain(cert_file, key_file, key_password)
-        except OSError as exc:
-            files = ", ".join(file for file in (ca_file, cert_file, key_file) if file is not None)
-            raise OptionError((f"The TLS files {files} cannot be used: {exc}.",)) from exc
+        self._context = _context(ca_file)
+        if not (verify_certificate and verify_hostname):
+            self._context.check_hostname = False
+        if not verify_certificate:
+            self._context.verify_mode = ssl.CERT_NONE
+        if cert_file is not None:
+            # A key without a password must not make OpenSSL ask for one at the terminal.
+            password = key_password or ""
+            with _reporting("tlsCertFile, tlsKeyFile and tlsKeyPassword", cert_file, key_file):
+                self._context.load_cert_chain(cert_file, key_file, lambda: password)
 
     def connect(self, address: str, timeout_s: float) -> TlsTransport:
         """Connect and shake hands within ``timeout_s`` seconds for each of the two.
 
         Raises:
-            ConnectFailed: If nobody accepts, or the server's certificate does not satisfy.
+            ConnectFailed: If nobody accepts, or the server ends the handshake without a word.
+            TlsFailed: If one side does not trust the other, or the server does not speak TLS.
         """
         connected = open_socket(address, timeout_s)
         try:
             secured = self._context.wrap_socket(connected, server_hostname=split_address(address)[0])
         except OSError as exc:
             connected.close()
-            raise ConnectFailed(address, f"the TLS handshake failed: {exc}") from exc
+            raise _handshake_error(address, exc) from exc
         return TlsTransport(address, secured)
+
+
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    with _reporting("tlsCaFile", ca_file):
+        return ssl.create_default_context(cafile=ca_file)
+
+
+@contextlib.contextmanager
+def _reporting(options: str, *files: str | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        named = ", ".join(file for file in files if file is not None)
+        raise OptionError(
+            (f"{named} cannot be used: {exc}. Correct {options}; the files must be on every machine",)
+        ) from exc
+
+
+def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
+    """What a failed handshake means to the operator."""
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        if failure.verify_code in _OTHER_HOST:
+            return TlsFailed(
+                address,
+                f"its certificate is for another host: {failure.verify_message}. Have the address in the "
+                "certificate's subjectAltName, or set tlsVerifyHostname=false.",
+            )
+        return TlsFailed(
+            address,
+            f"its certificate is not trusted: {failure.verify_message}. Set tlsCaFile to the authority that signed "
+            "it.",
+        )
+    if isinstance(failure, ssl.SSLError) and failure.reason in _NO_TLS:
+        return TlsFailed(
+            address,
+            "the server does not speak TLS. Set useTls=false, or tls.server.mode=enforcing on the server.",
+        )
+    if isinstance(failure, ssl.SSLError) and "ALERT" in (failure.reason or ""):
+        return _alert_error(address, failure)
+    return ConnectFailed(
+        address,
+        f"the TLS handshake failed: {failure}; a server whose tls.server.mode is disabled ends it so (then set "
+        "useTls=false)",
+    )
+
+
+def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
+    reason = (alert.reason or "alert").lower().replace("_", " ")
+    return TlsFailed(
+        address,
+        f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and tlsKeyFile to "
+        "one that its authority has signed.",
+    )
 
 
 class TlsTransport:
@@ -97,6 +157,7 @@ class TlsTransport:
 
         Raises:
             ChannelClosed: If the connection was reset or its encryption broken.
+            TlsFailed: If the server refused this client's certificate, or asked for one in vain.
         """
         try:
             count = self._receive_some(buffer)
@@ -104,6 +165,11 @@ class TlsTransport:
                 count = self._receive_some(buffer)
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
+        except ssl.SSLError as exc:
+            # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is over.
+            if "ALERT" in (exc.reason or ""):
+                raise _alert_error(self._address, exc) from exc
+            raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
         except (OSError, ValueError) as exc:
             raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
         return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
@@ -41,6 +42,10 @@ class Transport(Protocol):
     def close(self) -> None:
         """Give the operating system's resources back. Idempotent; no thread may be inside another call."""
         ...
+
+
+Connect = Callable[[str, float], Transport]
+"""Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
 
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.retry import call_with_retry
+from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.datasource.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
@@ -33,7 +34,7 @@ class RocketMQBatchReader(DataSourceReader):
             RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be wrong.
         """
         clock = SystemClock()
-        view = ClusterView(self._options, process_pool(), clock)
+        view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
         snapshot, starts = call_with_retry(
             lambda: self._starts(view),
             FIRST_CONTACT,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import InputPartition
 
+from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
 
 
@@ -26,3 +27,7 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+    """Holds credentials: its repr, and so this class's, leaves them out."""
+    namespace: str = ""
+    """That of topic and group, which are named without it here."""

@@ -99,7 +99,7 @@ class QueuePuller:
             # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: the line is
             # closed then.
             if self._line is not None:
-                give_back_line(self._line, self._clock)
+                give_back_line(self._line, self._clock, self._partition.connection)
 
     @property
     def _in_flight(self) -> int:
@@ -114,7 +114,7 @@ class QueuePuller:
         """Take in what has come and send what may be sent; what went wrong, if anything did."""
         try:
             if self._line is None:
-                self._line = take_line(self._partition.address, self._clock)
+                self._line = take_line(self._partition.address, self._clock, self._partition.connection)
             answers = self._line.receive(self._partition.request_timeout_s) if self._line.in_flight else []
             troubles = [self._take_in(step, outcome) for step, outcome in answers]
             trouble = _worst(trouble for trouble in troubles if trouble is not None)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.consume.pull_window import Piece
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -65,6 +66,8 @@ def partitions_of(
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,
                 retry_timeout_s=options.retry_timeout_ms / 1000,
+                connection=ConnectionSettings.of(options),
+                namespace=options.namespace or "",
             )
         )
     return partitions

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -40,7 +41,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _planner(self) -> MicroBatchPlanner:
         clock = SystemClock()
-        view = ClusterView(self._options, process_pool(), clock)
+        view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
         return MicroBatchPlanner(
             self._options, view, _progress(self._options, view, clock), clock, time.sleep
         )

@@ -29,6 +29,7 @@ ONEWAY_FLAG: Final = 0x2
 
 _MAX_HEADER_LENGTH: Final = 0xFFFFFF
 _INT32_END: Final = 1 << 31
+_CREDENTIALS: Final = frozenset({"AccessKey", "SecurityToken", "Signature"})
 
 
 class SerializeType(IntEnum):
@@ -58,6 +59,14 @@ class RemotingCommand:
     body: bytes = b""
     """Empty where Java shows null: the frame cannot tell them apart."""
     serialize_type: SerializeType = SerializeType.JSON
+
+    def __repr__(self) -> str:
+        """As of any dataclass, with credentials masked: a failed assertion or a log must not show them."""
+        fields = {name: "***" if name in _CREDENTIALS else text for name, text in self.ext_fields.items()}
+        return (
+            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, remark={self.remark!r}, "
+            f"ext_fields={fields}, body={self.body!r:.200}, serialize_type={self.serialize_type.name})"
+        )
 
     @property
     def is_response(self) -> bool:

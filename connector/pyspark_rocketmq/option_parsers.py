@@ -1,0 +1,92 @@
+"""Parsers of single options: text in, value out, ``ValueError`` with the end of the sentence ``key='value' …``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+Parser = Callable[[str], T]
+
+
+def int_between(low: int, high: int) -> Parser[int]:
+    """Parser of a whole number within inclusive bounds."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text.strip()):
+            raise ValueError(f"is not a whole number between {low} and {high}")
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(f"is not between {low} and {high}")
+        return value
+
+    return parse
+
+
+def boolean(text: str) -> bool:
+    """Parser of true or false."""
+    values = {"true": True, "false": False}
+    if text.strip().lower() not in values:
+        raise ValueError("is neither true nor false")
+    return values[text.strip().lower()]
+
+
+def text_value(text: str) -> str:
+    """Parser of any text that is not blank."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return text.strip()
+
+
+def secret_value(text: str) -> str:
+    """Parser of a secret: any text that is not blank, taken as it is."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+def namespace_name(text: str) -> str:
+    """Parser of a namespace, which ends at the first ``%`` of a wrapped name and so holds none."""
+    name = text.strip()
+    if not re.fullmatch(r"[a-zA-Z0-9_-]+", name):
+        raise ValueError("is not a namespace: only letters, digits and the characters _ - are allowed")
+    return name
+
+
+def resource_name(kind: str, max_length: int) -> Parser[str]:
+    """Parser of a topic or group name (``Validators.checkTopic``, ``checkGroup``)."""
+
+    def parse(text: str) -> str:
+        name = text.strip()
+        if not name:
+            raise ValueError("is empty")
+        if not re.fullmatch(r"[%|a-zA-Z0-9_-]+", name):
+            raise ValueError(
+                f"is not a {kind} name: only letters, digits and the characters % | _ - are allowed"
+            )
+        if len(name) > max_length:
+            raise ValueError(f"is longer than the {max_length} characters RocketMQ allows for a {kind} name")
+        return name
+
+    return parse
+
+
+def address_list(text: str) -> tuple[str, ...]:
+    """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets."""
+    addresses = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
+    if not addresses:
+        raise ValueError("is empty; give host:port, several separated by ';'")
+    for address in addresses:
+        host, separator, port = address.rpartition(":")
+        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"holds '{address}', which is not host:port")
+    return addresses
+
+
+def tag_expression(text: str) -> str:
+    """Parser of ``*`` or tags separated by ``||``."""
+    expression = text.strip()
+    if not any(tag.strip() for tag in expression.split("||")):
+        raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
+    return expression

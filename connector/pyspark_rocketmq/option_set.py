@@ -1,0 +1,128 @@
+"""How options are declared, parsed and shown: whatever an option is not, but how every option behaves.
+
+Parsing (all problems reported together), the unknown-key hint and redaction follow from the declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from pyspark_rocketmq.errors import OptionError
+
+T = TypeVar("T")
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionSpec:
+    """What is known of one option besides its value."""
+
+    key: str
+    """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
+    parse: Callable[[str], Any]
+    """Raises ValueError with the end of the sentence ``key='value' …``."""
+    doc: str
+    default_text: str
+    required: bool = False
+    unit: str = ""
+    secret: bool = False
+
+
+def option(
+    key: str,
+    *,
+    parse: Callable[[str], T],
+    doc: str,
+    default: Any = _REQUIRED,
+    default_text: str | None = None,
+    unit: str = "",
+    secret: bool = False,
+) -> Any:
+    """Declare one option as a dataclass field."""
+    required = default is _REQUIRED
+    if default_text is None:
+        default_text = "required" if required else "none" if default is None else str(default)
+    spec = OptionSpec(
+        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret
+    )
+    if required:
+        return dataclasses.field(metadata={"spec": spec})
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OptionSet:
+    """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, str]) -> Self:
+        """Parse a map of texts; keys are matched without regard to case.
+
+        Raises:
+            OptionError: With a sentence for every problem, not just the first.
+        """
+        specs: dict[str, tuple[str, OptionSpec]] = {}
+        for field in dataclasses.fields(cls):
+            spec: OptionSpec = field.metadata["spec"]
+            specs[spec.key.lower()] = (field.name, spec)
+        values, problems = _parse_values(raw, specs)
+        if not problems:
+            parsed = cls(**values)
+            problems = parsed.cross_field_problems()
+            if not problems:
+                return parsed
+        raise OptionError(tuple(problems))
+
+    def cross_field_problems(self) -> list[str]:
+        """Sentences on options that do not go together."""
+        return []
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{field.metadata['spec'].key}={_shown(field.metadata['spec'], getattr(self, field.name))}"
+            for field in dataclasses.fields(self)
+        )
+        return f"{type(self).__name__}({shown})"
+
+
+def _shown(spec: OptionSpec, value: object) -> str:
+    return "***" if spec.secret else repr(value)
+
+
+def _parse_values(
+    raw: Mapping[str, str], specs: Mapping[str, tuple[str, OptionSpec]]
+) -> tuple[dict[str, Any], list[str]]:
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, text in raw.items():
+        known = specs.get(key.lower())
+        if known is None:
+            problems.append(_unknown_key(key, [spec.key for _, spec in specs.values()]))
+            continue
+        name, spec = known
+        try:
+            values[name] = spec.parse(text)
+        except ValueError as problem:
+            shown = "***" if spec.secret else text
+            problems.append(f"option {spec.key}='{shown}' {problem}")
+    given = {key.lower() for key in raw}
+    problems += [
+        f"option '{spec.key}' is required: {spec.doc}"
+        for lower, (_, spec) in specs.items()
+        if spec.required and lower not in given
+    ]
+    return values, problems
+
+
+def _unknown_key(key: str, known: list[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+    hint = (
+        f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known options: {', '.join(sorted(known))}"
+    )
+    return f"unknown option '{key}'{hint}"

@@ -1,0 +1,73 @@
+"""Namespaces of version 1: the names of topics and groups with their namespace in front, as servers see them.
+
+A namespace exists only in the clients: ``orders`` of namespace ``shop`` is the topic ``shop%orders`` to every server,
+and the retry topic of its group ``billing`` is ``%RETRY%shop%billing``.  Users never see the longer names.
+
+Source: RocketMQ 5.3.3 ``remoting/protocol/NamespaceUtil``, ``TopicValidator.isSystemTopic``,
+``MixAll.isSysConsumerGroup``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark_rocketmq.model import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, MessageQueue
+
+_SEPARATOR: Final = "%"
+_SYSTEM_TOPICS: Final = frozenset(
+    {
+        "BenchmarkTest",
+        "CHECKPOINT_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "RMQ_SYS_TRACE_TOPIC",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "SELF_TEST_TOPIC",
+        "TBW102",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
+
+
+def with_namespace(namespace: str, resource: str) -> str:
+    """The name servers know a topic or group by; one that has the namespace already stays as it is.
+
+    An empty namespace changes nothing, and neither does any on RocketMQ's own topics and groups.
+    """
+    if not namespace or not resource or _is_system_resource(resource):
+        return resource
+    prefix, bare = _split_prefix(resource)
+    if bare.startswith(namespace + _SEPARATOR):
+        return resource
+    return f"{prefix}{namespace}{_SEPARATOR}{bare}"
+
+
+def without_namespace(namespace: str, resource: str) -> str:
+    """The name users know a topic or group by; one of another namespace stays as it is."""
+    if not namespace or not resource:
+        return resource
+    prefix, bare = _split_prefix(resource)
+    return prefix + bare.removeprefix(namespace + _SEPARATOR)
+
+
+def queue_with_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
+    """As :func:`with_namespace`, of the queue's topic."""
+    return queue._replace(topic=with_namespace(namespace, queue.topic)) if namespace else queue
+
+
+def queue_without_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
+    """As :func:`without_namespace`, of the queue's topic."""
+    return queue._replace(topic=without_namespace(namespace, queue.topic)) if namespace else queue
+
+
+def _split_prefix(resource: str) -> tuple[str, str]:
+    for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
+        if resource.startswith(prefix):
+            return prefix, resource.removeprefix(prefix)
+    return "", resource
+
+
+def _is_system_resource(resource: str) -> bool:
+    return resource in _SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)
