@@ -45,12 +45,16 @@ class ConsumerData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatData:
-    """Body of 34 HEART_BEAT (version 1: complete, no fingerprint)."""
+    """Body of 34 HEART_BEAT."""
 
     client_id: str
     consumers: tuple[ConsumerData, ...] = ()
     producers: tuple[str, ...] = ()
     """Producer groups."""
+    fingerprint: int = 0
+    """Of the complete heartbeat, in version 2; 0 is version 1, which is always complete."""
+    without_sub: bool = False
+    """Version 2: the subscriptions are left out, because the broker knows the fingerprint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +88,9 @@ def encode_heartbeat(heartbeat: HeartbeatData) -> bytes:
         {
             "clientID": heartbeat.client_id,
             "consumerDataSet": [_consumer_to_json(consumer) for consumer in heartbeat.consumers],
-            "heartbeatFingerprint": 0,
+            "heartbeatFingerprint": heartbeat.fingerprint,
             "producerDataSet": [{"groupName": group} for group in heartbeat.producers],
-            "withoutSub": False,
+            "withoutSub": heartbeat.without_sub,
         }
     )
 
@@ -102,6 +106,8 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
         client_id=heartbeat.text("clientID"),
         consumers=tuple(map(_consumer_from_json, heartbeat.objects("consumerDataSet"))),
         producers=tuple(producer.text("groupName") for producer in heartbeat.objects("producerDataSet")),
+        fingerprint=heartbeat.integer("heartbeatFingerprint", 0),
+        without_sub=heartbeat.flag("withoutSub", default=False),
     )
 
 
