@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from broker_sim import consumer_requests, queue_requests
+from broker_sim import connection_requests, consumer_requests, queue_requests
 from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.pull import handle_pull, let_go
 from broker_sim.replies import Refused, in_json, not_supported, reply
-from broker_sim.send import as_run, deliver_delayed, handle_send, store_run
+from broker_sim.send import handle_send
+from broker_sim.send_back import handle_send_back
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import BrokerState
+from broker_sim.storing import as_run, deliver_due, store_run
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -25,7 +27,11 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.QUERY_CONSUMER_OFFSET: consumer_requests.handle_query_offset,
     RequestCode.UPDATE_CONSUMER_OFFSET: consumer_requests.handle_update_offset,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_requests.handle_consumer_list,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST: consumer_requests.handle_consumer_connections,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: connection_requests.handle_consumer_connections,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: connection_requests.handle_producer_connections,
+    RequestCode.GET_ALL_PRODUCER_INFO: connection_requests.handle_all_producers,
+    RequestCode.CHECK_CLIENT_CONFIG: consumer_requests.handle_check_client,
+    RequestCode.CONSUMER_SEND_MSG_BACK: handle_send_back,
     RequestCode.LOCK_BATCH_MQ: consumer_requests.handle_lock,
     RequestCode.UNLOCK_BATCH_MQ: consumer_requests.handle_unlock,
     RequestCode.UPDATE_AND_CREATE_TOPIC: queue_requests.handle_create_topic,
@@ -65,13 +71,13 @@ class Broker:
     def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
         """Store messages without a producer; the first one's queue offset. Held pulls are let go."""
         run = as_run(queue, messages, born_timestamp=int(self.state.clock.now_s() * 1000))
-        queue_offset, _ = store_run(self.state, run)
-        return queue_offset
+        return store_run(self.state, run).queue_offset
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
         """Answer one request; a held pull is answered by a later call of this or another method."""
-        if command.is_response:  # to a push; nothing depends on it
-            return []
+        if command.is_response:
+            self.state.client_calls.answered(peer, command)
+            return [self._in_allowed_form(each) for each in self._drain()]
         answer = self._answer(peer, command)
         outgoing = self._drain()
         if answer is not None and not command.is_oneway:
@@ -81,29 +87,41 @@ class Broker:
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
         """Forget the connection: its held pulls and memberships, but not its locks."""
         self.state.held_pulls.forget(peer)
+        self.state.producers.connection_closed(peer)
+        self.state.client_calls.connection_closed(peer)
         for group in self.state.membership.connection_closed(peer):
             consumer_requests.notify_members(self.state, group)
-        return self._drain()
+        return [self._in_allowed_form(each) for each in self._drain()]
 
     def look_at_clock(self) -> list[Outgoing]:
         """Deliver delayed messages, end held pulls whose time is over, drop silent members."""
         state = self.state
-        deliver_delayed(state)
+        deliver_due(state)
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
             state.outbox.append(let_go(state, pull))
         for group in state.membership.expire():
             consumer_requests.notify_members(state, group)
+        state.producers.expire()
+        state.client_calls.expire(state.clock.monotonic_s())
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def next_deadline_s(self) -> float | None:
         """Monotonic time at which :meth:`look_at_clock` has work, as far as known."""
-        deadlines_s = (self.state.held_pulls.next_deadline_s(), self.state.delayed.next_due_s())
+        state = self.state
+        deadlines_s = (
+            state.held_pulls.next_deadline_s(),
+            state.delayed.next_due_s(),
+            state.timers.next_due_s(),
+            state.client_calls.next_deadline_s(),
+        )
         return min((each for each in deadlines_s if each is not None), default=None)
 
     def restarted(self) -> None:
         """Lose what a real broker keeps only in memory; messages, topics and offsets stay."""
         self.state.locks.clear()
         self.state.membership.clear()
+        self.state.producers.clear()
+        self.state.client_calls.clear()
         self.state.held_pulls.clear()
 
     def _answer(self, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:

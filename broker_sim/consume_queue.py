@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,7 +84,14 @@ class ConsumeQueue:
             self._base += self._gone
             self._gone = 0
 
-    def scan(self, start: int, max_messages: int, limits: PullLimits, wanted: frozenset[int] | None) -> Scan:
+    def scan(
+        self,
+        start: int,
+        max_messages: int,
+        limits: PullLimits,
+        wanted: frozenset[int] | None,
+        accepts: Callable[[int, int], bool] | None = None,
+    ) -> Scan:
         """Choose messages from queue offset ``start`` on, which must be held.
 
         Args:
@@ -92,6 +99,7 @@ class ConsumeQueue:
             max_messages: what the consumer asked for; 0 still returns one.
             limits: the broker's bounds; a bound is checked before a message is added, and before the filter.
             wanted: tag hash codes the consumer takes, or None for all.
+            accepts: looks at the message at a commit log offset, of a size, whose hash code is wanted.
 
         Source: ``DefaultMessageStore.getMessage`` and ``isTheBatchFull``.
         """
@@ -104,7 +112,9 @@ class ConsumeQueue:
             offset, size = self._commit_log_offsets[at], self._sizes[at]
             if count and (count >= most or total + size > limits.total_bytes):
                 break
-            if wanted is None or self._tag_hashes[at] in wanted:
+            if (wanted is None or self._tag_hashes[at] in wanted) and (
+                accepts is None or accepts(offset, size)
+            ):
                 if offset != run_end:
                     if run_end:
                         runs.append(Run(run_start, run_end - run_start))

@@ -1,22 +1,26 @@
-"""Requests of consumer groups: offsets 14, 15; membership 34, 35, 38, 203; locks 41, 42.
+"""Requests of consumer groups: offsets 14, 15; membership 34, 35, 38, 46; locks 41, 42.
 
 Sources: ``ConsumerManageProcessor``, ``ClientManageProcessor``, ``AdminBrokerProcessor.lockBatchMQ``.
 """
 
 from __future__ import annotations
 
+from broker_sim.membership import Client
 from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import SERVER_VERSION, Refused, reply
-from broker_sim.state import BrokerState
-from pyspark_rocketmq.model import retry_topic
+from broker_sim.replies import Refused, reply
+from broker_sim.sql92 import Sql92Error
+from broker_sim.sql92_parser import compile_expression
+from broker_sim.state import BrokerState, to_client
+from pyspark_rocketmq.model import MessageModel, retry_topic
 from pyspark_rocketmq.wire.bodies import (
+    ConsumerData,
     decode_heartbeat,
     decode_lock_request,
     encode_consumer_list,
     encode_lock_response,
-    subscription_to_json,
+    subscription_from_json,
 )
-from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
 from pyspark_rocketmq.wire.headers import (
     GetConsumerListByGroupRequestHeader,
@@ -25,9 +29,8 @@ from pyspark_rocketmq.wire.headers import (
     UpdateConsumerOffsetRequestHeader,
     from_ext_fields,
 )
-from pyspark_rocketmq.wire.json_quirks import dumps_java
-
-_JAVA = int(LanguageCode.JAVA)
+from pyspark_rocketmq.wire.json_fields import as_object, read_object
+from pyspark_rocketmq.wire.subscription import SQL92, TAG
 
 
 def handle_query_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -55,32 +58,65 @@ def handle_update_offset(state: BrokerState, command: RemotingCommand) -> Remoti
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
     if state.topics.find(header.topic) is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
-    state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+    queue = (header.consumer_group, header.topic, header.queue_id)
+    if state.settings.use_server_side_reset_offset and state.offsets.is_reset(*queue):
+        return reply(command, remark="Offset has been previously reset")
+    state.offsets.commit(*queue, header.commit_offset)
     return reply(command)
 
 
 def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
     """34: renew memberships, replace subscriptions, make the groups and their retry topics."""
     heartbeat = decode_heartbeat(command.body)
-    may_create = state.settings.auto_create_subscription_group
+    client = Client(peer, heartbeat.client_id, command.language, command.version)
+    is_known = True
     for data in heartbeat.consumers:
-        group = state.groups.find_or_create(data.group_name, may_create=may_create)
-        if group is None:
-            continue  # golden fact 15: the answer is 0 all the same
-        state.topics.ensure(retry_topic(data.group_name), group.retry_queue_nums)
-        if state.membership.register(peer, heartbeat.client_id, command.language, command.version, data):
-            notify_members(state, data.group_name)
-    return reply(command, ext_fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"})
+        if state.membership.note_fingerprint(data.group_name, heartbeat.fingerprint):
+            is_known = False
+        _join(state, client, data, replaces_subscriptions=not heartbeat.without_sub)
+    for producer_group in heartbeat.producers:
+        state.producers.register(client, producer_group)
+    # Version 1 heartbeats are always told that something changed.
+    changed = "false" if heartbeat.fingerprint and is_known else "true"
+    return reply(command, ext_fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
 
 def handle_unregister(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
     """35: leave a group; its locks stay, and a group never heard of exists from now on."""
     header = from_ext_fields(UnregisterClientRequestHeader, command.ext_fields)
+    if header.producer_group:
+        state.producers.unregister(peer, header.producer_group)
     if header.consumer_group:
         may_create = state.settings.auto_create_subscription_group
-        state.groups.find_or_create(header.consumer_group, may_create=may_create)
-        if state.membership.unregister(peer, header.consumer_group):
+        group = state.groups.find_or_create(header.consumer_group, may_create=may_create)
+        is_gone = state.membership.unregister(peer, header.consumer_group)
+        if is_gone and (group is None or group.notify_consumer_ids_changed_enable):
             notify_members(state, header.consumer_group)
+    return reply(command)
+
+
+def handle_check_client(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """46: whether the broker can filter by the consumer's expression."""
+    body = read_object(command.body, "CheckClientRequestBody")
+    if body.members.get("subscriptionData") is None:
+        return reply(command)
+    subscription = subscription_from_json(as_object(body.members["subscriptionData"], body.where))
+    if subscription.expression_type == TAG:
+        return reply(command)
+    if not state.settings.enable_property_filter:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {subscription.expression_type}",
+        )
+    if subscription.expression_type != SQL92:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"there is no filter of type {subscription.expression_type}",
+        )
+    try:
+        compile_expression(subscription.sub_string)
+    except Sql92Error as error:
+        raise Refused(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
     return reply(command)
 
 
@@ -91,35 +127,6 @@ def handle_consumer_list(state: BrokerState, command: RemotingCommand) -> Remoti
     if not members:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}")
     return reply(command, body=encode_consumer_list(tuple(member.client_id for member in members)))
-
-
-def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """203: who consumes in the group, and how."""
-    header = from_ext_fields(GetConsumerListByGroupRequestHeader, command.ext_fields)
-    data = state.membership.consumer_data(header.consumer_group)
-    if data is None:
-        raise Refused(
-            ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{header.consumer_group}] not online"
-        )
-    body = {
-        "connectionSet": [
-            {
-                "clientAddr": str(member.peer.host),
-                "clientId": member.client_id,
-                "language": LanguageCode(member.language).name,
-                "version": member.version,
-            }
-            for member in state.membership.members(header.consumer_group)
-        ],
-        "consumeFromWhere": data.consume_from_where,
-        "consumeType": data.consume_type,
-        "messageModel": data.message_model,
-        "subscriptionTable": {
-            topic: subscription_to_json(subscription)
-            for topic, subscription in state.membership.subscriptions(header.consumer_group).items()
-        },
-    }
-    return reply(command, body=dumps_java(body))
 
 
 def handle_lock(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -137,14 +144,32 @@ def handle_unlock(state: BrokerState, command: RemotingCommand) -> RemotingComma
 
 
 def notify_members(state: BrokerState, consumer_group: str) -> None:
-    """Tell every member, the one that caused it included, to look at the group again (code 40)."""
+    """Tell every member, the one that caused it included, to look at the group again (code 40).
+
+    Members that broadcast share nothing and are not told.
+    """
+    data = state.membership.consumer_data(consumer_group)
+    if data is None or data.message_model is MessageModel.BROADCASTING:
+        return
     for member in state.membership.members(consumer_group):
-        command = RemotingCommand(
-            code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
-            opaque=next(state.numbers) & 0x7FFFFFFF,
+        command = to_client(
+            state,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            {"consumerGroup": consumer_group},
             flag=ONEWAY_FLAG,
-            language=_JAVA,
-            version=SERVER_VERSION,
-            ext_fields={"consumerGroup": consumer_group},
         )
         state.outbox.append(Outgoing(member.peer, command, int(command.code)))
+
+
+def _join(state: BrokerState, client: Client, data: ConsumerData, *, replaces_subscriptions: bool) -> None:
+    """Take one consumer group of a heartbeat; nothing when the group may not be made (golden fact 15)."""
+    may_create = state.settings.auto_create_subscription_group
+    group = state.groups.find_or_create(data.group_name, may_create=may_create)
+    if group is None:
+        return
+    state.topics.ensure(retry_topic(data.group_name), group.retry_queue_nums)
+    changed = state.membership.register(client, data, replaces_subscriptions=replaces_subscriptions)
+    if replaces_subscriptions:
+        state.filters.register(data.group_name, data.subscriptions)
+    if changed and group.notify_consumer_ids_changed_enable:
+        notify_members(state, data.group_name)

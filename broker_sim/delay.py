@@ -1,26 +1,108 @@
-"""Delayed messages (``ScheduleMessageService``): kept in a topic of their own until their level's time is over.
+"""Messages that become visible later: delay levels (``ScheduleMessageService``) and timers (``TimerMessageStore``).
 
-A delivered message keeps DELAY, REAL_TOPIC and REAL_QID among its properties (golden fact 3).
+Until then they lie in a topic of the broker's own. A delivered message keeps what its producer asked for, and
+REAL_TOPIC and REAL_QID, among its properties (golden fact 3).
 """
 
 from __future__ import annotations
 
 import heapq
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from broker_sim.layout import MessageRun
+from broker_sim.replies import Refused
+from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.wire.codes import ResponseCode
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+
+_TIMER_PRECISION_MS = 1000
+_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+"""In the order in which the broker looks at them."""
 
 
-def delay_level(properties: dict[str, str], levels: int) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postponement:
+    """Where a message waits, until when, and with which properties."""
+
+    topic: str
+    queue_id: int
+    wait_s: float
+    properties: dict[str, str]
+    timer_out_ms: int | None = None
+    """Of a timer: the property TIMER_OUT_MS; None for a delay level."""
+
+
+def delay_level(properties: Mapping[str, str], levels: int) -> int:
     """Level a producer asked for: 0 for none, the highest for anything above it."""
     text = properties.get("DELAY", "0")
     return min(int(text), levels) if text.isdecimal() else 0
 
 
+def postponement(
+    topic: str, queue_id: int, properties: Mapping[str, str], *, settings: BrokerSettings, now_ms: int
+) -> Postponement | None:
+    """Whether a message for this queue has to wait; None: it is stored there at once.
+
+    Raises:
+        Refused: the timer is switched off, too far away, or no number.
+
+    Source: ``HookUtils.handleScheduleMessage``.
+    """
+    origin = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
+    level = delay_level(properties, len(settings.delay_levels_s))
+    if level:
+        kept = {name: value for name, value in properties.items() if name not in _TIMER_PROPERTIES}
+        return Postponement(
+            topic=SCHEDULE_TOPIC,
+            queue_id=level - 1,
+            wait_s=settings.delay_levels_s[level - 1],
+            properties={**kept, "DELAY": str(level), **origin},
+        )
+    deliver_ms = None if "TIMER_OUT_MS" in properties else _timer(properties, settings, now_ms)
+    if deliver_ms is None or deliver_ms <= now_ms:
+        return None
+    out_ms = (deliver_ms - 1) // _TIMER_PRECISION_MS * _TIMER_PRECISION_MS
+    return Postponement(
+        topic=TIMER_TOPIC,
+        queue_id=0,
+        wait_s=(out_ms + _TIMER_PRECISION_MS - now_ms) / 1000,
+        properties={**properties, "TIMER_OUT_MS": str(out_ms), **origin},
+        timer_out_ms=out_ms,
+    )
+
+
+def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int) -> int | None:
+    """When the message is to be delivered, in milliseconds, as its producer said; None if it did not."""
+    name = next((each for each in _TIMER_PROPERTIES if each in properties), None)
+    if name is None:
+        return None
+    if not settings.timer_wheel_enable:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+        )
+    longest_ms = settings.timer_max_delay_s * 1000
+    text = properties[name]
+    # What is no number is refused just like a moment too far away.
+    number = int(text) if _LONG.fullmatch(text) else now_ms + longest_ms + 1
+    offset_ms = {"TIMER_DELAY_SEC": now_ms + number * 1000, "TIMER_DELAY_MS": now_ms + number}
+    deliver_ms = offset_ms.get(name, number)
+    if deliver_ms - now_ms > longest_ms:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "timer message illegal, the delay time should not be bigger than the max delay "
+            f"{longest_ms}ms; or if set del msg, the delay time should be bigger than the current time",
+        )
+    return deliver_ms
+
+
 class DelayedMessages:
-    """What is to be delivered, by time; messages of one level keep their order."""
+    """What is to be delivered, by time; messages of one moment keep their order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, MessageRun]] = []

@@ -1,16 +1,18 @@
 """Pulls that wait for a message (``PullRequestHoldService``).
 
-A held pull is let go once: by a message of its queue that its tags take, or when its time is over. The real
+A held pull is let go once: by a message of its queue that its filter takes, or when its time is over. The real
 broker looks at the time only every 5 s; this one is exact.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from broker_sim.filters import MessageFilter
+from broker_sim.layout import MessageRun
 from broker_sim.peers import Peer
 from pyspark_rocketmq.wire.command import RemotingCommand
 
@@ -23,8 +25,8 @@ class HeldPull:
     command: RemotingCommand
     topic: str
     queue_id: int
-    wanted: frozenset[int] | None
-    """Tag hash codes that wake it, None for any message."""
+    wanted: MessageFilter
+    """Which messages wake it."""
     deadline_s: float
     """Monotonic."""
 
@@ -46,13 +48,12 @@ class HeldPulls:
         self._by_queue.setdefault((pull.topic, pull.queue_id), {})[number] = pull
         heapq.heappush(self._deadlines, (pull.deadline_s, number, pull))
 
-    def arrived(self, topic: str, queue_id: int, tag_hashes: Iterable[int]) -> list[HeldPull]:
+    def arrived(self, run: MessageRun, tag_hashes: Sequence[int]) -> list[HeldPull]:
         """Let go what waits for one of the messages just stored."""
-        pulls = self._by_queue.get((topic, queue_id))
+        pulls = self._by_queue.get((run.topic, run.queue_id))
         if not pulls:
             return []
-        hashes = frozenset(tag_hashes)
-        woken = [n for n, pull in pulls.items() if pull.wanted is None or pull.wanted & hashes]
+        woken = [number for number, pull in pulls.items() if pull.wanted.takes_any(run, tag_hashes)]
         return [pulls.pop(number) for number in woken]
 
     def expired(self, now_s: float) -> list[HeldPull]:

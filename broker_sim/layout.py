@@ -91,6 +91,14 @@ class EncodedRun(NamedTuple):
     tag_hashes: list[int]
 
 
+class StoredRun(NamedTuple):
+    """Where a run came to lie."""
+
+    queue_offset: int
+    commit_log_offsets: list[int]
+    tag_hashes: list[int]
+
+
 def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
     """Bytes of ``run`` at ``placement``; layout V2 when the topic has more than 127 bytes."""
     magic, topic_part = _topic_part(run.topic)

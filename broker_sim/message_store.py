@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 from broker_sim.commit_log import CommitLog
 from broker_sim.consume_queue import ConsumeQueue, PullLimits
-from broker_sim.layout import Host, MessageRun, Placement, encode_run, store_timestamp_of
+from broker_sim.layout import Host, MessageRun, Placement, StoredRun, encode_run, store_timestamp_of
 from pyspark_rocketmq.clock import Clock
 
 _SIZE_FIELD = 4
@@ -23,6 +23,8 @@ class GetMessageStatus(Enum):
     OFFSET_TOO_SMALL = auto()
     OFFSET_OVERFLOW_ONE = auto()
     OFFSET_OVERFLOW_BADLY = auto()
+    OFFSET_RESET = auto()
+    """An operator reset the group's offset; the store itself never says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +37,6 @@ class GetMessageResult:
     max_offset: int
     body: bytes = b""
     message_count: int = 0
-
-
-class StoredRun(NamedTuple):
-    """Where a run came to lie."""
-
-    queue_offset: int
-    commit_log_offsets: list[int]
-    tag_hashes: list[int]
 
 
 class MessageStore:
@@ -76,8 +70,9 @@ class MessageStore:
         *,
         limits: PullLimits,
         wanted: frozenset[int] | None,
+        accepts: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages from ``queue_offset`` on whose tag hash is ``wanted`` (None: all)."""
+        """Messages from ``queue_offset`` on whose tag hash is ``wanted`` (None: all) and that ``accepts`` takes."""
         queue = self._queues.get((topic, queue_id))
         lowest, highest = (queue.min_offset, queue.max_offset) if queue else (0, 0)
         correction = _correct(queue_offset, lowest, highest)
@@ -86,7 +81,7 @@ class MessageStore:
             return GetMessageResult(
                 status=status, next_begin_offset=following, min_offset=lowest, max_offset=highest
             )
-        scan = queue.scan(queue_offset, max_messages, limits, wanted)
+        scan = queue.scan(queue_offset, max_messages, limits, wanted, accepts and self._read_by(accepts))
         return GetMessageResult(
             status=GetMessageStatus.FOUND if scan.message_count else GetMessageStatus.NO_MATCHED_MESSAGE,
             next_begin_offset=scan.next_begin_offset,
@@ -139,6 +134,9 @@ class MessageStore:
         if commit_log_offset + size > self._log.end_offset:
             return None
         return self._log.read(commit_log_offset, size)
+
+    def _read_by(self, accepts: Callable[[bytes], bool]) -> Callable[[int, int], bool]:
+        return lambda offset, size: accepts(self._log.read(offset, size))
 
 
 def _correct(queue_offset: int, lowest: int, highest: int) -> tuple[GetMessageStatus, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from broker_sim.filters import MessageFilter, RegisteredFilter, compile_or_none, tag_filter
 from broker_sim.held_pulls import HeldPull
 from broker_sim.message_store import GetMessageResult, GetMessageStatus
 from broker_sim.peers import Outgoing, Peer
@@ -19,7 +20,7 @@ from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import PullMessageRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.subscription import ALL, TAG, SubscriptionData, build_subscription
+from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData, build_subscription
 
 _FORBIDDEN_BROKER = {"forbiddenType": "1"}
 _FORBIDDEN_GROUP = {"forbiddenType": "2"}
@@ -37,6 +38,7 @@ _CODES: Mapping[GetMessageStatus, ResponseCode] = {
     GetMessageStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
     GetMessageStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
     GetMessageStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 
 
@@ -44,9 +46,9 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
     """Answer a pull, or hold it and return None."""
     header = from_ext_fields(PullMessageRequestHeader, command.ext_fields)
     wanted = _check(state, peer, command.code, header)
-    if header.sys_flag & _COMMIT_OFFSET:
-        state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     result = _look(state, header, wanted)
+    if header.sys_flag & _COMMIT_OFFSET:  # behind the look: a reset is taken, not overwritten, by it
+        state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     code = _code(header, result)
     may_hold = header.sys_flag & _SUSPEND and state.settings.long_polling_enable
     if code is not ResponseCode.PULL_NOT_FOUND or not may_hold:
@@ -75,17 +77,28 @@ def let_go(state: BrokerState, pull: HeldPull) -> Outgoing:
     return Outgoing(pull.peer, answer, pull.command.code)
 
 
-def _look(
-    state: BrokerState, header: PullMessageRequestHeader, wanted: frozenset[int] | None
-) -> GetMessageResult:
-    return state.store.get(
-        header.topic,
-        header.queue_id,
-        header.queue_offset,
-        header.max_msg_nums,
-        limits=state.settings.pull_limits,
-        wanted=wanted,
-    )
+def _look(state: BrokerState, header: PullMessageRequestHeader, wanted: MessageFilter) -> GetMessageResult:
+    group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
+    reset_to = state.offsets.take_reset(group, topic, queue_id)
+    if reset_to is not None and state.settings.use_server_side_reset_offset:
+        result = GetMessageResult(
+            status=GetMessageStatus.OFFSET_RESET,
+            next_begin_offset=reset_to,
+            min_offset=state.store.min_offset(topic, queue_id),
+            max_offset=state.store.max_offset(topic, queue_id),
+        )
+    else:
+        result = state.store.get(
+            topic,
+            queue_id,
+            header.queue_offset,
+            header.max_msg_nums,
+            limits=state.settings.pull_limits,
+            wanted=wanted.codes,
+            accepts=wanted.accepts if wanted.expression else None,
+        )
+    state.offsets.note_pull(group, topic, queue_id, result.next_begin_offset)
+    return result
 
 
 def _code(header: PullMessageRequestHeader, result: GetMessageResult) -> ResponseCode:
@@ -108,18 +121,12 @@ def _answer(command: RemotingCommand, code: ResponseCode, result: GetMessageResu
 
 def _check(
     state: BrokerState, peer: Peer, request_code: int, header: PullMessageRequestHeader
-) -> frozenset[int] | None:
-    """Refuse, or return the tag hash codes the consumer takes (None: all)."""
+) -> MessageFilter:
+    """Refuse, or return what the consumer takes."""
     _check_broker(state, request_code)
     _check_group(state, header.consumer_group)
     _check_queue(state, peer, header)
-    subscription = _subscription(state, header)
-    if subscription.expression_type != TAG:
-        raise Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"The broker does not support consumer to filter message by {subscription.expression_type}",
-        )
-    return None if subscription.sub_string == ALL else subscription.code_set
+    return _filter(state, header)
 
 
 def _check_broker(state: BrokerState, request_code: int) -> None:
@@ -174,21 +181,48 @@ def _check_queue(state: BrokerState, peer: Peer, header: PullMessageRequestHeade
         )
 
 
-def _subscription(state: BrokerState, header: PullMessageRequestHeader) -> SubscriptionData:
-    """The pull's own subscription if it brings one, else what the group's heartbeats said."""
-    if not header.sys_flag & _SUBSCRIPTION:
-        return _registered_subscription(state, header)
+def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilter:
+    """By the pull's own subscription if it brings one, else by what the group's heartbeats said."""
+    brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
+    subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)
+    if subscription.expression_type == TAG:
+        return tag_filter(subscription)
+    registered = None if brings_its_own else _registered_filter(state, header)
+    if not state.settings.enable_property_filter:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The broker does not support consumer to filter message by {subscription.expression_type}",
+        )
+    if registered is not None:
+        return MessageFilter(expression=registered.compiled)
+    # Golden fact 9: an expression that does not compile filters nothing.
+    return MessageFilter(expression=compile_or_none(subscription.expression_type, subscription.sub_string))
+
+
+def _own_subscription(header: PullMessageRequestHeader) -> SubscriptionData:
     try:
         return build_subscription(
             header.topic,
             header.subscription,
             sub_version=header.sub_version,
-            expression_type=header.expression_type,
+            expression_type=header.expression_type or TAG,
         )
     except OptionError:
         raise Refused(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
         ) from None
+
+
+def _registered_filter(state: BrokerState, header: PullMessageRequestHeader) -> RegisteredFilter:
+    registered = state.filters.find(header.topic, header.consumer_group)
+    if registered is None:
+        raise Refused(
+            ResponseCode.FILTER_DATA_NOT_EXIST,
+            "The broker's consumer filter data is not exist!Your expression may be wrong!",
+        )
+    if registered.version < header.sub_version:
+        raise Refused(ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest")
+    return registered
 
 
 def _registered_subscription(state: BrokerState, header: PullMessageRequestHeader) -> SubscriptionData:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass
 
-from broker_sim.delay import SCHEDULE_TOPIC, delay_level
+from broker_sim.delay import Postponement, postponement
 from broker_sim.layout import (
     MAX_PROPERTIES_LENGTH,
     Member,
     MessageRun,
+    StoredRun,
     decode_batch_members,
     offset_message_id,
 )
 from broker_sim.peers import Peer
-from broker_sim.pull import let_go
 from broker_sim.replies import SEE_FAQ, Refused, reply
+from broker_sim.retries import most_retries
 from broker_sim.state import CLUSTER_NAME, BrokerState
+from broker_sim.storing import ADDED_TO_EVERY_MESSAGE, encode_properties, postpone, store_run
 from broker_sim.topics import TopicConfig, is_closed_to_producers, name_problem
-from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, Message, MessageQueue, dlq_topic
+from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, dlq_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
@@ -27,10 +29,6 @@ from pyspark_rocketmq.wire.headers import (
     from_ext_fields,
 )
 from pyspark_rocketmq.wire.properties import decode_properties
-
-_ALWAYS: Mapping[str, str] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""In every answer of the processor, and among the properties of every stored message."""
-_OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
@@ -42,6 +40,8 @@ class _Target:
     topic: str
     queue_id: int
     properties: dict[str, str]
+    wait: Postponement | None = None
+    """Whether it has to wait first."""
 
 
 def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
@@ -54,7 +54,7 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
         target = _target(state, command, header, topic)
         members = _members(state, command, header, target)
     except Refused as refused:
-        raise Refused(refused.code, refused.remark, _ALWAYS) from None
+        raise Refused(refused.code, refused.remark, ADDED_TO_EVERY_MESSAGE) from None
     run = MessageRun(
         topic=target.topic,
         queue_id=target.queue_id,
@@ -64,65 +64,31 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
         born_host=peer.host,
         reconsume_times=header.reconsume_times or 0,
     )
-    queue_offset, offsets = _store(state, run, target, is_batch=bool(header.batch))
-    return _answer(state, command, target, queue_offset, offsets)
-
-
-def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
-    """Messages as they would be stored after being sent to ``queue`` one by one."""
-    return MessageRun(
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        members=tuple(
-            Member(each.flag, each.body, _encode({**each.properties, **_ALWAYS, "CLUSTER": CLUSTER_NAME}))
-            for each in messages
-        ),
-        born_timestamp=born_timestamp,
-    )
-
-
-def store_run(state: BrokerState, run: MessageRun) -> tuple[int, list[int]]:
-    """Append ``run`` and let the pulls go that wait for it; its queue offset and commit log offsets."""
-    stored = state.store.append(run, state.host)
-    woken = state.held_pulls.arrived(run.topic, run.queue_id, stored.tag_hashes)
-    state.outbox.extend(let_go(state, pull) for pull in woken)
-    return stored.queue_offset, stored.commit_log_offsets
-
-
-def deliver_delayed(state: BrokerState) -> None:
-    """Store the delayed messages whose time is over in the queues they were sent to."""
-    for run in state.delayed.take_due(state.clock.monotonic_s()):
-        store_run(state, run)
-
-
-def _store(state: BrokerState, run: MessageRun, target: _Target, *, is_batch: bool) -> tuple[int, list[int]]:
-    """Store ``run`` now, or put it off: then it lies in the schedule topic until it is delivered."""
-    levels = state.settings.delay_levels_s
-    level = 0 if is_batch else delay_level(target.properties, len(levels))
-    if not level:
-        return store_run(state, run)
-    state.topics.ensure(SCHEDULE_TOPIC, len(levels))
-    state.delayed.put(state.clock.monotonic_s() + levels[level - 1], run)
-    return store_run(state, replace(run, topic=SCHEDULE_TOPIC, queue_id=level - 1))
+    stored = store_run(state, run) if target.wait is None else postpone(state, run, target.wait)
+    return _answer(state, command, target, stored)
 
 
 def _answer(
-    state: BrokerState,
-    command: RemotingCommand,
-    target: _Target,
-    queue_offset: int,
-    commit_log_offsets: list[int],
+    state: BrokerState, command: RemotingCommand, target: _Target, stored: StoredRun
 ) -> RemotingCommand:
     fields = {
         "queueId": str(target.queue_id),
-        "queueOffset": str(queue_offset),
-        "msgId": ",".join([offset_message_id(state.host, offset) for offset in commit_log_offsets]),
-        **_ALWAYS,
+        "queueOffset": str(stored.queue_offset),
+        "msgId": ",".join([offset_message_id(state.host, offset) for offset in stored.commit_log_offsets]),
+        **ADDED_TO_EVERY_MESSAGE,
     }
     unique_key = target.properties.get("UNIQ_KEY")
     if unique_key:
         fields["transactionId"] = unique_key
+    if target.wait is not None and target.wait.timer_out_ms is not None:
+        fields["recallHandle"] = _recall_handle(state, target, target.wait.timer_out_ms)
     return reply(command, ext_fields=fields)
+
+
+def _recall_handle(state: BrokerState, target: _Target, timer_out_ms: int) -> str:
+    """What a producer of a timer could take it back with (``RecallMessageHandle.HandleV1``)."""
+    parts = ("v1", target.topic, state.name, str(timer_out_ms + 1), target.properties["UNIQ_KEY"])
+    return urlsafe_b64encode(" ".join(parts).encode()).decode()
 
 
 def _header(command: RemotingCommand) -> SendHeader:
@@ -163,7 +129,12 @@ def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, to
     queue_id = header.queue_id
     if queue_id < 0:
         queue_id = next(state.numbers) % max(1, topic.write_queue_nums)
-    return _Target(topic.name, queue_id, properties)
+    if header.batch:
+        return _Target(topic.name, queue_id, properties)
+    if "UNIQ_KEY" not in properties:
+        properties["UNIQ_KEY"] = f"{next(state.numbers):032X}"
+    wait = postponement(topic.name, queue_id, properties, settings=state.settings, now_ms=state.now_ms())
+    return _Target(topic.name, queue_id, properties if wait is None else wait.properties, wait)
 
 
 def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, header: SendHeader) -> bool:
@@ -177,22 +148,15 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
         raise Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {SEE_FAQ}"
         )
-    most = group.retry_max_times
-    if header.max_reconsume_times is not None and command.version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
-        most = header.max_reconsume_times
+    most = most_retries(group, command.version, header.max_reconsume_times)
     return (header.reconsume_times or 0) > most or state.locks.has_live_lock(name)
 
 
 def _members(
     state: BrokerState, command: RemotingCommand, header: SendHeader, target: _Target
 ) -> tuple[Member, ...]:
-    """The messages of the request; ``target.properties`` and each message get what the broker adds."""
-    properties = target.properties
-    if not header.batch and "UNIQ_KEY" not in properties:
-        properties["UNIQ_KEY"] = f"{next(state.numbers):032X}"
-    if not header.batch and delay_level(properties, len(state.settings.delay_levels_s)):
-        properties |= {"REAL_TOPIC": target.topic, "REAL_QID": str(target.queue_id)}
-    appended = _encode({**properties, **_ALWAYS, "CLUSTER": CLUSTER_NAME})
+    """The messages of the request, each with what the broker adds to its properties."""
+    appended = encode_properties({**target.properties, **ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME})
     if header.batch:
         members = tuple(decode_batch_members(command.body, appended))
     else:
@@ -205,9 +169,3 @@ def _members(
             f"{state.settings.max_message_size}B, msg properties length limit 32KB.",
         )
     return members
-
-
-def _encode(properties: Mapping[str, str]) -> bytes:
-    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode(
-        "utf-8", "replace"
-    )

@@ -18,6 +18,8 @@ class BrokerSettings:
     """Queues of TBW102, the most an automatically created topic gets."""
     retention_bytes: int | None = None
     """Bytes of the commit log that are kept; None keeps everything."""
+    retention_s: float | None = None
+    """How long messages are kept (fileReservedTime); None for ever, where a real broker deletes after 72 hours."""
     pull_limits: PullLimits = field(default_factory=PullLimits)
     delay_levels_s: tuple[float, ...] = _DELAY_LEVELS_S
     """Seconds of delay level 1, 2 and so on (messageDelayLevel)."""
@@ -27,5 +29,11 @@ class BrokerSettings:
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     long_polling_enable: bool = True
+    enable_property_filter: bool = False
+    """Whether consumers may filter by SQL92."""
+    use_server_side_reset_offset: bool = True
+    """Whether a reset is answered to the next pull; else the group's members are told at once."""
+    timer_wheel_enable: bool = True
+    timer_max_delay_s: int = 3 * 24 * 3600
     mirror_header_form: bool = False
     """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older brokers in kind."""

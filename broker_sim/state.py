@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from broker_sim.client_calls import ClientCalls
 from broker_sim.delay import DelayedMessages
+from broker_sim.filters import RegisteredFilters
 from broker_sim.groups import SubscriptionGroups
 from broker_sim.held_pulls import HeldPulls
 from broker_sim.layout import Host
 from broker_sim.locks import LockTable
-from broker_sim.membership import Membership
+from broker_sim.membership import Membership, Producers
 from broker_sim.message_store import MessageStore
 from broker_sim.offsets import ConsumerOffsets
 from broker_sim.peers import Outgoing
+from broker_sim.replies import SERVER_VERSION
 from broker_sim.settings import BrokerSettings
 from broker_sim.topics import TopicTable
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.wire.codes import LanguageCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 
 CLUSTER_NAME = "DefaultCluster"
 
@@ -37,10 +43,20 @@ class BrokerState:
     groups: SubscriptionGroups = field(default_factory=SubscriptionGroups)
     offsets: ConsumerOffsets = field(default_factory=ConsumerOffsets)
     held_pulls: HeldPulls = field(default_factory=HeldPulls)
+    filters: RegisteredFilters = field(default_factory=RegisteredFilters)
+    producers: Producers
     delayed: DelayedMessages = field(default_factory=DelayedMessages)
+    """Waiting for their delay level's time."""
+    timers: DelayedMessages = field(default_factory=DelayedMessages)
+    """Waiting for a moment of their own."""
+    client_calls: ClientCalls = field(default_factory=ClientCalls)
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     """For what a real broker draws at random: queues for producers that name none, and unique keys."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return int(self.clock.now_s() * 1000)
 
     @classmethod
     def create(cls, name: str, clock: Clock, settings: BrokerSettings, host: Host) -> BrokerState:
@@ -54,4 +70,20 @@ class BrokerState:
             store=MessageStore(clock, retention_bytes=settings.retention_bytes),
             locks=LockTable(clock),
             membership=Membership(clock),
+            producers=Producers(clock),
         )
+
+
+def to_client(
+    state: BrokerState, code: int, ext_fields: Mapping[str, str], body: bytes = b"", *, flag: int = 0
+) -> RemotingCommand:
+    """A request of the broker's own."""
+    return RemotingCommand(
+        code=int(code),
+        opaque=next(state.numbers) & 0x7FFFFFFF,
+        flag=flag,
+        language=int(LanguageCode.JAVA),
+        version=SERVER_VERSION,
+        ext_fields=ext_fields,
+        body=body,
+    )

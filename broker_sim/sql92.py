@@ -1,0 +1,318 @@
+"""SQL92 expressions over message properties, evaluated as RocketMQ's filter module does.
+
+A property is a text, or null when the message lacks it; null makes a comparison null, and only true matches. Texts
+are converted to the type they are compared with; a text that does not convert fails the whole expression, and so
+does not match, even beside an OR that would be true.
+
+Source: ``ComparisonExpression``, ``LogicExpression``, ``UnaryExpression``, ``ExpressionMessageFilter``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NoReturn
+
+Value = str | int | float | bool | None
+Properties = Mapping[str, str]
+Evaluate = Callable[[Properties], Value]
+
+_INT32_END = 1 << 31
+_INT64_END = 1 << 63
+_JAVA_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_JAVA_DOUBLE = re.compile(
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)", re.ASCII
+)
+_JAVA_SPACE = "".join(map(chr, range(0x21)))
+
+
+class Sql92Error(Exception):
+    """An expression that the broker does not compile, or one that fails on a message."""
+
+
+class Kind(Enum):
+    """What the rules of the grammar ask about an operand."""
+
+    CONSTANT = auto()
+    PROPERTY = auto()
+    BOOLEAN = auto()
+    """A condition; the constants TRUE, FALSE and NULL are both this and constants."""
+    VALUE = auto()
+    """Anything else: a negated value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One compiled operand."""
+
+    kind: Kind
+    evaluate: Evaluate
+    constant: Value = None
+    """Meaningful for constants only."""
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether Java's class is a ``BooleanExpression``."""
+        is_boolean_constant = self.constant is None or isinstance(self.constant, bool)
+        return self.kind is Kind.BOOLEAN or (self.kind is Kind.CONSTANT and is_boolean_constant)
+
+
+class Expression:
+    """A whole compiled expression."""
+
+    def __init__(self, condition: Node) -> None:
+        self._evaluate = condition.evaluate
+
+    def matches(self, properties: Properties) -> bool:
+        """Whether a message with these properties is delivered."""
+        try:
+            return self._evaluate(properties) is True
+        except (Sql92Error, RecursionError):
+            return False
+
+
+# --- operands ------------------------------------------------------------------------------------------------
+
+
+def constant(value: Value) -> Node:
+    """A literal."""
+    return Node(Kind.CONSTANT, lambda _: value, value)
+
+
+def integer_literal(digits: str) -> Node:
+    """A decimal literal without its L; it must fit 64 bits."""
+    number = int(digits)
+    if number >= _INT64_END:
+        raise Sql92Error(f"{digits} exceeds 64 bits")
+    return constant(number)
+
+
+def float_literal(text: str) -> Node:
+    """A floating point literal; Java refuses those that overflow, and 0 as smaller than the smallest double."""
+    number = float(text)
+    if math.isinf(number) or number <= 0:
+        raise Sql92Error(f"{text} is not between the smallest and the largest double")
+    return constant(number)
+
+
+def property_value(name: str) -> Node:
+    """The value of a property."""
+    return Node(Kind.PROPERTY, lambda properties: properties.get(name))
+
+
+def negate(operand: Node) -> Node:
+    """Minus; null for anything but a number, so for every property."""
+
+    def evaluate(properties: Properties) -> Value:
+        value = operand.evaluate(properties)
+        return -value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    return Node(Kind.VALUE, evaluate)
+
+
+# --- conditions ----------------------------------------------------------------------------------------------
+
+
+def condition(operand: Node) -> Node:
+    """The operand where a condition is needed: a property counts as false, or as null when absent."""
+    if operand.is_condition:
+        return operand
+    if operand.kind is Kind.PROPERTY:
+        return Node(
+            Kind.BOOLEAN,
+            lambda properties: None if operand.evaluate(properties) is None else False,
+        )
+    raise Sql92Error(f"{operand.constant!r} will not result in a boolean value")
+
+
+def negation(operand: Node) -> Node:
+    """NOT; null stays null."""
+    inner = condition(operand)
+
+    def evaluate(properties: Properties) -> Value:
+        value = inner.evaluate(properties)
+        return None if value is None else not value
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def either(operands: Iterable[Node]) -> Node:
+    """OR of any number, from left to right until one is true; flat, so that long chains need no deep stack."""
+    return _chain(operands, decisive=True)
+
+
+def both(operands: Iterable[Node]) -> Node:
+    """AND of any number, from left to right until one is false."""
+    return _chain(operands, decisive=False)
+
+
+def _chain(operands: Iterable[Node], *, decisive: bool) -> Node:
+    parts = [condition(operand).evaluate for operand in operands]
+
+    def evaluate(properties: Properties) -> Value:
+        has_null = False
+        for part in parts:
+            value = part(properties)
+            if value is decisive:
+                return decisive
+            has_null = has_null or value is None
+        return None if has_null else not decisive
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def equal(left: Node, right: Node) -> Node:
+    """=; the constant NULL is refused."""
+    for side in (left, right):
+        if side.kind is Kind.CONSTANT and side.constant is None:
+            raise Sql92Error("NULL cannot be compared")
+    if left.kind is right.kind is Kind.CONSTANT and left.is_condition and not right.is_condition:
+        raise Sql92Error(f"{left.constant!r} cannot be compared with {right.constant!r}")
+    return _equal(left, right)
+
+
+def is_null(operand: Node) -> Node:
+    """IS NULL."""
+    return _equal(operand, constant(None))
+
+
+def _equal(left: Node, right: Node) -> Node:
+    def evaluate(properties: Properties) -> Value:
+        left_value, right_value = left.evaluate(properties), right.evaluate(properties)
+        if left_value is None:
+            return True if right_value is None else None
+        return right_value is not None and compare(left_value, right_value) == 0
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def ordering(left: Node, right: Node, holds: Callable[[int], bool]) -> Node:
+    """<, <=, > or >=: constants must be numbers; two texts are compared as doubles."""
+    for side in (left, right):
+        _check_order_operand(side)
+
+    def evaluate(properties: Properties) -> Value:
+        left_value = left.evaluate(properties)
+        right_value = None if left_value is None else right.evaluate(properties)
+        if left_value is None or right_value is None:
+            return None
+        if isinstance(left_value, str) and isinstance(right_value, str):
+            return holds(_order(_to_double(left_value), _to_double(right_value)))
+        return holds(compare(left_value, right_value))
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def between(operand: Node, low: Node, high: Node) -> Node:
+    """BETWEEN; two constants must be in order."""
+    inside = both(
+        (ordering(operand, low, lambda order: order >= 0), ordering(operand, high, lambda order: order <= 0))
+    )
+    if low.kind is high.kind is Kind.CONSTANT and compare(high.constant, low.constant) < 0:
+        raise Sql92Error(f"BETWEEN {low.constant!r} AND {high.constant!r} is the wrong way round")
+    return inside
+
+
+def not_between(operand: Node, low: Node, high: Node) -> Node:
+    """NOT BETWEEN."""
+    return either(
+        (ordering(operand, low, lambda order: order < 0), ordering(operand, high, lambda order: order > 0))
+    )
+
+
+def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
+    """IN and NOT IN: a property among texts."""
+    if operand.kind is not Kind.PROPERTY:
+        raise Sql92Error("IN needs a property on its left")
+    accepted = frozenset(texts)
+
+    def evaluate(properties: Properties) -> Value:
+        value = operand.evaluate(properties)
+        return None if value is None else (value in accepted) is is_in
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def text_test(operand: Node, search: str, test: Callable[[str, str], bool], *, holds: bool) -> Node:
+    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for an empty text and for whatever is no text."""
+
+    def evaluate(properties: Properties) -> Value:
+        value = operand.evaluate(properties)
+        return bool(search) and isinstance(value, str) and test(value, search) is holds
+
+    return Node(Kind.BOOLEAN, evaluate)
+
+
+def _check_order_operand(operand: Node) -> None:
+    is_number = isinstance(operand.constant, (int, float)) and not isinstance(operand.constant, bool)
+    if operand.kind is Kind.BOOLEAN or (operand.kind is Kind.CONSTANT and not is_number):
+        raise Sql92Error(f"{operand.constant!r} cannot be compared by order")
+
+
+# --- comparing values ----------------------------------------------------------------------------------------
+
+
+def compare(left: Value, right: Value) -> int:
+    """Negative, 0 or positive; -1 for types that have nothing to do with each other.
+
+    Raises:
+        Sql92Error: a text does not convert to the other side's type.
+
+    Source: ``ComparisonExpression.__compare``.
+    """
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return (left > right) - (left < right)
+        return _compare(_converted(left, right), right)
+    if isinstance(right, str):
+        if isinstance(left, bool):
+            raise Sql92Error("Java casts the boolean to a text, and fails")
+        return _compare(left, _converted(right, left))
+    return _compare(left, right)
+
+
+def _compare(left: bool | int | float | None, right: bool | int | float | None) -> int:
+    """Numbers with numbers, booleans with booleans."""
+    if left is None or right is None or isinstance(left, bool) is not isinstance(right, bool):
+        return -1
+    if isinstance(left, float) or isinstance(right, float):
+        return _order(float(left), float(right))
+    return (left > right) - (left < right)
+
+
+def _converted(text: str, like: bool | int | float | None) -> bool | int | float:
+    if isinstance(like, bool):
+        return text.lower() == "true"
+    if isinstance(like, int):
+        return _to_integer(text, _INT32_END if -_INT32_END <= like < _INT32_END else _INT64_END)
+    return _to_double(text)
+
+
+def _to_integer(text: str, end: int) -> int:
+    """``Integer.valueOf`` or ``Long.valueOf``: as many bits as the literal it is compared with."""
+    if _JAVA_INTEGER.fullmatch(text) is None or not -end <= int(text) < end:
+        _fail(text)
+    return int(text)
+
+
+def _to_double(text: str) -> float:
+    """``Double.valueOf``: surrounding white space and a suffix are allowed."""
+    trimmed = text.strip(_JAVA_SPACE)
+    if _JAVA_DOUBLE.fullmatch(trimmed) is None:
+        _fail(text)
+    return float(trimmed if trimmed.endswith(("y", "N")) else trimmed.rstrip("fFdD"))
+
+
+def _order(left: float, right: float) -> int:
+    """``Double.compareTo``: NaN is the largest and equals itself; -0.0 is below 0.0."""
+    if math.isnan(left) or math.isnan(right):
+        return math.isnan(left) - math.isnan(right)
+    keys = [(each, math.copysign(1, each)) for each in (left, right)]
+    return (keys[0] > keys[1]) - (keys[0] < keys[1])
+
+
+def _fail(text: str) -> NoReturn:
+    raise Sql92Error(f"{text!r} is no number")

@@ -1,0 +1,70 @@
+"""Storing messages: at once, or first where they wait until their time has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from broker_sim.delay import Postponement
+from broker_sim.layout import Member, MessageRun, StoredRun
+from broker_sim.pull import let_go
+from broker_sim.state import CLUSTER_NAME, BrokerState
+from pyspark_rocketmq.model import Message, MessageQueue
+
+ADDED_TO_EVERY_MESSAGE: Mapping[str, str] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Among the properties of every sent message, and in every answer to a send."""
+
+
+def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
+    """Messages as they would be stored after being sent to ``queue`` one by one."""
+    added = {**ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME}
+    return MessageRun(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        members=tuple(
+            Member(each.flag, each.body, encode_properties({**each.properties, **added})) for each in messages
+        ),
+        born_timestamp=born_timestamp,
+    )
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The properties as they are stored."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode(
+        "utf-8", "replace"
+    )
+
+
+def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
+    """Append ``run`` and let the pulls go that wait for it."""
+    stored = state.store.append(run, state.host)
+    woken = state.held_pulls.arrived(run, stored.tag_hashes)
+    state.outbox.extend(let_go(state, pull) for pull in woken)
+    return stored
+
+
+def postpone(state: BrokerState, run: MessageRun, postponement: Postponement) -> StoredRun:
+    """Store ``run``, which has the postponement's properties, where it waits; note when to deliver it."""
+    due_s = state.clock.monotonic_s() + postponement.wait_s
+    if postponement.timer_out_ms is None:
+        state.topics.ensure(postponement.topic, len(state.settings.delay_levels_s))
+        state.delayed.put(due_s, run)
+    else:
+        state.topics.ensure(postponement.topic, 1)
+        enqueued_ms = state.now_ms() // 1000 * 1000
+        state.timers.put(due_s, _with_property(run, "TIMER_ENQUEUE_MS", enqueued_ms))
+    return store_run(state, replace(run, topic=postponement.topic, queue_id=postponement.queue_id))
+
+
+def deliver_due(state: BrokerState) -> None:
+    """Store the postponed messages whose time has come in the queues they were sent to."""
+    now_s = state.clock.monotonic_s()
+    for run in state.delayed.take_due(now_s):
+        store_run(state, run)
+    for run in state.timers.take_due(now_s):
+        store_run(state, _with_property(run, "TIMER_DEQUEUE_MS", state.now_ms()))
+
+
+def _with_property(run: MessageRun, name: str, value: int) -> MessageRun:
+    added = encode_properties({name: str(value)})
+    return replace(run, members=tuple(m._replace(properties=m.properties + added) for m in run.members))
