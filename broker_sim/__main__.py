@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from broker_sim.cluster import AsyncCluster
+from broker_sim.async_cluster import AsyncCluster
 from broker_sim.settings import BrokerSettings
 
 _PARENT_CHECK_S = 0.2

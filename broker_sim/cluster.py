@@ -1,4 +1,4 @@
-"""A name server and some brokers together, inside an event loop or on a thread of their own.
+"""A name server and some brokers together, on a thread of their own.
 
 with SimCluster(brokers=2) as cluster:
     cluster.create_topic("orders", queues=4)
@@ -10,99 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from string import ascii_lowercase
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from broker_sim.async_cluster import AsyncCluster
 from broker_sim.broker import Broker
 from broker_sim.faults import FaultScript
-from broker_sim.layout import UNKNOWN_HOST
-from broker_sim.nameserver import NameServer
 from broker_sim.queue_requests import bounds_of
-from broker_sim.real_clock import RealClock
-from broker_sim.server import EndpointServer
+from broker_sim.security import User
 from broker_sim.settings import BrokerSettings
+from broker_sim.tls import PLAIN, ServerTls
 from broker_sim.topics import PERM_READ_WRITE, TopicConfig
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBounds
 
-_MOST_BROKERS = len(ascii_lowercase)
 _LONGEST_CALL_S = 30.0
 _SETTLE_S = 0.001
 
 _T = TypeVar("_T")
-
-
-class AsyncCluster:
-    """A cluster for use on one event loop, from which all of it is called."""
-
-    def __init__(
-        self, *, brokers: int = 1, settings: BrokerSettings | None = None, clock: Clock | None = None
-    ) -> None:
-        if not 1 <= brokers <= _MOST_BROKERS:
-            raise ValueError(f"A cluster has 1 to {_MOST_BROKERS} brokers, not {brokers}.")
-        self.clock = clock or RealClock()
-        self.faults = FaultScript()
-        settings = settings or BrokerSettings()
-        self.name_server = NameServer(mirror_header_form=settings.mirror_header_form)
-        self.brokers: Mapping[str, Broker] = {
-            f"broker-{letter}": Broker(f"broker-{letter}", self.clock, settings)
-            for letter in ascii_lowercase[:brokers]
-        }
-        self.name_server_host = UNKNOWN_HOST
-        self._name_server_server = EndpointServer(self.name_server, self.clock, self.faults)
-        self._servers = {
-            name: EndpointServer(broker, self.clock, self.faults) for name, broker in self.brokers.items()
-        }
-
-    async def start(self, port: int = 0) -> None:
-        """Start everything; ``port`` is the name server's, the brokers take free ones."""
-        self.name_server_host = await self._name_server_server.start(port)
-        for name in self.brokers:
-            await self.start_broker(name)
-
-    async def stop(self) -> None:
-        """Stop everything; messages stay."""
-        for name in self.brokers:
-            await self.stop_broker(name)
-        await self._name_server_server.stop()
-
-    async def start_broker(self, name: str) -> None:
-        """Listen, on the former port if there was one, and register at the name server."""
-        broker = self._broker(name)
-        host = await self._servers[name].start(broker.state.host.port)
-        broker.listening_at(host)
-        self.name_server.register(name, host, broker.state.topics)
-
-    async def stop_broker(self, name: str) -> None:
-        """Leave the name server, close listener and connections, lose locks and memberships."""
-        broker = self._broker(name)
-        self.name_server.unregister(name)
-        await self._servers[name].stop()
-        broker.restarted()
-
-    def refuse_connections(self, name: str) -> None:
-        """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
-        self._broker(name)
-        self._servers[name].refuse()
-
-    async def accept_connections(self, name: str) -> None:
-        """End :meth:`refuse_connections`."""
-        self._broker(name)
-        await self._servers[name].listen()
-
-    def look_at_clock(self) -> None:
-        """Do on every server what is due; needed only after a fake clock was moved."""
-        for server in (self._name_server_server, *self._servers.values()):
-            server.look_at_clock()
-
-    def _broker(self, name: str) -> Broker:
-        try:
-            return self.brokers[name]
-        except KeyError:
-            raise ValueError(f"There is no {name!r}; the brokers are {', '.join(self.brokers)}.") from None
 
 
 class SimCluster:
@@ -120,6 +47,8 @@ class SimCluster:
         retention_bytes: int | None = None,
         settings: BrokerSettings | None = None,
         clock: Clock | None = None,
+        users: Iterable[User] = (),
+        tls: ServerTls = PLAIN,
     ) -> None:
         """Prepare a cluster; it runs inside ``with`` or between ``start`` and ``stop``.
 
@@ -129,9 +58,13 @@ class SimCluster:
             retention_bytes: commit log bytes each broker keeps; None keeps all.
             settings: everything else; ``queues`` and ``retention_bytes`` are ignored if given.
             clock: for store timestamps, locks and held pulls.
+            users: given, brokers serve nobody else and only as their policies say; the name server serves all.
+            tls: certificate and rules of all servers.
         """
         self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)
-        self._cluster = AsyncCluster(brokers=brokers, settings=self._settings, clock=clock)
+        self._cluster = AsyncCluster(
+            brokers=brokers, settings=self._settings, clock=clock, users=users, tls=tls
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="broker-sim", daemon=True)
 
