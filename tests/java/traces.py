@@ -1,0 +1,212 @@
+"""The recorded runs of scripted listeners, done again by Java's push consumer against any cluster."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.errors import OffsetNotFound, TopicNotFound
+from pyspark_rocketmq.model import MessageQueue, dlq_topic, retry_topic
+from pyspark_rocketmq.wire.messages import decode_messages
+from tests.both.support import ANSWER_S
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.golden import golden
+from tests.helpers.wait import wait_until
+from tests.java.clients import JavaClients
+
+Scenario = Mapping[str, Any]
+
+ORDERLY: tuple[Scenario, ...] = tuple(golden("orderly_trace.json")["scenarios"])
+CONCURRENT: tuple[Scenario, ...] = tuple(golden("concurrent_trace.json")["scenarios"])
+
+_BROKER = "broker-a"
+_PERSIST_MILLIS = 200
+_MOST_MILLIS = 30_000
+_CONTEXT_SUSPENDS = {"context suspend time per call": [" suspend 100", " suspend 2000", " suspend 1"]}
+"""Set in the listener's context, which the recording mentions in words only."""
+_OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
+"""Ids; their presence is compared, not their value."""
+
+
+class TraceRun:
+    """One scenario in its own topic and group, named as in the recording."""
+
+    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest) -> None:
+        self.scenario = scenario
+        self._java = java
+        self._cluster = cluster
+        self._config = scenario["config"]
+        self.topic = self.topic_of(scenario)
+        self._group = self.topic.removesuffix("T")
+        self._is_orderly = "suspendCurrentQueueTimeMillis" in self._config
+
+    @staticmethod
+    def topic_of(scenario: Scenario) -> str:
+        """The topic it was recorded with; the group's name is the topic's without the last letter."""
+        return str(scenario["events"][0]["messages"][0]["topic"])
+
+    def prepare(self) -> None:
+        """Create the topics and send the messages."""
+        self._cluster.create_topic(self.topic, self._config["queues"], brokers=[_BROKER])
+        if self._config.get("retry topic created beforehand", True):
+            self._cluster.create_topic(retry_topic(self._group), 1, brokers=[_BROKER])
+        for sent in self._config["sent (key@queue)"]:
+            key, queue_id = sent.split("@")
+            self._java.call(
+                "producer.send",
+                group="trace-producer",
+                how="queue",
+                queue={"topic": self.topic, "brokerName": _BROKER, "queueId": int(queue_id)},
+                messages=[{"topic": self.topic, "body": key, "keys": key, "tags": "T"}],
+            )
+
+    def begin(self) -> Future[Any]:
+        """Start the consumer; the future has the listener's calls once all recorded messages were delivered."""
+        self._java.call(
+            "push.start",
+            name=self._group,
+            group=self._group,
+            topic=self.topic,
+            tags="*",
+            isOrderly=self._is_orderly,
+            autoCommit=not self.scenario["scenario"].startswith("autoCommit=false"),
+            answers=_script(self.scenario),
+            maxReconsumeTimes=self._config["maxReconsumeTimes"],
+            persistMillis=_PERSIST_MILLIS,
+            batch=self._config["consumeMessageBatchMaxSize"],
+            **({"suspendMillis": self._config["suspendCurrentQueueTimeMillis"]} if self._is_orderly else {}),
+        )
+        return self._java.submit(
+            "push.events",
+            name=self._group,
+            atLeast=sum(len(event["messages"]) for event in self.scenario["events"]),
+            timeoutMillis=_MOST_MILLIS,
+        )
+
+    def await_effects(self, client: BrokerClient) -> None:
+        """Wait for what the last listener call causes at the broker; offsets come with the client's timer."""
+        for name, of_broker in (
+            ("dlq_content", self.dead_letters),
+            ("committed_after_shutdown", self.committed),
+            ("committed_retry_topic", self.committed_retry),
+        ):
+            recorded = without_ids(self.scenario[name])
+            wait_until(
+                lambda of_broker=of_broker, recorded=recorded: of_broker(client) == recorded,
+                ANSWER_S,
+                reason=f"{name} of {self._group} as recorded, {recorded},",
+            )
+
+    def end(self) -> Future[Any]:
+        """Shut the consumer down; it says goodbye and commits its offsets."""
+        return self._java.submit("push.stop", name=self._group)
+
+    def all_calls(self) -> list[dict[str, Any]]:
+        """Every call of the listener, those after the recorded ones included."""
+        return list(self._java.call("push.events", name=self._group, atLeast=0, timeoutMillis=0))
+
+    def committed(self, client: BrokerClient) -> list[int | None]:
+        """Committed offsets of the topic's queues."""
+        return [self._committed(client, self.topic, at) for at in range(self._config["queues"])]
+
+    def committed_retry(self, client: BrokerClient) -> list[int | None]:
+        """Committed offset of the retry topic's queue."""
+        return [self._committed(client, retry_topic(self._group), 0)]
+
+    def retries(self, client: BrokerClient) -> list[Any]:
+        """Content of the retry topic."""
+        return self._content(client, retry_topic(self._group))
+
+    def dead_letters(self, client: BrokerClient) -> list[Any]:
+        """Content of the dead-letter topic."""
+        return self._content(client, dlq_topic(self._group))
+
+    def _committed(self, client: BrokerClient, topic: str, queue_id: int) -> int | None:
+        queue = MessageQueue(topic, _BROKER, queue_id)
+        try:
+            return client.query_consumer_offset(
+                self._address, self._group, queue, set_zero_if_not_found=False
+            )
+        except OffsetNotFound:
+            return None
+
+    def _content(self, client: BrokerClient, topic: str) -> list[Any]:
+        queue = MessageQueue(topic, _BROKER, 0)
+        end = client.max_offset(self._address, queue)
+        body, at = b"", 0
+        try:
+            while at < max(end, 1):
+                request = PullRequest(consumer_group="trace-reader", queue=queue, queue_offset=at)
+                result = client.pull(self._address, request)
+                body, at = body + result.body, max(result.next_begin_offset, at + 1)
+        except TopicNotFound:
+            return ["topic does not exist"]
+        return without_ids(
+            {
+                "queueId": message.queue_id,
+                "queueOffset": message.queue_offset,
+                "key": message.keys,
+                "reconsumeTimes": message.reconsume_times,
+                "properties": dict(message.properties),
+            }
+            for message in decode_messages(body, _BROKER)
+        )
+
+    @property
+    def _address(self) -> str:
+        return self._cluster.broker_addresses[_BROKER]
+
+
+def without_ids(messages: Iterable[Any]) -> list[Any]:
+    """Stored messages with the ids of the run blanked; other entries as they are."""
+    return [
+        {**message, "properties": _without_ids(message["properties"])}
+        if isinstance(message, dict)
+        else message
+        for message in messages
+    ]
+
+
+def by_queue(events: Iterable[Mapping[str, Any]], *, is_ordered: bool) -> dict[str, list[Any]]:
+    """What was delivered from each queue, with the answer each message got.
+
+    Concurrent calls of one queue overlap, so without ``is_ordered`` they are sorted by offset. Batches are
+    taken apart: how many messages of a retry topic arrive together is a matter of milliseconds.
+    """
+    queues: dict[str, list[Any]] = defaultdict(list)
+    for event in events:
+        for message in event["messages"]:
+            topic = message.get("REAL_TOPIC", message["topic"])
+            seen = _without_ids({name: value for name, value in message.items() if name != "MAX_OFFSET"})
+            queues[f"{topic}:{message['queueId']}"].append((seen, event["result"]))
+    if not is_ordered:
+        for calls in queues.values():
+            calls.sort(key=lambda call: (call[0]["queueOffset"], call[0]["reconsumeTimes"]))
+    return dict(queues)
+
+
+def waits_ms(events: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+    """By message key: milliseconds from each delivery to its next one."""
+    moments: dict[str, list[int]] = defaultdict(list)
+    for event in events:
+        for message in event["messages"]:
+            moments[message["key"]].append(event["ms"])
+    return {key: [after - before for before, after in pairwise(times)] for key, times in moments.items()}
+
+
+def _script(scenario: Scenario) -> dict[str, list[str]]:
+    """The listener's answers by the key of a batch's first message, in their order."""
+    answers: dict[str, list[str]] = defaultdict(list)
+    for event in scenario["events"]:
+        answers[event["messages"][0]["key"]].append(event["result"])
+    for at, suspend in enumerate(_CONTEXT_SUSPENDS.get(scenario["scenario"], [])):
+        answers["a"][at] += suspend
+    return dict(answers)
+
+
+def _without_ids(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: "(of the run)" if name in _OF_THE_RUN else value for name, value in properties.items()}

@@ -1,0 +1,106 @@
+import com.alibaba.fastjson.JSONArray;
+import com.alibaba.fastjson.JSONObject;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
+
+/** DefaultMQPushConsumer with scripted listeners: consumers by name. */
+final class PushConsumerCalls {
+    private final String nameServers;
+    private final Map<String, DefaultMQPushConsumer> consumers = new ConcurrentHashMap<>();
+    private final Map<String, ScriptedListener> listeners = new ConcurrentHashMap<>();
+
+    private PushConsumerCalls(String nameServers) {
+        this.nameServers = nameServers;
+    }
+
+    static void addTo(Map<String, JavaClients.Call> calls, String nameServers) {
+        PushConsumerCalls consumers = new PushConsumerCalls(nameServers);
+        calls.put("push.start", consumers::start);
+        calls.put("push.events", consumers::events);
+        calls.put("push.assignment", consumers::assignment);
+        calls.put("push.suspend", arguments -> consumers.pause(arguments, true));
+        calls.put("push.resume", arguments -> consumers.pause(arguments, false));
+        calls.put("push.stop", consumers::stop);
+    }
+
+    /** Arguments: name, group, topic, tags or sql, isOrderly, isBroadcasting, answers and the client's settings. */
+    private Object start(JSONObject arguments) throws Exception {
+        String name = arguments.getString("name");
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(arguments.getString("group"));
+        consumer.setNamesrvAddr(nameServers);
+        consumer.setInstanceName(name);
+        consumer.setConsumeThreadMin(2);
+        consumer.setConsumeThreadMax(2);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        configure(consumer, arguments);
+        if (arguments.containsKey("sql")) {
+            consumer.subscribe(arguments.getString("topic"), MessageSelector.bySql(arguments.getString("sql")));
+        } else {
+            consumer.subscribe(arguments.getString("topic"), arguments.getString("tags"));
+        }
+        ScriptedListener listener = new ScriptedListener(arguments);
+        if (arguments.getBooleanValue("isOrderly")) {
+            consumer.registerMessageListener(listener.orderly());
+        } else {
+            consumer.registerMessageListener(listener.concurrent());
+        }
+        listeners.put(name, listener);
+        consumers.put(name, consumer);
+        consumer.start();
+        return null;
+    }
+
+    private static void configure(DefaultMQPushConsumer consumer, JSONObject arguments) {
+        if (arguments.getBooleanValue("isBroadcasting")) {
+            consumer.setMessageModel(MessageModel.BROADCASTING);
+        }
+        if (arguments.containsKey("maxReconsumeTimes")) {
+            consumer.setMaxReconsumeTimes(arguments.getIntValue("maxReconsumeTimes"));
+        }
+        if (arguments.containsKey("suspendMillis")) {
+            consumer.setSuspendCurrentQueueTimeMillis(arguments.getLongValue("suspendMillis"));
+        }
+        if (arguments.containsKey("batch")) {
+            consumer.setConsumeMessageBatchMaxSize(arguments.getIntValue("batch"));
+        }
+        if (arguments.containsKey("persistMillis")) {
+            consumer.setPersistConsumerOffsetInterval(arguments.getIntValue("persistMillis"));
+        }
+    }
+
+    /** Arguments: name, atLeast, timeoutMillis; the listener's calls, once that many messages were delivered. */
+    private Object events(JSONObject arguments) throws InterruptedException {
+        return listeners.get(arguments.getString("name"))
+            .await(arguments.getIntValue("atLeast"), arguments.getLongValue("timeoutMillis"));
+    }
+
+    private Object assignment(JSONObject arguments) {
+        JSONArray shown = new JSONArray();
+        consumers.get(arguments.getString("name")).getDefaultMQPushConsumerImpl().getRebalanceImpl()
+            .getProcessQueueTable().forEach((queue, process) -> {
+                JSONObject each = Shown.queue(queue);
+                each.put("isLocked", process.isLocked());
+                shown.add(each);
+            });
+        return shown;
+    }
+
+    private Object pause(JSONObject arguments, boolean isPaused) {
+        DefaultMQPushConsumer consumer = consumers.get(arguments.getString("name"));
+        if (isPaused) {
+            consumer.suspend();
+        } else {
+            consumer.resume();
+        }
+        return null;
+    }
+
+    private Object stop(JSONObject arguments) {
+        consumers.remove(arguments.getString("name")).shutdown();
+        return null;
+    }
+}
