@@ -174,6 +174,10 @@ class TlsTransport:
             raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
         return count
 
+    def fileno(self) -> int:
+        """Number of the socket; a receive takes all that was decrypted, so what is left is in the socket."""
+        return self._secured.fileno()
+
     def shutdown(self) -> None:
         """End the connection in both directions, which wakes a thread inside ``recv_into``."""
         with contextlib.suppress(OSError):  # the peer may have ended it already

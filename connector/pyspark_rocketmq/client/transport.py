@@ -7,8 +7,9 @@ without a bound.  Nothing here knows frames or requests.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
@@ -35,6 +36,10 @@ class Transport(Protocol):
         """Receive some bytes: their number, 0 at the end of the stream, None when nothing came for a while."""
         ...
 
+    def fileno(self) -> int:
+        """Number of the socket: when the system calls it readable, ``recv_into`` has something to do."""
+        ...
+
     def shutdown(self) -> None:
         """End the connection in both directions, which wakes a thread inside ``recv_into``. Idempotent."""
         ...
@@ -46,6 +51,15 @@ class Transport(Protocol):
 
 Connect = Callable[[str, float], Transport]
 """Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
+
+
+def await_readable(transports: Sequence[Transport], timeout_s: float) -> list[Transport]:
+    """Those of ``transports`` from which something can be received, waiting at most ``timeout_s`` for the first."""
+    poll = select.poll()
+    by_number = {transport.fileno(): transport for transport in transports}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(timeout_s * 1000)]
 
 
 def open_socket(address: str, timeout_s: float) -> socket.socket:
@@ -138,6 +152,10 @@ class TcpTransport:
             return None
         except OSError as exc:
             raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
+
+    def fileno(self) -> int:
+        """Number of the receiving socket."""
+        return self._receiver.fileno()
 
     def shutdown(self) -> None:
         """End the connection in both directions, which wakes a thread inside ``recv_into``."""
