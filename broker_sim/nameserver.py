@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import SEE_FAQ, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
-from broker_sim.topics import TopicTable
+from broker_sim.topics import TopicConfig, TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -17,12 +18,20 @@ from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader, from_ext_fi
 from pyspark_rocketmq.wire.json_quirks import dumps_java
 from pyspark_rocketmq.wire.route import encode_route
 
+ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
+"""Namespace of the key-value table that holds ``broker-a:4;broker-b:4`` for ordered topics."""
+
 _OLDEST_WITH_STANDARD_JSON = 401  # V4_9_4
+_ORDER_MESSAGE_ENABLE = "orderMessageEnable"
+_UNCHANGEABLE = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
 
 
-class _Registration(NamedTuple):
-    address: Host
+@dataclass(slots=True)
+class _Registration:
+    """A broker name: the machines that serve it, and the topics they have."""
+
     topics: TopicTable
+    addresses: dict[int, Host] = field(default_factory=dict)
 
 
 class NameServer:
@@ -34,39 +43,63 @@ class NameServer:
         """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
         self._mirror_header_form = mirror_header_form
         self._brokers: dict[str, _Registration] = {}
+        self._hidden: dict[tuple[str, str], TopicConfig] = {}
+        self._tables: dict[str, dict[str, str]] = {}
+        self._config = {
+            _ORDER_MESSAGE_ENABLE: "false",
+            "enableAllTopicList": "true",
+            "enableTopicList": "true",
+            "returnOrderTopicConfigToBroker": "true",
+        }
+        self._handlers: Mapping[int, Callable[[RemotingCommand], RemotingCommand]] = {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._answer_route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._answer_cluster_info,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._answer_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._answer_topics_of_cluster,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.PUT_KV_CONFIG: self._put_value,
+            RequestCode.GET_KV_CONFIG: self._answer_value,
+            RequestCode.DELETE_KV_CONFIG: self._delete_value,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._answer_table,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
+            RequestCode.GET_NAMESRV_CONFIG: self._answer_config,
+        }
 
-    def register(self, broker_name: str, address: Host, topics: TopicTable) -> None:
+    def register(self, broker_name: str, address: Host, topics: TopicTable, broker_id: int = 0) -> None:
         """A broker is alive at ``address``; ``topics`` is watched from now on."""
-        self._brokers[broker_name] = _Registration(address, topics)
+        registration = self._brokers.setdefault(broker_name, _Registration(topics))
+        registration.topics = topics
+        registration.addresses[broker_id] = address
+        self._hidden = {key: config for key, config in self._hidden.items() if key[0] != broker_name}
 
-    def unregister(self, broker_name: str) -> None:
-        """The broker stopped: its queues leave every route at once."""
-        self._brokers.pop(broker_name, None)
+    def unregister(self, broker_name: str, broker_id: int = 0) -> None:
+        """A machine stopped: with the last one of its name, the queues leave every route at once."""
+        registration = self._brokers.get(broker_name)
+        if registration is not None:
+            registration.addresses.pop(broker_id, None)
+            if not registration.addresses:
+                del self._brokers[broker_name]
 
     def route(self, topic: str) -> TopicRoute | None:
         """Where the topic's queues are, None when no live broker has it."""
         brokers, queues = [], []
-        for name, (address, topics) in sorted(self._brokers.items()):
-            config = topics.find(topic)
+        for name, registration in sorted(self._brokers.items()):
+            config = self._topic(name, topic)
             if config is not None:
-                brokers.append(_broker_data(name, address))
-                queues.append(
-                    QueueData(
-                        broker_name=name,
-                        read_queue_nums=config.read_queue_nums,
-                        write_queue_nums=config.write_queue_nums,
-                        perm=config.perm,
-                        topic_sys_flag=config.topic_sys_flag,
-                    )
-                )
-        return TopicRoute(brokers=tuple(brokers), queues=tuple(queues)) if brokers else None
+                brokers.append(_broker_data(name, registration.addresses))
+                queues.append(_queue_data(name, config))
+        if not brokers:
+            return None
+        order = self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic) if self._shows_order else None
+        return TopicRoute(brokers=tuple(brokers), queues=tuple(queues), order_topic_conf=order)
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
         """Answer one request."""
         if command.is_response:
             return []
+        handler = self._handlers.get(command.code, not_supported)
         try:
-            answer = self._answer(command)
+            answer = handler(command)
         except Refused as refused:
             answer = reply(command, refused.code, refused.remark)
         except RemoteProtocolError as error:
@@ -87,12 +120,26 @@ class NameServer:
         """Nothing waits."""
         return None
 
-    def _answer(self, command: RemotingCommand) -> RemotingCommand:
-        if command.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-            return self._answer_route(command)
-        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            return reply(command, body=self._cluster_info())
-        return not_supported(command)
+    # --- topics and brokers --------------------------------------------------------------------------------
+
+    @property
+    def _shows_order(self) -> bool:
+        return self._config[_ORDER_MESSAGE_ENABLE].lower() == "true"
+
+    def _topic(self, broker_name: str, topic: str) -> TopicConfig | None:
+        """The topic on a live broker, unless it was deleted here and not touched at the broker since."""
+        config = self._brokers[broker_name].topics.find(topic)
+        return None if config is self._hidden.get((broker_name, topic)) else config
+
+    def _topics(self, broker_names: Iterable[str]) -> list[str]:
+        return sorted(
+            {
+                config.name
+                for broker_name in broker_names
+                for config in self._brokers[broker_name].topics
+                if self._topic(broker_name, config.name) is not None
+            }
+        )
 
     def _answer_route(self, command: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(GetRouteInfoRequestHeader, command.ext_fields)
@@ -105,19 +152,99 @@ class NameServer:
         standard = command.version >= _OLDEST_WITH_STANDARD_JSON or bool(header.accept_standard_json_only)
         return reply(command, body=encode_route(route, standard_json=standard))
 
-    def _cluster_info(self) -> bytes:
+    def _answer_cluster_info(self, command: RemotingCommand) -> RemotingCommand:
         """Always with bare integer keys, whatever the version."""
         brokers = {
             name: {
-                "brokerAddrs": {0: str(registration.address)},
+                "brokerAddrs": {key: str(host) for key, host in sorted(registration.addresses.items())},
                 "brokerName": name,
                 "cluster": CLUSTER_NAME,
                 "enableActingMaster": False,
             }
             for name, registration in sorted(self._brokers.items())
         }
-        return dumps_java({"brokerAddrTable": brokers, "clusterAddrTable": {CLUSTER_NAME: list(brokers)}})
+        body = {"brokerAddrTable": brokers, "clusterAddrTable": {CLUSTER_NAME: list(brokers)}}
+        return reply(command, body=dumps_java(body))
+
+    def _answer_all_topics(self, command: RemotingCommand) -> RemotingCommand:
+        return reply(command, body=dumps_java({"topicList": self._topics(self._brokers)}))
+
+    def _answer_topics_of_cluster(self, command: RemotingCommand) -> RemotingCommand:
+        """Of an unknown cluster none: there 5.3.3 swallows its own exception."""
+        names = self._brokers if _required(command, "cluster") == CLUSTER_NAME else ()
+        return reply(command, body=dumps_java({"topicList": self._topics(names)}))
+
+    def _delete_topic(self, command: RemotingCommand) -> RemotingCommand:
+        """Out of the routes until a broker registers it again: at once when it changes or makes the topic."""
+        topic = _required(command, "topic")
+        if command.ext_fields.get("clusterName", CLUSTER_NAME) in {CLUSTER_NAME, ""}:
+            for broker_name, registration in self._brokers.items():
+                config = registration.topics.find(topic)
+                if config is not None:
+                    self._hidden[broker_name, topic] = config
+        return reply(command)
+
+    # --- key-value tables and configuration ----------------------------------------------------------------
+
+    def _put_value(self, command: RemotingCommand) -> RemotingCommand:
+        table = self._tables.setdefault(_required(command, "namespace"), {})
+        table[_required(command, "key")] = _required(command, "value")
+        return reply(command)
+
+    def _answer_value(self, command: RemotingCommand) -> RemotingCommand:
+        namespace, key = _required(command, "namespace"), _required(command, "key")
+        value = self._tables.get(namespace, {}).get(key)
+        if value is None:
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace} Key: {key}")
+        return reply(command, ext_fields={"value": value})
+
+    def _delete_value(self, command: RemotingCommand) -> RemotingCommand:
+        self._tables.get(_required(command, "namespace"), {}).pop(_required(command, "key"), None)
+        return reply(command)
+
+    def _answer_table(self, command: RemotingCommand) -> RemotingCommand:
+        namespace = _required(command, "namespace")
+        table = self._tables.get(namespace)
+        if table is None:
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return reply(command, body=dumps_java({"table": table}))
+
+    def _update_config(self, command: RemotingCommand) -> RemotingCommand:
+        lines = command.body.decode("utf-8", "replace").splitlines()
+        pairs = [line.partition("=") for line in lines if not line.startswith("#")]
+        changes = {name.strip(): value.strip() for name, separator, value in pairs if separator}
+        if not _UNCHANGEABLE.isdisjoint(changes):
+            raise Refused(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+        self._config |= changes
+        return reply(command)
+
+    def _answer_config(self, command: RemotingCommand) -> RemotingCommand:
+        text = "".join(f"{name}={value}\n" for name, value in sorted(self._config.items()))
+        return reply(command, body=text.encode())
 
 
-def _broker_data(name: str, address: Host) -> BrokerData:
-    return BrokerData(broker_name=name, cluster=CLUSTER_NAME, addresses={0: BrokerAddress(str(address))})
+def _required(command: RemotingCommand, name: str) -> str:
+    value = command.ext_fields.get(name)
+    if value is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is null")
+    return value
+
+
+def _broker_data(name: str, addresses: Mapping[int, Host]) -> BrokerData:
+    return BrokerData(
+        broker_name=name,
+        cluster=CLUSTER_NAME,
+        addresses={
+            broker_id: BrokerAddress(str(address)) for broker_id, address in sorted(addresses.items())
+        },
+    )
+
+
+def _queue_data(name: str, config: TopicConfig) -> QueueData:
+    return QueueData(
+        broker_name=name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm,
+        topic_sys_flag=config.topic_sys_flag,
+    )

@@ -92,3 +92,103 @@ def test_cluster_information_always_has_bare_integer_keys(name_server: NameServe
 def test_other_requests_are_not_supported_and_nameless_ones_an_error(name_server: NameServer) -> None:
     assert ask(name_server, request(9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert ask(name_server, request(105)).code == ResponseCode.SYSTEM_ERROR
+
+
+def _topic_list(name_server: NameServer, code: int, **fields: str) -> list[str]:
+    return loads(ask(name_server, request(code, fields)).body)["topicList"]
+
+
+def test_all_topics_are_listed_or_those_of_a_cluster(
+    name_server: NameServer, tables: dict[str, TopicTable]
+) -> None:
+    """206 and 224: what mqadmin's topicList shows."""
+    tables["broker-b"].put(TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1))
+    assert _topic_list(name_server, 206) == ["T", "TBW102"]
+    assert _topic_list(name_server, 224, cluster="DefaultCluster") == ["T", "TBW102"]
+    assert _topic_list(name_server, 224, cluster="Other") == []
+    name_server.unregister("broker-b")
+    assert _topic_list(name_server, 206) == ["TBW102"]
+
+
+@pytest.mark.parametrize("cluster", [{}, {"clusterName": ""}, {"clusterName": "DefaultCluster"}])
+def test_a_deleted_topic_comes_back_when_a_broker_has_it_anew(
+    name_server: NameServer, tables: dict[str, TopicTable], cluster: dict[str, str]
+) -> None:
+    """216: gone from routes and lists while the broker only keeps it."""
+    tables["broker-a"].put(TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1))
+    assert ask(name_server, request(216, {"topic": "T", **cluster})).code == ResponseCode.SUCCESS
+    assert name_server.route("T") is None
+    assert _topic_list(name_server, 206) == ["TBW102"]
+    tables["broker-a"].put(TopicConfig(name="T", read_queue_nums=2, write_queue_nums=2))
+    assert name_server.route("T") is not None
+
+
+def test_a_deleted_topic_comes_back_when_its_broker_registers_again(
+    name_server: NameServer, tables: dict[str, TopicTable]
+) -> None:
+    ask(name_server, request(216, {"topic": "TBW102"}))
+    name_server.register("broker-a", Host("127.0.0.1", 10911), tables["broker-a"])
+    route = name_server.route("TBW102")
+    assert route is not None
+    assert [each.broker_name for each in route.brokers] == ["broker-a"]
+
+
+def test_a_topic_of_another_cluster_is_not_deleted(name_server: NameServer) -> None:
+    ask(name_server, request(216, {"topic": "TBW102", "clusterName": "Other"}))
+    assert name_server.route("TBW102") is not None
+
+
+def test_values_are_kept_by_namespace_and_key(name_server: NameServer) -> None:
+    """100, 101, 102 and 219, with the answers of golden frames 79 and 80."""
+    key = {"namespace": "N", "key": "k"}
+    assert ask(name_server, request(101, key)).remark == "No config item, Namespace: N Key: k"
+    assert ask(name_server, request(219, {"namespace": "N"})).code == ResponseCode.QUERY_NOT_FOUND
+    assert ask(name_server, request(100, {**key, "value": "v"})).code == ResponseCode.SUCCESS
+    assert ask(name_server, request(101, key)).ext_fields == {"value": "v"}
+    assert ask(name_server, request(219, {"namespace": "N"})).body == b'{"table":{"k":"v"}}'
+    assert ask(name_server, request(102, key)).code == ResponseCode.SUCCESS
+    assert ask(name_server, request(101, key)).code == ResponseCode.QUERY_NOT_FOUND
+    assert ask(name_server, request(100, {"namespace": "N"})).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_the_order_of_a_topic_is_in_its_route_only_when_the_operator_says_so(name_server: NameServer) -> None:
+    """A2: orderMessageEnable is off by default; 318 switches it on, 319 shows it."""
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TBW102", "value": "broker-a:4;broker-b:2"}
+    ask(name_server, request(100, order))
+    route = decode_route(ask(name_server, request(105, {"topic": "TBW102"})).body)
+    assert route.order_topic_conf is None
+    assert b"orderMessageEnable=false\n" in ask(name_server, request(319)).body
+    ask(name_server, request(318, body=b"# operator\norderMessageEnable=true\n"))
+    assert b"orderMessageEnable=true\n" in ask(name_server, request(319)).body
+    route = decode_route(ask(name_server, request(105, {"topic": "TBW102"})).body)
+    assert route.order_topic_conf == "broker-a:4;broker-b:2"
+    assert len(route.publish_queues("TBW102")) == 6
+
+
+def test_some_of_the_configuration_cannot_be_changed(name_server: NameServer) -> None:
+    answer = ask(name_server, request(318, body=b"kvConfigPath=/elsewhere"))
+    assert (answer.code, answer.remark) == (
+        ResponseCode.NO_PERMISSION,
+        "Can not update config in black list.",
+    )
+
+
+def test_a_broker_names_several_machines_until_the_last_one_stops(
+    name_server: NameServer, tables: dict[str, TopicTable]
+) -> None:
+    """A2: 0 is the master; without one a topic can still be read."""
+    name_server.register("broker-a", Host("127.0.0.1", 10999), tables["broker-a"], broker_id=1)
+    name_server.unregister("broker-b")
+
+    def addresses() -> dict[int, str]:
+        return dict(
+            decode_route(ask(name_server, request(105, {"topic": "TBW102"})).body).brokers[0].addresses
+        )
+
+    assert addresses() == {0: "127.0.0.1:10911", 1: "127.0.0.1:10999"}
+    info = loads(ask(name_server, request(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+    assert set(info["brokerAddrTable"]["broker-a"]["brokerAddrs"]) == {"0", "1"}
+    name_server.unregister("broker-a")
+    assert addresses() == {1: "127.0.0.1:10999"}
+    name_server.unregister("broker-a", broker_id=1)
+    assert name_server.route("TBW102") is None
