@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.compression import CompressionType, compress, decompress
+from pyspark_rocketmq.wire import compression
+from pyspark_rocketmq.wire.compression import (
+    MAX_BODY_BYTES,
+    CompressionType,
+    ExpansionBudget,
+    compress,
+    decompress,
+)
 
 BODY = b"compress me " * 40
 TYPES = list(CompressionType)
@@ -71,7 +78,7 @@ def test_a_body_that_is_not_compressed_raises(compression_type):
 def test_bytes_after_the_frame_raise(compression_type):
     compressed, flags = compress(BODY, compression_type)
 
-    with pytest.raises(RemoteProtocolError, match="follow the"):
+    with pytest.raises(RemoteProtocolError, match="follow the|unused data"):
         decompress(compressed + b"tail", flags)
 
 
@@ -85,3 +92,39 @@ def test_frames_that_do_not_tell_their_size_are_read():
 
     assert decompress(unsized, 0x201) == BODY
     assert decompress(lz4.frame.compress(BODY, store_size=False, block_linked=False), 0x101) == BODY
+
+
+@pytest.mark.parametrize("compression_type", TYPES)
+def test_a_body_expands_to_what_a_frame_could_carry_and_no_further(compression_type):
+    largest, flags = compress(bytes(MAX_BODY_BYTES), compression_type)
+    assert len(decompress(largest, flags)) == MAX_BODY_BYTES
+
+    bomb, flags = compress(bytes(MAX_BODY_BYTES + 1), compression_type)
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_BODY_BYTES} bytes"):
+        decompress(bomb, flags)
+
+
+def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well():
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    bomb = compressor.compress(bytes(MAX_BODY_BYTES + 1)) + compressor.flush()
+
+    with pytest.raises(RemoteProtocolError, match=f"at most {MAX_BODY_BYTES} bytes"):
+        decompress(bomb, 0x201)
+
+
+def test_the_bodies_of_an_answer_expand_to_a_bounded_sum(monkeypatch):
+    monkeypatch.setattr(compression, "MAX_EXPANDED_BYTES", 1000)
+    compressed, flags = compress(bytes(400), CompressionType.ZLIB)
+    budget = ExpansionBudget(10)
+
+    assert budget.decompress(b"plain ones do not count" * 100, 0)
+    assert [len(budget.decompress(compressed, flags)) for _ in range(2)] == [400, 400]
+    with pytest.raises(RemoteProtocolError, match=r"more than 1000 bytes.*lower pullBatchSize"):
+        budget.decompress(compressed, flags)
+
+
+def test_a_long_answer_may_expand_by_its_length(monkeypatch):
+    monkeypatch.setattr(compression, "MAX_EXPANDED_BYTES", 0)
+    compressed, flags = compress(bytes(640), CompressionType.ZLIB)
+
+    assert len(ExpansionBudget(10).decompress(compressed, flags)) == 640

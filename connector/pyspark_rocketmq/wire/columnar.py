@@ -34,7 +34,7 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     every_position,
     take_ranges,
 )
-from pyspark_rocketmq.wire.compression import decompress
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES, decode_host
 from pyspark_rocketmq.wire.message_id import offset_message_id
 from pyspark_rocketmq.wire.messages import (
@@ -132,6 +132,8 @@ def decode_columns(
     try:
         batch = _decode_regular(data, broker_name, limit)
     except (IrregularLayout, RemoteProtocolError):
+        batch = None
+    if batch is None:  # not in the handler: there the error would keep alive what was decoded until it came
         batch = _from_messages(decode_messages(data, broker_name, limit=limit))
     if tags is None:
         return batch
@@ -274,8 +276,9 @@ def _bodies(data: bytes, rows: _Rows, sys_flag: IntArray) -> pa.Array:
         return take_ranges(pa.py_buffer(data), rows.body_at, rows.body_at + lengths, pa.binary())
     compressed = np.flatnonzero(is_compressed)
     stored = zip(rows.body_at[compressed].tolist(), lengths[compressed].tolist(), strict=True)
+    budget = ExpansionBudget(len(data))
     bodies = [
-        decompress(data[at : at + length], flags)
+        budget.decompress(data[at : at + length], flags)
         for (at, length), flags in zip(stored, sys_flag[compressed].tolist(), strict=True)
     ]
     lengths[compressed] = 0

@@ -1,4 +1,8 @@
-"""Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag."""
+"""Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
+
+A few hundred bytes can expand to gigabytes, and any producer of a topic may send them, so what comes out is bounded
+twice: by what one frame could carry, and for the messages of an answer together by :class:`ExpansionBudget`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,14 @@ import zstandard
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.codes import MessageSysFlag
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
 
+MAX_BODY_BYTES: Final = MAX_FRAME_LENGTH
+"""Of one body, decompressed; a longer one could not be sent without compression."""
+MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
+"""Of all bodies of a short answer: a broker gives at most 32 messages of at most 4 MiB by its default limits."""
+MAX_EXPANSION: Final = 64
+"""And of a long one, for each of its bytes; texts reach 30."""
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
 
@@ -29,8 +40,8 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """Return the body as it was sent; ``body`` itself when the compressed bit is clear or it is empty.
 
     Raises:
-        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, or (LZ4, Zstandard) longer
-            than one frame.
+        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) longer than one
+            frame, or expands to more than ``MAX_BODY_BYTES``.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``CompressorFactory``.
     """
@@ -46,6 +57,31 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     return decompressor(body)
 
 
+class ExpansionBudget:
+    """What the bodies of one or more answers may expand to together, by the bytes the answers have."""
+
+    __slots__ = ("_left", "_limit")
+
+    def __init__(self, answer_bytes: int) -> None:
+        self._limit = self._left = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * answer_bytes)
+
+    def decompress(self, body: bytes, sys_flag: int) -> bytes:
+        """As :func:`decompress`.
+
+        Raises:
+            RemoteProtocolError: As there, and if this body is one too many.
+        """
+        expanded = decompress(body, sys_flag)
+        if expanded is not body:
+            self._left -= len(expanded)
+            if self._left < 0:
+                raise RemoteProtocolError(
+                    f"The message bodies of an answer expand to more than {self._limit} bytes. If they are what was "
+                    "sent, pull fewer messages at once: lower pullBatchSize."
+                )
+        return expanded
+
+
 def compress(body: bytes, compression_type: CompressionType) -> tuple[bytes, int]:
     """Compress ``body``; returns it with the sysFlag bits that say so."""
     flags = MessageSysFlag.COMPRESSED | compression_type << COMPRESSION_TYPE_SHIFT
@@ -53,30 +89,44 @@ def compress(body: bytes, compression_type: CompressionType) -> tuple[bytes, int
 
 
 def _decompress_zlib(body: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
     try:
-        return zlib.decompress(body)
+        result = decompressor.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error as exc:
         raise RemoteProtocolError(f"A message body is marked as zlib but is not: {exc}.") from exc
+    _check_size("zlib", len(result))
+    # Java's Inflater ignores what follows the stream, too.
+    _check_one_frame("zlib", is_complete=decompressor.eof, rest=None)
+    return result
 
 
 def _decompress_lz4(body: bytes) -> bytes:
     decompressor = lz4.frame.LZ4FrameDecompressor()
     try:
-        result = bytes(decompressor.decompress(body))
+        result = bytes(decompressor.decompress(body, MAX_BODY_BYTES + 1))
     except RuntimeError as exc:
         raise RemoteProtocolError(f"A message body is marked as LZ4 but is not: {exc}.") from exc
+    _check_size("LZ4", len(result))
     _check_one_frame("LZ4", is_complete=decompressor.eof, rest=decompressor.unused_data)
     return result
 
 
 def _decompress_zstd(body: bytes) -> bytes:
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
     try:
-        result = decompressor.decompress(body)
+        _check_size("Zstandard", zstandard.frame_content_size(body))  # -1 when the frame does not tell
+        # In one go, which needs no window beside the result if the frame tells its size.
+        return _zstd_decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
     except zstandard.ZstdError as exc:
-        raise RemoteProtocolError(f"A message body is marked as Zstandard but is not: {exc}.") from exc
-    _check_one_frame("Zstandard", is_complete=decompressor.eof, rest=decompressor.unused_data)
-    return result
+        raise RemoteProtocolError(
+            f"A message body is marked as Zstandard but is not one frame of at most {MAX_BODY_BYTES} bytes: {exc}."
+        ) from exc
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_BODY_BYTES:
+        raise RemoteProtocolError(
+            f"A {name} message body expands to more than {MAX_BODY_BYTES} bytes, which no frame could carry."
+        )
 
 
 def _check_one_frame(name: str, *, is_complete: bool, rest: bytes | None) -> None:
@@ -84,6 +134,9 @@ def _check_one_frame(name: str, *, is_complete: bool, rest: bytes | None) -> Non
         raise RemoteProtocolError(f"A {name} message body ends inside its frame.")
     if rest:
         raise RemoteProtocolError(f"{len(rest)} bytes follow the {name} frame of a message body.")
+
+
+_zstd_decompressor: Final = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
 
 
 def _compress_lz4(body: bytes) -> bytes:

@@ -24,7 +24,7 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import Message, MessageExt
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.codes import MessageSysFlag
-from pyspark_rocketmq.wire.compression import decompress
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES, decode_host, encode_host
 from pyspark_rocketmq.wire.message_id import offset_message_id
 from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
@@ -268,18 +268,19 @@ def decode_messages(
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
     end = _ABOVE_EVERY_OFFSET if limit is None else limit
+    budget = ExpansionBudget(len(data))
     return [
         shown
         for stored in decode_stored_messages(data)
         if stored.queue_offset < end
-        for shown in _show(stored, broker_name)
+        for shown in _show(stored, broker_name, budget)
         if shown.queue_offset < end
     ]
 
 
-def _show(stored: StoredMessage, broker_name: str) -> Iterator[MessageExt]:
+def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> Iterator[MessageExt]:
     try:
-        body = decompress(stored.body, stored.sys_flag)
+        body = budget.decompress(stored.body, stored.sys_flag)
         if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
             yield _message_ext(stored, broker_name, body, stored.properties)
             return
