@@ -78,7 +78,7 @@ def test_a_body_that_is_not_compressed_raises(compression_type):
 def test_bytes_after_the_frame_raise(compression_type):
     compressed, flags = compress(BODY, compression_type)
 
-    with pytest.raises(RemoteProtocolError, match="follow the|unused data"):
+    with pytest.raises(RemoteProtocolError, match=r"follow the|unused data"):
         decompress(compressed + b"tail", flags)
 
 
