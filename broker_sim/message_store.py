@@ -8,7 +8,15 @@ from enum import Enum, auto
 
 from broker_sim.commit_log import CommitLog
 from broker_sim.consume_queue import ConsumeQueue, PullLimits
-from broker_sim.layout import Host, MessageRun, Placement, StoredRun, encode_run, store_timestamp_of
+from broker_sim.layout import (
+    EncodedRun,
+    Host,
+    MessageRun,
+    Placement,
+    StoredRun,
+    encode_run,
+    store_timestamp_of,
+)
 from pyspark_rocketmq.clock import Clock
 
 _SIZE_FIELD = 4
@@ -53,13 +61,22 @@ class MessageStore:
         now_ms = int(self._clock.now_s() * 1000)
         first = queue.max_offset
         encoded = encode_run(run, Placement(self._log.end_offset, first, now_ms, store_host))
-        oldest = self._log.min_offset
-        self._log.append(encoded.data)
-        queue.extend(encoded.commit_log_offsets, encoded.sizes, encoded.tag_hashes)
-        if self._log.min_offset != oldest:
-            for each in self._queues.values():
-                each.drop_before(self._log.min_offset)
+        self._write(queue, encoded)
         return StoredRun(first, encoded.commit_log_offsets, encoded.tag_hashes)
+
+    def append_copy(self, message: bytes, *, topic: str, queue_id: int, tag_hash: int) -> None:
+        """Store a message as it lies at this very offset of another broker's log."""
+        queue = self._queues.setdefault((topic, queue_id), ConsumeQueue())
+        self._write(queue, EncodedRun(message, [self._log.end_offset], [len(message)], [tag_hash]))
+
+    @property
+    def end_offset(self) -> int:
+        """Commit log offset the next message gets."""
+        return self._log.end_offset
+
+    def bytes_behind(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Bytes of the commit log from the message at ``queue_offset``, which must be held, to the end."""
+        return self._log.end_offset - self._queues[topic, queue_id].entry(queue_offset).commit_log_offset
 
     def get(
         self,
@@ -134,6 +151,14 @@ class MessageStore:
         if commit_log_offset + size > self._log.end_offset:
             return None
         return self._log.read(commit_log_offset, size)
+
+    def _write(self, queue: ConsumeQueue, encoded: EncodedRun) -> None:
+        oldest = self._log.min_offset
+        self._log.append(encoded.data)
+        queue.extend(encoded.commit_log_offsets, encoded.sizes, encoded.tag_hashes)
+        if self._log.min_offset != oldest:
+            for each in self._queues.values():
+                each.drop_before(self._log.min_offset)
 
     def _read_by(self, accepts: Callable[[bytes], bool]) -> Callable[[int, int], bool]:
         return lambda offset, size: accepts(self._log.read(offset, size))

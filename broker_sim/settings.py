@@ -35,5 +35,10 @@ class BrokerSettings:
     """Whether a reset is answered to the next pull; else the group's members are told at once."""
     timer_wheel_enable: bool = True
     timer_max_delay_s: int = 3 * 24 * 3600
+    slave_read_enable: bool = False
+    """Whether replicas answer pulls, and masters send slow consumers to them."""
+    in_memory_bytes: int | None = None
+    """Newest bytes of the commit log that count as being in memory (accessMessageInMemoryMaxRatio); who pulls
+    further back is slow. None: nobody is."""
     mirror_header_form: bool = False
     """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older brokers in kind."""
