@@ -9,13 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire import headers
+from pyspark_rocketmq.wire import admin_headers, headers
 from pyspark_rocketmq.wire.codes import PullSysFlag
 from pyspark_rocketmq.wire.command import decode_frame
 from pyspark_rocketmq.wire.headers import from_ext_fields, to_ext_fields
 from tests.helpers.golden import recorded_commands
 
 REQUESTS = {
+    12: admin_headers.QueryMessageRequestHeader,
+    33: admin_headers.ViewMessageRequestHeader,
+    203: admin_headers.GetConsumerConnectionListRequestHeader,
+    207: admin_headers.DeleteSubscriptionGroupRequestHeader,
+    208: admin_headers.GetConsumeStatsRequestHeader,
+    215: admin_headers.DeleteTopicRequestHeader,
+    216: admin_headers.DeleteTopicFromNamesrvRequestHeader,
+    221: admin_headers.GetConsumerStatusRequestHeader,
+    223: admin_headers.GetConsumerStatusRequestHeader,
+    300: admin_headers.QueryTopicConsumeByWhoRequestHeader,
+    307: admin_headers.GetConsumerRunningInfoRequestHeader,
+    309: admin_headers.ConsumeMessageDirectlyRequestHeader,
+    351: admin_headers.GetTopicConfigRequestHeader,
     10: headers.SendMessageRequestHeader,
     11: headers.PullMessageRequestHeader,
     14: headers.QueryConsumerOffsetRequestHeader,
@@ -41,6 +54,7 @@ REQUESTS = {
 PULLED = (0, 19, 20, 21)
 STORED = (0, 10, 11, 12)
 RESPONSES = {
+    12: (admin_headers.QueryMessageResponseHeader, (0,)),
     10: (headers.SendMessageResponseHeader, STORED),
     11: (headers.PullMessageResponseHeader, PULLED),
     14: (headers.QueryConsumerOffsetResponseHeader, (0,)),
@@ -53,8 +67,13 @@ RESPONSES = {
     361: (headers.PullMessageResponseHeader, PULLED),
 }
 HEADER_CLASSES = [
-    value for name, value in vars(headers).items() if is_dataclass(value) and not name.startswith("_")
+    value
+    for module in (headers, admin_headers)
+    for value in vars(module).values()
+    if is_dataclass(value) and value.__module__ == module.__name__
 ]
+NOT_RECORDED = {admin_headers.GetSubscriptionGroupConfigRequestHeader}
+"""No tool of the recording asks for one group's configuration; the real broker is asked in ``tests/both``."""
 UNKNOWN = {"ReqT"}
 """Request type of the Java client's accounting; nothing reads it."""
 NO_HEADER = 188
@@ -105,7 +124,7 @@ def test_a_recorded_header_comes_back_unchanged(header_class, ext_fields):
 def test_the_recorded_traffic_covers_every_header_class():
     covered = {*REQUESTS.values(), *(header_class for header_class, _ in RESPONSES.values())}
 
-    assert covered == set(HEADER_CLASSES)
+    assert covered | NOT_RECORDED == set(HEADER_CLASSES)
 
 
 @given(st.data())

@@ -231,9 +231,7 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
 
 def encode_offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:
     """Write the body of 220 RESET_CONSUMER_CLIENT_OFFSET and of the answer to 222."""
-    return dumps_java(
-        {"offsetTable": ObjectMap((_queue_to_json(queue), offset) for queue, offset in offsets.items())}
-    )
+    return dumps_java({"offsetTable": offsets_to_json(offsets)})
 
 
 def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
@@ -252,18 +250,38 @@ def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
             queue_from_json(item.members, where): item.integer("offset")
             for item in table.objects("offsetTable")
         }
-    return {
-        queue_from_json(key, where): checked_int64(offset, where)
-        for key, offset in table.pairs("offsetTable")
-    }
+    return offsets_from_json(table, "offsetTable")
 
 
-def _queue_to_json(queue: MessageQueue) -> dict[str, object]:
+def encode_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Write the list form of 220 RESET_CONSUMER_CLIENT_OFFSET, which C++ administrators ask for."""
+    return dumps_java(
+        {"offsetTable": [queue_to_json(queue) | {"offset": offset} for queue, offset in offsets.items()]}
+    )
+
+
+def offsets_to_json(offsets: Mapping[MessageQueue, int]) -> ObjectMap:
+    """Write a map of queue offsets, to be part of a body."""
+    return ObjectMap((queue_to_json(queue), offset) for queue, offset in offsets.items())
+
+
+def offsets_from_json(owner: JsonObject, name: str) -> dict[MessageQueue, int]:
+    """Read a map of queue offsets, one field of ``owner``; empty when absent.
+
+    Raises:
+        RemoteProtocolError: If it is something else.
+    """
+    where = f"{owner.where}.{name}"
+    return {queue_from_json(key, where): checked_int64(offset, where) for key, offset in owner.pairs(name)}
+
+
+def queue_to_json(queue: MessageQueue) -> dict[str, object]:
+    """Write a message queue, inline as a map key or as a value."""
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
 def _queues_to_json(queues: Iterable[MessageQueue]) -> list[dict[str, object]]:
-    return [_queue_to_json(queue) for queue in sorted(queues)]
+    return [queue_to_json(queue) for queue in sorted(queues)]
 
 
 def _queues_from_json(owner: JsonObject, name: str) -> frozenset[MessageQueue]:

@@ -1,4 +1,4 @@
-"""How the dataclasses of ``headers`` are declared, written as ext fields and read back.
+"""How the dataclasses of ``headers`` and ``admin_headers`` are declared, written as ext fields and read back.
 
 Everything travels as text. A field's metadata holds Java's spelling and its codec; a field with no default is
 required (``@CFNotNull``), ``None`` is not sent.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 class Header(Protocol):
-    """Any dataclass of ``headers``."""
+    """Any dataclass of ``headers`` or ``admin_headers``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -159,3 +159,27 @@ def long_field(java_name: str, default: Any = MISSING) -> Any:
 def bool_field(java_name: str, default: Any = MISSING) -> Any:
     """A ``boolean``: ``true`` or ``false``; required unless a default is given."""
     return field(default=default, metadata={"java_name": java_name, "codec": _BOOL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcFields:
+    """What any request may carry besides its own fields (``RpcRequestHeader``); old servers ignore them."""
+
+    namespace: str | None = text_field("ns", None)
+    namespaced: bool | None = bool_field("nsd", None)
+    oneway: bool | None = bool_field("oway", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFields(RpcFields):
+    """The usual case, with the broker name as ``bname``."""
+
+    broker_name: str | None = text_field("bname", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRequestFields(RequestFields):
+    """Requests about a topic (``TopicRequestHeader``)."""
+
+    lo: bool | None = bool_field("lo", None)
+    """Whether the topic is a logical one (static topics)."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_rocketmq.wire.header_fields import (
+    RequestFields,
+    RpcFields,
+    TopicRequestFields,
     bool_field,
     int_field,
     long_field,
@@ -18,36 +21,11 @@ from pyspark_rocketmq.wire.header_fields import (
 from pyspark_rocketmq.wire.header_fields import from_ext_fields as from_ext_fields  # noqa: PLC0414 - re-export
 from pyspark_rocketmq.wire.header_fields import to_ext_fields as to_ext_fields  # noqa: PLC0414 - re-export
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RpcFields:
-    """What any request may carry besides its own fields (``RpcRequestHeader``); old servers ignore them."""
-
-    namespace: str | None = text_field("ns", None)
-    namespaced: bool | None = bool_field("nsd", None)
-    oneway: bool | None = bool_field("oway", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RequestFields(_RpcFields):
-    """The usual case, with the broker name as ``bname``."""
-
-    broker_name: str | None = text_field("bname", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TopicRequestFields(_RequestFields):
-    """Requests about a topic (``TopicRequestHeader``)."""
-
-    lo: bool | None = bool_field("lo", None)
-    """Whether the topic is a logical one (static topics)."""
-
-
 # --- name server ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetRouteInfoRequestHeader(_TopicRequestFields):
+class GetRouteInfoRequestHeader(TopicRequestFields):
     """105 GET_ROUTEINFO_BY_TOPIC; the answer's body is a route."""
 
     topic: str = text_field("topic")
@@ -58,7 +36,7 @@ class GetRouteInfoRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PullMessageRequestHeader(_TopicRequestFields):
+class PullMessageRequestHeader(TopicRequestFields):
     """11 PULL_MESSAGE and 361 LITE_PULL_MESSAGE."""
 
     consumer_group: str = text_field("consumerGroup")
@@ -107,7 +85,7 @@ class PullMessageResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendMessageRequestHeader(_TopicRequestFields):
+class SendMessageRequestHeader(TopicRequestFields):
     """10 SEND_MESSAGE."""
 
     producer_group: str = text_field("producerGroup")
@@ -130,7 +108,7 @@ class SendMessageRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendMessageRequestHeaderV2(_RpcFields):
+class SendMessageRequestHeaderV2(RpcFields):
     """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the fields of code 10 under one-letter names."""
 
     producer_group: str = text_field("a")
@@ -177,7 +155,7 @@ class SendMessageResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueryConsumerOffsetRequestHeader(_TopicRequestFields):
+class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     """14 QUERY_CONSUMER_OFFSET."""
 
     consumer_group: str = text_field("consumerGroup")
@@ -188,7 +166,7 @@ class QueryConsumerOffsetRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateConsumerOffsetRequestHeader(_TopicRequestFields):
+class UpdateConsumerOffsetRequestHeader(TopicRequestFields):
     """15 UPDATE_CONSUMER_OFFSET; the broker takes any value, lower ones too."""
 
     consumer_group: str = text_field("consumerGroup")
@@ -199,7 +177,7 @@ class UpdateConsumerOffsetRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchOffsetRequestHeader(_TopicRequestFields):
+class SearchOffsetRequestHeader(TopicRequestFields):
     """29 SEARCH_OFFSET_BY_TIMESTAMP."""
 
     topic: str = text_field("topic")
@@ -211,7 +189,7 @@ class SearchOffsetRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetMaxOffsetRequestHeader(_TopicRequestFields):
+class GetMaxOffsetRequestHeader(TopicRequestFields):
     """30 GET_MAX_OFFSET."""
 
     topic: str = text_field("topic")
@@ -220,7 +198,7 @@ class GetMaxOffsetRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetMinOffsetRequestHeader(_TopicRequestFields):
+class GetMinOffsetRequestHeader(TopicRequestFields):
     """31 GET_MIN_OFFSET."""
 
     topic: str = text_field("topic")
@@ -241,7 +219,7 @@ class QueryConsumerOffsetResponseHeader(OffsetResponseHeader):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetEarliestMsgStoretimeRequestHeader(_TopicRequestFields):
+class GetEarliestMsgStoretimeRequestHeader(TopicRequestFields):
     """32 GET_EARLIEST_MSG_STORETIME."""
 
     topic: str = text_field("topic")
@@ -260,12 +238,12 @@ class GetEarliestMsgStoretimeResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequestHeader(_RequestFields):
+class HeartbeatRequestHeader(RequestFields):
     """34 HEART_BEAT; the content is in the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnregisterClientRequestHeader(_RequestFields):
+class UnregisterClientRequestHeader(RequestFields):
     """35 UNREGISTER_CLIENT."""
 
     client_id: str = text_field("clientID")
@@ -274,14 +252,14 @@ class UnregisterClientRequestHeader(_RequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumerListByGroupRequestHeader(_RequestFields):
+class GetConsumerListByGroupRequestHeader(RequestFields):
     """38 GET_CONSUMER_LIST_BY_GROUP; the answer's body is a consumer list."""
 
     consumer_group: str = text_field("consumerGroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotifyConsumerIdsChangedRequestHeader(_RequestFields):
+class NotifyConsumerIdsChangedRequestHeader(RequestFields):
     """40 NOTIFY_CONSUMER_IDS_CHANGED, oneway from the broker: rebalance now."""
 
     consumer_group: str = text_field("consumerGroup")
@@ -291,7 +269,7 @@ class NotifyConsumerIdsChangedRequestHeader(_RequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerSendMsgBackRequestHeader(_RequestFields):
+class ConsumerSendMsgBackRequestHeader(RequestFields):
     """36 CONSUMER_SEND_MSG_BACK, to the broker that stores the message."""
 
     offset: int = long_field("offset")
@@ -309,7 +287,7 @@ class ConsumerSendMsgBackRequestHeader(_RequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTopicRequestHeader(_TopicRequestFields):
+class CreateTopicRequestHeader(TopicRequestFields):
     """17 UPDATE_AND_CREATE_TOPIC."""
 
     topic: str = text_field("topic")
@@ -327,14 +305,14 @@ class CreateTopicRequestHeader(_TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetTopicStatsInfoRequestHeader(_TopicRequestFields):
+class GetTopicStatsInfoRequestHeader(TopicRequestFields):
     """202 GET_TOPIC_STATS_INFO; the answer's body has the bounds of every queue."""
 
     topic: str = text_field("topic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResetOffsetRequestHeader(_TopicRequestFields):
+class ResetOffsetRequestHeader(TopicRequestFields):
     """220 RESET_CONSUMER_CLIENT_OFFSET (from the broker) and 222 INVOKE_BROKER_TO_RESET_OFFSET."""
 
     topic: str = text_field("topic")

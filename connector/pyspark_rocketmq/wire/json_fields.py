@@ -5,6 +5,7 @@ As in Java's reader a null field is an absent one and unknown fields are ignored
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from pyspark_rocketmq.wire.json_quirks import ObjectMap, loads
 T = TypeVar("T")
 
 _INT64_END: Final = 1 << 63
+_LARGEST_DOUBLE: Final = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class JsonObject:
     def integer(self, name: str, default: int | None = None) -> int:
         """A number of at most 64 bits."""
         return checked_int64(self._typed(name, int, default), f"{self.where}.{name}")
+
+    def number(self, name: str, default: float) -> float:
+        """A number, whole or not; finite."""
+        value = self.members.get(name)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not abs(value) <= _LARGEST_DOUBLE:
+            raise RemoteProtocolError(f"{self.where}: field {name!r} is no finite number: {value!r:.80}.")
+        return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """A boolean."""
@@ -67,6 +78,24 @@ class JsonObject:
         if type(value) is ObjectMap:
             return list(value)
         return list(as_object(value, f"{self.where}.{name}").members.items())
+
+    def text_pairs(self, name: str) -> list[tuple[str, Any]]:
+        """The pairs of a map whose keys are texts; empty when absent, null values left out."""
+        pairs = [(key, value) for key, value in self.pairs(name) if value is not None]
+        for key, _ in pairs:
+            self._checked_text(name, key)
+        return pairs
+
+    def text_map(self, name: str) -> dict[str, str]:
+        """A map of texts to texts; empty when absent, null values left out."""
+        return {key: self._checked_text(name, value) for key, value in self.text_pairs(name)}
+
+    def _checked_text(self, name: str, value: object) -> str:
+        if type(value) is not str:
+            raise RemoteProtocolError(
+                f"{self.where}: field {name!r} holds something that is no text: {value!r:.80}."
+            )
+        return value
 
     def _typed(self, name: str, wanted: type[T], default: T | None) -> T:
         value = self.members.get(name)

@@ -33,13 +33,18 @@ def decode_route(body: bytes) -> TopicRoute:
             f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {order_topic_conf!r}."
         )
     return TopicRoute(
-        brokers=tuple(map(_broker, route.objects("brokerDatas"))),
+        brokers=tuple(map(broker_from_json, route.objects("brokerDatas"))),
         queues=tuple(map(_queue, route.objects("queueDatas"))),
         order_topic_conf=order_topic_conf,
     )
 
 
-def _broker(data: JsonObject) -> BrokerData:
+def broker_from_json(data: JsonObject) -> BrokerData:
+    """Read a broker's name, cluster and addresses.
+
+    Raises:
+        RemoteProtocolError: If a field is missing or of another type.
+    """
     addresses: dict[int, BrokerAddress] = {}
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:

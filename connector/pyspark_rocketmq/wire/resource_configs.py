@@ -1,0 +1,140 @@
+"""The configuration of topics and consumer groups on a broker, both ways; see ``bodies``.
+
+Source: RocketMQ 5.3.3 ``common/TopicConfig``, ``remoting/protocol/subscription/SubscriptionGroupConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark_rocketmq.wire.json_fields import read_object
+from pyspark_rocketmq.wire.json_quirks import dumps_java
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """Body of the answer to 351 GET_TOPIC_CONFIG."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    """Bits: 2 write, 4 read, 1 inherit, 8 priority."""
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Such as ``message.type``, without the plus sign that sets it."""
+
+
+def encode_topic_config(config: TopicConfig) -> bytes:
+    """Write the body of the answer to 351 GET_TOPIC_CONFIG."""
+    return dumps_java(
+        {
+            "attributes": dict(config.attributes),
+            "order": config.order,
+            "perm": config.perm,
+            "readQueueNums": config.read_queue_nums,
+            "topicFilterType": config.topic_filter_type,
+            "topicName": config.topic_name,
+            "topicSysFlag": config.topic_sys_flag,
+            "writeQueueNums": config.write_queue_nums,
+        }
+    )
+
+
+def decode_topic_config(body: bytes) -> TopicConfig:
+    """Read the body of the answer to 351 GET_TOPIC_CONFIG.
+
+    Raises:
+        RemoteProtocolError: If the body is something else.
+    """
+    config = read_object(body, "TopicConfig")
+    return TopicConfig(
+        topic_name=config.text("topicName"),
+        read_queue_nums=config.integer("readQueueNums"),
+        write_queue_nums=config.integer("writeQueueNums"),
+        perm=config.integer("perm"),
+        topic_filter_type=config.text("topicFilterType", "SINGLE_TAG"),
+        topic_sys_flag=config.integer("topicSysFlag", 0),
+        order=config.flag("order", default=False),
+        attributes=config.text_map("attributes"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionGroupConfig:
+    """Body of 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP and of the answer to 352 GET_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group_name: str
+    consume_enable: bool = True
+    """False: the group's pulls are answered with 16."""
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    """Deliveries again, after which a message goes to the dead-letter topic."""
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    """Id of the replica suggested to a consumer that reads from disk."""
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+_GROUP_FLAGS: Final = {
+    "consume_broadcast_enable": "consumeBroadcastEnable",
+    "consume_enable": "consumeEnable",
+    "consume_from_min_enable": "consumeFromMinEnable",
+    "consume_message_orderly": "consumeMessageOrderly",
+    "notify_consumer_ids_changed_enable": "notifyConsumerIdsChangedEnable",
+}
+_GROUP_NUMBERS: Final = {
+    "broker_id": "brokerId",
+    "consume_timeout_minute": "consumeTimeoutMinute",
+    "group_sys_flag": "groupSysFlag",
+    "retry_max_times": "retryMaxTimes",
+    "retry_queue_nums": "retryQueueNums",
+    "which_broker_when_consume_slowly": "whichBrokerWhenConsumeSlowly",
+}
+
+
+def encode_group_config(config: SubscriptionGroupConfig) -> bytes:
+    """Write the body of 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+    fields: dict[str, object] = {
+        java_name: getattr(config, name) for name, java_name in (_GROUP_FLAGS | _GROUP_NUMBERS).items()
+    }
+    fields |= {
+        "attributes": dict(config.attributes),
+        "groupName": config.group_name,
+        # Java's default policy; this client never sets another.
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+    }
+    return dumps_java(dict(sorted(fields.items())))
+
+
+def decode_group_config(body: bytes) -> SubscriptionGroupConfig:
+    """Read the body of 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP or of the answer to 352; absent means the default.
+
+    Raises:
+        RemoteProtocolError: If the body is something else.
+    """
+    config = read_object(body, "SubscriptionGroupConfig")
+    default = SubscriptionGroupConfig(group_name=config.text("groupName"))
+    flags = {
+        name: config.flag(java_name, default=getattr(default, name))
+        for name, java_name in _GROUP_FLAGS.items()
+    }
+    numbers = {
+        name: config.integer(java_name, getattr(default, name)) for name, java_name in _GROUP_NUMBERS.items()
+    }
+    return SubscriptionGroupConfig(
+        group_name=default.group_name,
+        attributes=config.text_map("attributes"),
+        **flags,
+        **numbers,  # type: ignore[arg-type]
+    )
