@@ -1,135 +1,123 @@
-"""Properties of many messages at once: a map column, and KEYS, TAGS and UNIQ_KEY as columns of their own.
+"""Properties of many messages at once: a map column, and single properties as columns of their own.
 
-How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries, so the two
-separators must alternate, and each is followed by a *token*. Then the entries are chosen that Java keeps, the
-last of each name, in one of two ways: messages of one producer mostly name the same properties in the same order,
-so one row decides for all; otherwise a table with a row per message and a column per distinct name receives the
-number of each entry, and numpy's assignment lets the last one win. Everything after that is Arrow's ``take``.
+How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
+separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens, one behind
+the other, is its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
+buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in Python: which names there are,
+and which entry of each Java keeps, the last. Everything else is Arrow's ``take`` of values.
 Strings that do not alternate (a value with U+0001, an entry without) raise ``IrregularLayout``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.columnar_ranges import (
-    BoolArray,
     ByteArray,
     IntArray,
     IrregularLayout,
     checked_text,
+    repeated_texts,
+    require_all,
     take_ranges,
 )
 
 MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
-_MAX_TABLE_CELLS_PER_ENTRY = 16
-"""More distinct names than this, relative to the entries, would waste memory; the scalar codec takes over."""
-_MIN_TABLE_CELLS = 1 << 16
 
 _NAME_VALUE_SEPARATOR = 1
 _PROPERTY_SEPARATOR = 2
 _FIRST_OTHER_BYTE = 3
+_LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
+
+_Kept = Mapping[str, int]
+"""Of one layout: which of a row's entries gives each property."""
 
 
-@dataclass(frozen=True, slots=True)
 class PropertyColumns:
-    """What the properties of each row give; null where a row lacks the property."""
-
-    properties: pa.MapArray
-    keys: pa.StringArray
-    tags: pa.StringArray
-    unique_keys: pa.StringArray
-
-
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """Names and values of all rows, one behind the other."""
-
-    tokens: pa.StringArray
-    """separator, name, separator, value of each entry."""
-    row_offsets: IntArray
-    """Where each row's entries begin, and at last their count."""
-
-    @property
-    def count(self) -> int:
-        return len(self.tokens) // 4
-
-    def names(self) -> pa.StringArray:
-        return self.tokens.take(pa.array(np.arange(1, len(self.tokens), 4, dtype=np.int32)))
-
-    def values(self, entry: IntArray) -> pa.StringArray:
-        """Values of some entries; null where the number is negative."""
-        is_missing = entry < 0
-        return self.tokens.take(pa.array(4 * entry + 3, mask=is_missing if is_missing.any() else None))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The entries that make up the maps, and where to find single properties."""
-
-    map_offsets: IntArray
-    map_entries: IntArray
-    map_names: pa.StringArray
-    by_name: Mapping[str, IntArray]
-    """For each distinct name, the entry of every row, or -1."""
-
-
-def decode_property_columns(data: bytes, starts: IntArray, lengths: IntArray) -> PropertyColumns:
-    """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
+    """What the properties of each row give, column by column.
 
     Equal to ``decode_properties`` of each row, except that a map's order may differ.
-
-    Raises:
-        IrregularLayout: If the scalar codec has to do it.
     """
-    if not lengths.any():
-        nulls = pa.nulls(len(starts), pa.string())
-        return PropertyColumns(pa.array([[]] * len(starts), MAP_TYPE), nulls, nulls, nulls)
-    entries = _find_entries(data, starts, lengths)
-    chosen = _choose_alike(entries) or _choose_by_table(entries)
-    properties = pa.MapArray.from_arrays(
-        pa.array(chosen.map_offsets, pa.int32()), chosen.map_names, entries.values(chosen.map_entries)
-    )
-    nowhere = np.full(len(starts), -1, np.int32)
-    columns = (
-        entries.values(chosen.by_name.get(name, nowhere)) for name in (names.KEYS, names.TAGS, names.UNIQ_KEY)
-    )
-    return PropertyColumns(properties, *columns)
+
+    def __init__(self, data: bytes, starts: IntArray, lengths: IntArray) -> None:
+        """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
+
+        Raises:
+            IrregularLayout: If the scalar codec has to do it.
+        """
+        self._rows = len(starts)
+        self._entries: _Alike | _Various | None = None
+        if lengths.any():
+            tokens = _find_tokens(data, starts, lengths)
+            names = _names_of(tokens)
+            self._entries = _alike(tokens, names) or _various(tokens, names)
+
+    def column(self, name: str) -> pa.StringArray:
+        """The values of one property; null where a row lacks it."""
+        column = self._entries.column(name) if self._entries else None
+        return pa.nulls(self._rows, pa.string()) if column is None else column
+
+    def maps(self) -> pa.MapArray:
+        """All properties."""
+        if self._entries is None:
+            return pa.array([[]] * self._rows, MAP_TYPE)
+        offsets, keys, values = self._entries.maps()
+        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
 
 
-def _find_entries(data: bytes, starts: IntArray, lengths: IntArray) -> _Entries:
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Names with their separators and values of all rows' entries, in turn."""
+
+    tokens: pa.StringArray
+    row_at: IntArray
+    """The number of each row's first entry, and at last their count."""
+
+    def values(self, entries: IntArray, is_missing: np.ndarray | None = None) -> pa.StringArray:
+        """Values of some entries; null where missing."""
+        return self.tokens.take(pa.array(2 * entries + 1, mask=is_missing))
+
+
+def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
     """Copy all rows' properties into one buffer and cut it at the separators.
 
     A row is copied with the byte before it, which then becomes its first separator, and without the
     separator at its end, which old producers write and newer ones may not.
     """
-    is_present = lengths > 0
     ends = starts + lengths
-    is_ended = is_present & (np.frombuffer(data, np.uint8)[ends - 1] == _PROPERTY_SEPARATOR)
+    is_ended = np.frombuffer(data, np.uint8)[ends - 1] == _PROPERTY_SEPARATOR
+    is_present = lengths > 0
+    all_present = bool(is_present.all())
+    if not all_present:
+        is_ended &= is_present
     copied = take_ranges(pa.py_buffer(data), starts - is_present, ends - is_ended, pa.binary())
     _, offsets, buffer = copied.buffers()
     row_at = np.frombuffer(offsets, np.int32)[: len(starts) + 1]
     text = np.frombuffer(buffer, np.uint8)[: row_at[-1]]
-    text[row_at[:-1][is_present]] = _PROPERTY_SEPARATOR
+    text[row_at[:-1] if all_present else row_at[:-1][is_present]] = _PROPERTY_SEPARATOR
     _check_utf8(text, buffer)
     separators = np.flatnonzero(text < _FIRST_OTHER_BYTE)
-    _check_alternating(text[separators])
-    bounds = np.empty(2 * len(separators) + 1, np.int32)
-    bounds[0:-1:2] = separators
-    np.add(separators, 1, out=bounds[1::2], casting="unsafe")
+    if len(separators) % 2:
+        raise IrregularLayout
+    bounds = np.empty(len(separators) + 1, np.int32)
+    bounds[:-1] = separators
+    bounds[1:-1:2] += 1
     bounds[-1] = len(text)
-    tokens = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
-    row_offsets = np.searchsorted(separators[0::2], row_at)
-    is_empty = bounds[1::2] == bounds[2::2]
-    if is_empty.any():
-        return _without_empty(tokens, is_empty, row_offsets)
-    return _Entries(tokens, row_offsets)
+    tokens = pa.Array.from_buffers(pa.string(), len(separators), [None, pa.py_buffer(bounds), buffer])
+    row_at = _first_entries(separators, row_at)
+    is_filled = bounds[1::2] != bounds[2::2]
+    if is_filled.all():
+        return _Tokens(tokens, row_at)
+    # A name that is left out has to be checked here.
+    require_all(text[separators[0::2]] == _PROPERTY_SEPARATOR)
+    require_all(text[separators[1::2]] == _NAME_VALUE_SEPARATOR)
+    return _without_empty(tokens, is_filled, row_at)
 
 
 def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
@@ -138,85 +126,106 @@ def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
         checked_text(pa.Array.from_buffers(pa.binary(), 1, [None, bounds, buffer]))
 
 
-def _check_alternating(separators: ByteArray) -> None:
-    if (
-        len(separators) % 2
-        or (separators[0::2] != _PROPERTY_SEPARATOR).any()
-        or (separators[1::2] != _NAME_VALUE_SEPARATOR).any()
-    ):
+def _first_entries(separators: IntArray, row_at: IntArray) -> IntArray:
+    """Turn where rows begin into the number of entries before each; first try equal numbers."""
+    rows = len(row_at) - 1
+    width, rest = divmod(len(separators), 2 * rows)
+    if not rest and (separators[:: 2 * width] == row_at[:-1]).all():
+        return np.arange(0, width * rows + 1, width)
+    return np.searchsorted(separators[0::2], row_at)
+
+
+def _without_empty(tokens: pa.StringArray, is_filled: np.ndarray, row_at: IntArray) -> _Tokens:
+    """Leave out the entries with an empty value, which Java's parser drops."""
+    kept = np.add.outer(2 * np.flatnonzero(is_filled), np.arange(2)).ravel()
+    kept_before = np.concatenate(([0], np.cumsum(is_filled)))
+    return _Tokens(tokens.take(pa.array(kept)), kept_before[row_at])
+
+
+def _names_of(tokens: _Tokens) -> pa.StringArray:
+    return tokens.tokens.take(pa.array(np.arange(0, len(tokens.tokens), 2, dtype=np.int32)))
+
+
+def _kept(layout: bytes) -> _Kept:
+    """Find the entries that make up the map of a row; Java's parser drops an empty name.
+
+    Every token of names has the separators at its ends and none between, so that a layout which reads as one is
+    cut as it was.
+    """
+    if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
+    entries = layout[1:-1].decode().split("\x01\x02") if layout else []
+    return {name: number for number, name in enumerate(entries) if name}
 
 
-def _without_empty(tokens: pa.StringArray, is_empty: BoolArray, row_offsets: IntArray) -> _Entries:
-    """Leave out the entries Java's parser drops: an empty name or an empty value."""
-    is_kept = ~(is_empty[0::2] | is_empty[1::2])
-    kept_tokens = np.add.outer(4 * np.flatnonzero(is_kept), np.arange(4)).ravel()
-    kept_before = np.concatenate(([0], np.cumsum(is_kept)))
-    return _Entries(tokens.take(pa.array(kept_tokens)), kept_before[row_offsets])
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Rows of one layout of ``width`` entries."""
+
+    tokens: _Tokens
+    rows: int
+    width: int
+    kept: _Kept
+
+    def column(self, name: str) -> pa.StringArray | None:
+        entry = self.kept.get(name)
+        if entry is None:
+            return None
+        return self.tokens.values(np.arange(entry, self.rows * self.width, self.width, dtype=np.int32))
+
+    def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
+        """Offsets, keys and values."""
+        entries = np.arange(self.rows * self.width, dtype=np.int32)
+        if len(self.kept) != self.width:
+            entries = entries.reshape(self.rows, self.width)[:, list(self.kept.values())].ravel()
+        offsets = np.arange(0, len(self.kept) * self.rows + 1, len(self.kept), dtype=np.int32)
+        return offsets, repeated_texts(list(self.kept), self.rows), self.tokens.values(entries)
 
 
-def _choose_alike(entries: _Entries) -> _Chosen | None:
-    """Choose when every row has the first row's names in the first row's order."""
-    rows, width = len(entries.row_offsets) - 1, int(entries.row_offsets[1])
-    if not width or entries.count != rows * width:
+def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
+    """Whether every row has the first row's names in the first row's order."""
+    rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
+    if len(names) != rows * width or (np.diff(tokens.row_at) != width).any():
         return None
-    row_entry = np.arange(0, entries.count + 1, width, dtype=np.int32)
-    all_names = entries.names()
-    if (entries.row_offsets != row_entry).any() or not _is_periodic(all_names, width):
+    layout = "".join(names[:width].to_pylist()).encode()
+    _, offsets, buffer = names.buffers()
+    length = int(np.frombuffer(offsets, np.int32)[len(names)])
+    if not (kept := _kept(layout)) or buffer.slice(0, length) != pa.py_buffer(layout * rows):
         return None
-    last = {name: position for position, name in enumerate(all_names[:width].to_pylist())}
-    by_name = {name: row_entry[:-1] + np.int32(position) for name, position in last.items()}
-    if len(last) == width:
-        return _Chosen(row_entry, np.arange(entries.count, dtype=np.int32), all_names, by_name)
-    map_entries = np.add.outer(row_entry[:-1], np.array(list(last.values()), np.int32)).ravel()
-    map_names = _repeated(pa.array(list(last), pa.string()), rows)
-    return _Chosen(np.arange(0, len(map_entries) + 1, len(last)), map_entries, map_names, by_name)
+    return _Alike(tokens, rows, width, kept)
 
 
-def _is_periodic(column: pa.StringArray, period: int) -> bool:
-    """Whether the column repeats its first ``period`` elements to its end, which is a multiple of them."""
-    _, buffer, text_buffer = column.buffers()
-    offsets = np.frombuffer(buffer, np.int32)[: len(column) + 1]
-    text = np.frombuffer(text_buffer, np.uint8)[: offsets[-1]]
-    width = offsets[period]
-    if len(text) != len(column) // period * width:
-        return False
-    starts, first = offsets[:-1].reshape(-1, period), text[:width]
-    row_starts = np.arange(0, len(text), width, dtype=np.int32)
-    return bool(
-        (starts == row_starts[:, None] + starts[0]).all() and (text.reshape(-1, width) == first).all()
-    )
+@dataclass(frozen=True, slots=True)
+class _Various:
+    """Rows of several layouts."""
+
+    tokens: _Tokens
+    layout_of: IntArray
+    """The number of each row's layout."""
+    layouts: Sequence[_Kept]
+
+    def column(self, name: str) -> pa.StringArray | None:
+        entry = np.array([kept.get(name, -1) for kept in self.layouts], np.int32)[self.layout_of]
+        is_missing = entry < 0
+        return self.tokens.values(self.tokens.row_at[:-1] + entry, is_missing if is_missing.any() else None)
+
+    def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
+        """Offsets, keys and values."""
+        sizes = np.array(list(map(len, self.layouts)))
+        names = [name for kept in self.layouts for name in kept]
+        numbers = np.array([number for kept in self.layouts for number in kept.values()], np.int64)
+        counts = sizes[self.layout_of]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        first = (np.cumsum(sizes) - sizes)[self.layout_of]
+        which = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+        entries = numbers[which] + np.repeat(self.tokens.row_at[:-1], counts)
+        return offsets, pa.array(names, pa.string()).take(pa.array(which)), self.tokens.values(entries)
 
 
-def _repeated(column: pa.StringArray, times: int) -> pa.StringArray:
-    """The column ``times`` times in a row."""
-    _, buffer, text_buffer = column.buffers()
-    bounds = np.frombuffer(buffer, np.int32)[: len(column) + 1]
-    text = np.tile(np.frombuffer(text_buffer, np.uint8)[: bounds[-1]], times)
-    offsets = np.empty(len(column) * times + 1, np.int32)
-    offsets[:-1] = np.add.outer(np.arange(0, len(text), bounds[-1], dtype=np.int32), bounds[:-1]).ravel()
-    offsets[-1] = len(text)
-    return pa.Array.from_buffers(
-        pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    )
-
-
-def _choose_by_table(entries: _Entries) -> _Chosen:
-    """Choose when rows differ in their names."""
-    all_names = entries.names()
-    encoded = all_names.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    rows, width = len(entries.row_offsets) - 1, len(distinct)
-    if rows * width > max(_MIN_TABLE_CELLS, _MAX_TABLE_CELLS_PER_ENTRY * entries.count):
-        raise IrregularLayout
-    table = np.full(rows * width, -1, np.int32)
-    row_cell = np.arange(rows + 1) * width
-    cell = np.repeat(row_cell[:-1], np.diff(entries.row_offsets)) + encoded.indices.to_numpy()
-    table[cell] = np.arange(entries.count, dtype=np.int32)
-    by_name = {name: table[number::width] for number, name in enumerate(distinct)}
-    used = np.flatnonzero(table >= 0)
-    if len(used) == entries.count:
-        return _Chosen(entries.row_offsets, np.arange(entries.count, dtype=np.int32), all_names, by_name)
-    map_entries = table[used]
-    map_names = all_names.take(pa.array(map_entries))
-    return _Chosen(np.searchsorted(used, row_cell), map_entries, map_names, by_name)
+def _various(tokens: _Tokens, names: pa.StringArray) -> _Various:
+    _, offsets, buffer = names.buffers()
+    row_bounds = np.frombuffer(offsets, np.int32)[: len(names) + 1][tokens.row_at]
+    layouts = pa.Array.from_buffers(
+        pa.binary(), len(row_bounds) - 1, [None, pa.py_buffer(row_bounds), buffer]
+    ).dictionary_encode()
+    return _Various(tokens, layouts.indices.to_numpy(), list(map(_kept, layouts.dictionary.to_pylist())))

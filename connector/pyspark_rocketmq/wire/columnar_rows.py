@@ -1,0 +1,220 @@
+"""Where the parts of each message are, for all messages of a body at once.
+
+Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers finds
+everything; where all rows are IPv4 with one topic, as nearly always, one gather brings all fixed fields.
+Everything about the layout is checked here, so what is made of the rows later never reads a wrong byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from pyspark_rocketmq.wire.codes import MessageSysFlag
+from pyspark_rocketmq.wire.columnar_ranges import (
+    BoolArray,
+    IntArray,
+    IrregularLayout,
+    as_void,
+    every_position,
+    require_all,
+)
+from pyspark_rocketmq.wire.columnar_starts import follow, guess_starts
+from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES
+from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES, MessageVersion
+from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
+
+FIXED: Final = np.dtype(
+    {
+        "names": [
+            "total", "magic", "queueId", "flag", "queueOffset", "commitLogOffset", "sysFlag", "bornTimestamp",
+            "bornHost", "bornPortHigh", "storeTimestamp", "storeHost", "storePortHigh", "reconsumeTimes",
+            "bodyLength",
+        ],
+        "formats": [
+            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
+        ],
+        "offsets": [0, 4, 12, 16, 20, 28, 36, 40, 48, 52, 56, 64, 68, 72, 84],
+        "itemsize": 88,
+    }
+)  # fmt: skip
+"""What is before the body of a message with IPv4 hosts; of other rows the hosts are elsewhere."""
+
+BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
+STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
+_V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
+_HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48, 56, 72, 16
+_STORE_TIMESTAMP_BYTES: Final = 8
+_PORT_HIGH_FROM_END: Final = 4
+_MAX_V2_TOPIC_BYTES: Final = 32767
+"""V2's topic length is a signed short."""
+_U16 = np.dtype(">u2")
+_IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of equal length arrays; positions are those of ``data``."""
+
+    data: bytes
+    starts: IntArray
+    """Of the stored message a row is made of."""
+    ends: IntArray
+    fixed: np.ndarray
+    """Structured as ``FIXED``, big-endian."""
+    ipv6_hosts: np.ndarray | None = None
+    """20 bytes each of born host and store host, zeros behind IPv4; None if ``fixed`` has all the hosts."""
+    topic: bytes | None
+    """The topic of all rows; None if they differ."""
+    topic_at: IntArray
+    topic_end: IntArray
+    body_at: IntArray
+    body_length: IntArray
+    properties_at: IntArray
+    properties_length: IntArray
+
+    def __len__(self) -> int:
+        return len(self.fixed)
+
+    def sys_flag_bits(self) -> int:
+        """The bits that any row has."""
+        return int(np.bitwise_or.reduce(self.fixed["sysFlag"]))
+
+    def take(self, which: IntArray | BoolArray | slice) -> Rows:
+        """Some of the rows."""
+        return replace(
+            self,
+            starts=self.starts[which],
+            ends=self.ends[which],
+            fixed=self.fixed[which],
+            ipv6_hosts=None if self.ipv6_hosts is None else self.ipv6_hosts[which],
+            topic_at=self.topic_at[which],
+            topic_end=self.topic_end[which],
+            body_at=self.body_at[which],
+            body_length=self.body_length[which],
+            properties_at=self.properties_at[which],
+            properties_length=self.properties_length[which],
+        )
+
+    def below(self, limit: int | None) -> Rows:
+        """The rows whose queue offset is below the limit."""
+        if limit is None:
+            return self
+        is_below = self.fixed["queueOffset"] < limit
+        return self if is_below.all() else self.take(is_below)
+
+
+def locate(data: bytes) -> Rows:
+    """Find every part of every message, and check that the parts of each are as long as it is.
+
+    Raises:
+        IrregularLayout: If anything is malformed, cut or left over, or there is no message.
+    """
+    if len(data) < MIN_STORED_BYTES:
+        raise IrregularLayout
+    guess = guess_starts(data, MIN_STORED_BYTES)
+    if guess is not None:
+        try:
+            return _locate_from(data, guess)
+        except IrregularLayout:
+            pass
+    return _locate_from(data, follow(data, 0, len(data), MIN_STORED_BYTES))
+
+
+def _locate_from(data: bytes, starts: IntArray) -> Rows:
+    """Locate the parts of messages that perhaps begin at ``starts``, which ascend."""
+    fixed = _gathered_fixed(data, starts)
+    total = fixed["total"].astype(np.int64)
+    ends = starts + total
+    require_all(total >= MIN_STORED_BYTES)
+    if starts[0] or ends[-1] != len(data):
+        raise IrregularLayout
+    require_all(ends[:-1] == starts[1:])
+    sys_flag = fixed["sysFlag"]
+    is_v1 = fixed["magic"] == _V1
+    require_all(is_v1 | (fixed["magic"] == _V2))
+    if int(np.bitwise_or.reduce(sys_flag)) & (BORNHOST_V6 | STOREHOST_V6):
+        body_at, ipv6_hosts = _read_ipv6(data, starts, ends, fixed)
+    else:
+        body_at, ipv6_hosts = starts + FIXED.itemsize, None
+        # A port takes four bytes and needs two.
+        require_all((fixed["bornPortHigh"] | fixed["storePortHigh"]) == 0)
+    body_length = fixed["bodyLength"].astype(np.int64)
+    topic_length_at = body_at + body_length
+    require_all((body_length >= 0) & (topic_length_at + 3 <= ends))
+    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
+    require_all(topic_end + 2 <= ends)
+    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
+    properties_at = topic_end + 2
+    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
+    return Rows(
+        data=data,
+        starts=starts,
+        ends=ends,
+        fixed=fixed,
+        ipv6_hosts=ipv6_hosts,
+        topic=topic,
+        topic_at=topic_at,
+        topic_end=topic_end,
+        body_at=body_at,
+        body_length=body_length,
+        properties_at=properties_at,
+        properties_length=properties_length,
+    )
+
+
+def _gathered_fixed(data: bytes, starts: IntArray) -> np.ndarray:
+    if starts[-1] > len(data) - MIN_STORED_BYTES:
+        raise IrregularLayout
+    return every_position(data, as_void(FIXED))[starts].view(FIXED)
+
+
+def _find_topics(
+    data: bytes, length_at: IntArray, ends: IntArray, is_v1: BoolArray
+) -> tuple[bytes | None, IntArray, IntArray]:
+    """Find each topic; first try whether all are the first one, which is the rule."""
+    first = data[length_at[0]]
+    if is_v1.all() and first <= MAX_V1_TOPIC_BYTES and (length_at + (first + 3) <= ends).all():
+        topics = every_position(data, np.dtype((np.void, first + 1)))[length_at].tobytes()
+        if topics == topics[: first + 1] * len(length_at):
+            topic_at = length_at + 1
+            return topics[1 : first + 1], topic_at, topic_at + first
+    u8, u16 = np.frombuffer(data, np.uint8), every_position(data, _U16)
+    length = np.where(is_v1, u8[length_at], u16[length_at]).astype(np.int64)
+    require_all(length <= np.where(is_v1, MAX_V1_TOPIC_BYTES, _MAX_V2_TOPIC_BYTES))
+    topic_at = length_at + np.where(is_v1, 1, 2)
+    return None, topic_at, topic_at + length
+
+
+def _read_ipv6(
+    data: bytes, starts: IntArray, ends: IntArray, fixed: np.ndarray
+) -> tuple[IntArray, np.ndarray]:
+    """Put what is behind longer hosts where ``FIXED`` has it; returns where bodies begin, and the hosts."""
+    is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
+    is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
+    born_host_at = starts + _BORN_HOST_AT
+    store_timestamp_at = born_host_at + _host_bytes(is_born_ipv6)
+    store_host_at = store_timestamp_at + _STORE_TIMESTAMP_BYTES
+    tail_at = store_host_at + _host_bytes(is_store_ipv6)
+    require_all(tail_at + (_TAIL_BYTES + 3) <= ends)
+    as_bytes = fixed.view(np.uint8).reshape(-1, FIXED.itemsize)
+    _move(data, store_timestamp_at, as_bytes[:, _STORE_TIMESTAMP_AT : _STORE_TIMESTAMP_AT + 8])
+    _move(data, tail_at, as_bytes[:, _TAIL_AT : _TAIL_AT + _TAIL_BYTES])
+    hosts = np.zeros((len(starts), 2, IPV6_HOST_BYTES), np.uint8)
+    for column, at, is_ipv6 in ((0, born_host_at, is_born_ipv6), (1, store_host_at, is_store_ipv6)):
+        _move(data, at, hosts[:, column])
+        hosts[~is_ipv6, column, IPV4_HOST_BYTES:] = 0
+        port_high = every_position(data, _U16)[at + _host_bytes(is_ipv6) - _PORT_HIGH_FROM_END]
+        require_all(port_high == 0)
+    return tail_at + _TAIL_BYTES, hosts
+
+
+def _move(data: bytes, at: IntArray, target: np.ndarray) -> None:
+    width = target.shape[1]
+    target[:] = every_position(data, np.dtype((np.void, width)))[at].view(np.uint8).reshape(-1, width)
+
+
+def _host_bytes(is_ipv6: BoolArray) -> IntArray:
+    return np.where(is_ipv6, IPV6_HOST_BYTES, IPV4_HOST_BYTES)
