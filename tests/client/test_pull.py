@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus, pull_result
+from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullSeries, PullStatus, pull_result
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
@@ -42,6 +42,25 @@ def test_the_quick_frame_is_the_command(request: PullRequest, opaque: int) -> No
 
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert decode_frame(frame[4:]) == replace(request.command(), opaque=opaque)
+
+
+@given(
+    queue_offset=LONG,
+    max_msg_nums=INT,
+    opaque=st.integers(0, 2**31 - 1),
+    subscription=TEXT,
+    sys_flag=st.integers(0, 31),
+)
+def test_a_pull_of_a_series_is_the_pull_on_its_own(
+    *, queue_offset: int, max_msg_nums: int, opaque: int, subscription: str, sys_flag: int
+) -> None:
+    """A1: also when the tags contain a percent sign."""
+    like = replace(REQUEST, subscription=subscription + "%d", sys_flag=sys_flag, commit_offset=5)
+    pull = PullSeries(like).at(queue_offset, max_msg_nums)
+    alone = replace(like, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
+
+    assert pull.encode(opaque) == alone.encode(opaque)
+    assert pull.command() == alone.command()
 
 
 @pytest.mark.parametrize("pair_id", [22, 31, 39, 40, 143])

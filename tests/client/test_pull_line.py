@@ -145,6 +145,27 @@ def test_a_caller_that_was_busy_is_no_silence(broker: Broker, line: PullLine[str
     assert [tag for tag, _ in line.receive(3.0)] == ["only"]
 
 
+def test_a_pull_that_is_passed_over_is_given_up_alone(
+    broker: Broker, line: PullLine[str], clock: FakeClock
+) -> None:
+    """A broker under flow control drops answers that it cannot write, and answers later pulls."""
+    line.send([("passed over", pull(0)), ("first", pull(32))])
+    _, first = broker.requests()
+    broker.be_silent(2)
+    broker.give(first.response(0, ext_fields=FOUND, body=b"x"))
+    assert [tag for tag, _ in line.receive(3.0)] == ["first"]
+
+    line.send([("second", pull(64))])
+    broker.be_silent(1)
+    broker.give(broker.requests()[-1].response(0, ext_fields=FOUND, body=b"x"))
+    outcomes = dict(line.receive(3.0))
+
+    assert isinstance(outcomes["second"], PullResult)
+    assert isinstance(outcomes["passed over"], RequestTimeout)
+    assert "queueOffset=0" in str(outcomes["passed over"])
+    assert line.in_flight == 0
+
+
 def test_what_was_not_answered_is_told_when_the_line_ends(broker: Broker, line: PullLine[str]) -> None:
     line.send([("first", pull(0)), ("second", pull(32))])
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))

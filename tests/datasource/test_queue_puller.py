@@ -9,7 +9,8 @@ import pytest
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.consume.pull_window import PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_puller import QueuePuller, TailLost
+from pyspark_rocketmq.datasource.queue_puller import QueuePuller
+from pyspark_rocketmq.datasource.range_pull import TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -388,7 +389,7 @@ def test_what_came_in_order_before_patience_ended_is_given_out(
 def test_a_window_that_has_nothing_left_to_ask_is_an_error_and_no_endless_loop(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PullWindow, "requests", lambda window: [])
+    monkeypatch.setattr(PullWindow, "requests", lambda window, *_, **__: [])
 
     with pytest.raises(RocketMQError, match="stands still"):
         pulled(QueuePuller(partition(server, 0, 100)))

@@ -1,7 +1,7 @@
 """The pull: the one request that is sent often enough for its encoding to matter.
 
 A pull's header differs from the one before in a few numbers only, so everything else is encoded once per queue
-and subscription, and a frame is one formatting of bytes.
+and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a :class:`PullSeries` of it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.answers import error_of
+from pyspark_rocketmq.client.outgoing import Outgoing
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
@@ -73,9 +74,7 @@ class PullRequest:
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
-        header = _unchanging(
-            self.consumer_group, self.queue, self.subscription, self.sub_version, self.expression_type
-        ) + _REST % (
+        rest = _REST % (
             self.commit_offset,
             self.max_msg_nums,
             self.queue_offset,
@@ -83,7 +82,13 @@ class PullRequest:
             self.sys_flag,
             opaque,
         )
-        return _SIZES.pack(4 + len(header), len(header)) + header
+        return _framed(self.unchanging() + rest)
+
+    def unchanging(self) -> bytes:
+        """The header's JSON up to the numbers that differ from pull to pull."""
+        return _unchanging(
+            self.consumer_group, self.queue, self.subscription, self.sub_version, self.expression_type
+        )
 
     def command(self) -> RemotingCommand:
         """The same request as a command, opaque not set."""
@@ -109,6 +114,52 @@ class PullRequest:
         return self.suspend_timeout_millis / 1000 if self.sys_flag & PullSysFlag.SUSPEND else 0.0
 
 
+class PullSeries:
+    """The pulls of one queue under one subscription: all alike but for offset and count."""
+
+    __slots__ = ("_request", "_template")
+
+    def __init__(self, request: PullRequest) -> None:
+        """Make all pulls as ``request``, whose offset and count do not matter."""
+        self._request = request
+        fixed = [b"%d" % request.commit_offset, b"%d", b"%d"]
+        fixed += [b"%d" % request.suspend_timeout_millis, b"%d" % request.sys_flag, b"%d"]
+        rest = b"".join(part for pair in zip(_REST.split(b"%d"), [*fixed, b""], strict=True) for part in pair)
+        self._template = request.unchanging().replace(b"%", b"%%") + rest
+
+    def at(self, queue_offset: int, max_msg_nums: int) -> PullOfSeries:
+        """The pull of at most so many messages from an offset on."""
+        return PullOfSeries(self, queue_offset, max_msg_nums)
+
+    def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
+        """One pull's whole frame."""
+        return _framed(self._template % (max_msg_nums, queue_offset, opaque))
+
+    def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
+        """The same pull on its own."""
+        return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
+
+
+class PullOfSeries(NamedTuple):
+    """One pull of a series; implements :class:`pyspark_rocketmq.client.outgoing.Outgoing`."""
+
+    series: PullSeries
+    queue_offset: int
+    max_msg_nums: int
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame, length prefix included."""
+        return self.series.encode(self.queue_offset, self.max_msg_nums, opaque)
+
+    def command(self) -> RemotingCommand:
+        """The same request as a command, opaque not set."""
+        return self.series.request(self.queue_offset, self.max_msg_nums).command()
+
+
+def _framed(header: bytes) -> bytes:
+    return _SIZES.pack(4 + len(header), len(header)) + header
+
+
 @lru_cache(maxsize=4096)
 def _unchanging(
     consumer_group: str, queue: MessageQueue, subscription: str, sub_version: int, expression_type: str
@@ -127,9 +178,8 @@ def _unchanging(
     return f'{{"code":{sample.code:d},"extFields":{known[:-1]},'.encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullResult:
-    """What a broker gave for one pull."""
+class PullResult(NamedTuple):
+    """What a broker gave for one pull; a tuple, because one is made for every 32 messages."""
 
     status: PullStatus
     next_begin_offset: int
@@ -143,7 +193,7 @@ class PullResult:
 
 
 def pull_result(
-    request: PullRequest, outcome: RemotingCommand | RocketMQError, address: str
+    request: Outgoing, outcome: RemotingCommand | RocketMQError, address: str
 ) -> PullResult | RocketMQError:
     """What ``outcome`` of a sent pull means; errors are returned, because they go into a callback."""
     if isinstance(outcome, RocketMQError):

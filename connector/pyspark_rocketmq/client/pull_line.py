@@ -6,7 +6,9 @@ and decodes in between while the broker works; that costs half the processor tim
 sees bursts instead of single requests.
 
 Rule 1: one thread.  Rule 2: after any error the line is of no use: close it.  Rule 3: silence is measured while
-waiting, never while the caller was busy with something else: the answers may have come meanwhile.
+waiting, never while the caller was busy with something else: the answers may have come meanwhile.  Rule 4: a pull that
+stays without an answer while others get theirs is given up alone; a broker may drop one that it cannot write
+(``DefaultPullMessageResultHandler.channelIsWritable``).
 """
 
 from __future__ import annotations
@@ -14,21 +16,28 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from pyspark_rocketmq.client.outgoing import PlainRequest, Signer, describe_request
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, pull_result
+from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
+from pyspark_rocketmq.client.pull import PullResult, pull_result
+from pyspark_rocketmq.client.pull_answers import FoundPull, PullAnswers
 from pyspark_rocketmq.client.transport import Transport
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
-from pyspark_rocketmq.wire.framing import FrameDecoder
+from pyspark_rocketmq.wire.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
 TagT = TypeVar("TagT")
 
-_RECEIVE_BUFFER_BYTES: Final = 1 << 20
 _OPAQUE_MASK: Final = 0x7FFFFFFF
+
+
+class _Waiting(NamedTuple):
+    tag: Any
+    request: Outgoing
+    sent_at_s: float
+    """By the line's own time, which passes only while it waits for bytes."""
 
 
 class PullLine(Generic[TagT]):
@@ -41,10 +50,12 @@ class PullLine(Generic[TagT]):
         self._transport = transport
         self._clock = clock
         self._signer = signer
-        self._decoder = FrameDecoder()
-        self._buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
+        self._answers = PullAnswers()
         self._opaques = itertools.count()
-        self._waiting: dict[int, tuple[TagT, PullRequest]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        """By opaque, in the order of sending."""
+        self._listened_s = 0.0
+        self._next_look_s = 0.0
 
     @property
     def address(self) -> str:
@@ -56,22 +67,29 @@ class PullLine(Generic[TagT]):
         """Pulls sent and not answered."""
         return len(self._waiting)
 
-    def send(self, pulls: Iterable[tuple[TagT, PullRequest]]) -> None:
+    def fileno(self) -> int:
+        """Number of the connection's socket."""
+        return self._transport.fileno()
+
+    def send(self, pulls: Iterable[tuple[TagT, Outgoing]]) -> None:
         """Send pulls, all in one piece.
 
         Raises:
             ChannelClosed: If the connection is gone; the pulls count as in flight all the same.
         """
         frames = []
+        waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
         for tag, request in pulls:
-            opaque = next(self._opaques) & _OPAQUE_MASK
-            self._waiting[opaque] = (tag, request)
-            frames.append(self._encode(request, opaque))
+            opaque = next(opaques) & _OPAQUE_MASK
+            waiting[opaque] = _Waiting(tag, request, now_s)
+            frames.append(request.encode(opaque) if self._signer is None else self._signed(request, opaque))
         if frames:
             self._transport.sendall(b"".join(frames))
 
     def receive(self, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
         """Wait for answers and return what has come, perhaps nothing yet; errors are those of single pulls.
+
+        A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``.
 
         Raises:
             RequestTimeout: If not a byte came for ``silence_s`` seconds, give or take one.
@@ -80,41 +98,64 @@ class PullLine(Generic[TagT]):
         """
         count = self._await_bytes(silence_s)
         answers: list[tuple[TagT, PullResult | RocketMQError]] = []
-        for command in self._decoder.feed(self._buffer[:count]):
-            # Brokers ask only clients that sent heartbeats; whatever comes unasked is not for this line.
-            found = self._waiting.pop(command.opaque, None) if command.is_response else None
-            if found is None:
-                logger.debug("! unexpected frame ignored code=%d address=%s", command.code, self.address)
-                continue
-            tag, request = found
-            answers.append((tag, pull_result(request, command, self.address)))
+        for answer in self._answers.take_in(count):
+            if type(answer) is FoundPull:
+                found = self._waiting.pop(answer.opaque, None)
+                if found is not None:
+                    answers.append((found.tag, answer.result))
+            elif isinstance(answer, RemotingCommand):
+                self._take_in(answer, answers)
+        if self._listened_s >= self._next_look_s:
+            answers += self._overdue(silence_s)
         return answers
 
     def close(self) -> list[TagT]:
         """End the connection; the tags of the pulls that were not answered."""
         self._transport.shutdown()
         self._transport.close()
-        unanswered = [tag for tag, _ in self._waiting.values()]
+        unanswered = [waiting.tag for waiting in self._waiting.values()]
         self._waiting.clear()
         return unanswered
 
-    def _encode(self, request: PullRequest, opaque: int) -> bytes:
-        if self._signer is None:
-            return request.encode(opaque)
+    def _signed(self, request: Outgoing, opaque: int) -> bytes:
+        assert self._signer is not None
         return PlainRequest(self._signer(request.command())).encode(opaque)
+
+    def _take_in(
+        self, command: RemotingCommand, answers: list[tuple[TagT, PullResult | RocketMQError]]
+    ) -> None:
+        # Brokers ask only clients that sent heartbeats; whatever comes unasked is not for this line.
+        found = self._waiting.pop(command.opaque, None) if command.is_response else None
+        if found is None:
+            logger.debug("! unexpected frame ignored code=%d address=%s", command.code, self.address)
+        else:
+            answers.append((found.tag, pull_result(found.request, command, self.address)))
 
     def _await_bytes(self, silence_s: float) -> int:
         began_s = self._clock.monotonic_s()
         while True:
-            count = self._transport.recv_into(self._buffer)
+            count = self._transport.recv_into(self._answers.room())
+            waited_s = self._clock.monotonic_s() - began_s
             if count:
+                self._listened_s += waited_s
                 return count
             if count == 0:
                 raise ChannelClosed(self.address, "the server ended it")
-            waited_s = self._clock.monotonic_s() - began_s
             if waited_s >= silence_s:
-                raise RequestTimeout(self.address, self._oldest(), waited_s)
+                raise self._timeout(next(iter(self._waiting.values()), None), waited_s)
 
-    def _oldest(self) -> str:
-        request = next((request for _, request in self._waiting.values()), None)
-        return "anything" if request is None else describe_request(request.command())
+    def _overdue(self, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
+        """Give up the pulls that were passed over; looked for now and then, oldest first."""
+        self._next_look_s = self._listened_s + silence_s / 4
+        overdue: list[tuple[TagT, PullResult | RocketMQError]] = []
+        for opaque, waiting in list(self._waiting.items()):
+            waited_s = self._listened_s - waiting.sent_at_s
+            if waited_s < silence_s:
+                break
+            del self._waiting[opaque]
+            overdue.append((waiting.tag, self._timeout(waiting, waited_s)))
+        return overdue
+
+    def _timeout(self, waiting: _Waiting | None, waited_s: float) -> RequestTimeout:
+        asked = "anything" if waiting is None else describe_request(waiting.request.command())
+        return RequestTimeout(self.address, asked, waited_s)

@@ -10,7 +10,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
@@ -49,14 +49,24 @@ class Transport(Protocol):
         ...
 
 
+class Readable(Protocol):
+    """Anything on one socket."""
+
+    def fileno(self) -> int:
+        """Number of the socket."""
+        ...
+
+
+ReadableT = TypeVar("ReadableT", bound=Readable)
+
 Connect = Callable[[str, float], Transport]
 """Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
 
 
-def await_readable(transports: Sequence[Transport], timeout_s: float) -> list[Transport]:
-    """Those of ``transports`` from which something can be received, waiting at most ``timeout_s`` for the first."""
+def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[ReadableT]:
+    """Those from which something can be received, waiting at most ``timeout_s`` for the first."""
     poll = select.poll()
-    by_number = {transport.fileno(): transport for transport in transports}
+    by_number = {each.fileno(): each for each in connected}
     for number in by_number:
         poll.register(number, select.POLLIN)
     return [by_number[number] for number, _ in poll.poll(timeout_s * 1000)]

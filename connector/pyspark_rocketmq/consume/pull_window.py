@@ -78,6 +78,7 @@ class PullWindow:
         "_open_count",
         "_segment",
         "_segments",
+        "_takeable_bytes",
         "_taken_id",
     )
 
@@ -125,23 +126,41 @@ class PullWindow:
         """The smallest id not complete; ``_next_id`` when none is open."""
         self._taken_id = 0
         self._buffered_bytes = 0
+        self._takeable_bytes = 0
 
     @property
     def is_done(self) -> bool:
         """Whether the range is read and every piece taken."""
-        return self._next_start >= self._end and not self._open_count and not self._buffered_bytes
+        return self.is_pulled and not self._buffered_bytes
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether every answer of the range is here, taken or not."""
+        return self._next_start >= self._end and not self._open_count
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes answered and not yet taken."""
         return self._buffered_bytes
 
-    def requests(self) -> list[PullStep]:
-        """The pulls to send now, ascending; each is given out once until it is answered or failed."""
-        has_room = self._buffered_bytes < self._max_ahead_bytes
-        steps = self._idle_steps(has_room) if self._idle else []
+    @property
+    def takeable_bytes(self) -> int:
+        """Bytes that ``take()`` would give now."""
+        return self._takeable_bytes
+
+    def requests(self, at_most: int | None = None, *, may_run_ahead: bool = True) -> list[PullStep]:
+        """The pulls to send now, ascending; each is given out once until it is answered or failed.
+
+        Args:
+            at_most: No more than so many; ``depth`` holds as well.
+            may_run_ahead: False allows the first open segment only, as too many bytes ahead do.
+        """
+        has_room = may_run_ahead and self._buffered_bytes < self._max_ahead_bytes
+        room = self._depth if at_most is None else at_most
+        steps = self._idle_steps(has_room, room) if self._idle else []
         while (
-            self._open_count < self._depth
+            len(steps) < room
+            and self._open_count < self._depth
             and self._next_start < self._end
             and (has_room or not self._open_count)
         ):
@@ -166,6 +185,8 @@ class PullWindow:
         if body:
             segment.pieces.append(Piece(body, segment.end, asked))
             self._buffered_bytes += len(body)
+            if segment_id == self._first_open:
+                self._takeable_bytes += len(body)
         if next_begin_offset < segment.end:
             self._idle.append(segment_id)
             return AnswerOutcome.ADVANCED
@@ -194,13 +215,14 @@ class PullWindow:
         if first_open is not None and first_open.pieces:
             taken += first_open.pieces
             first_open.pieces = []
-        for piece in taken:
-            self._buffered_bytes -= len(piece.body)
+        self._buffered_bytes -= self._takeable_bytes
+        self._takeable_bytes = 0
         return taken
 
-    def _idle_steps(self, has_room: bool) -> list[PullStep]:
-        sendable = sorted(i for i in self._idle if has_room or i == self._first_open)
-        self._idle = [] if has_room else [i for i in self._idle if i != self._first_open]
+    def _idle_steps(self, has_room: bool, at_most: int) -> list[PullStep]:
+        self._idle.sort()
+        sendable = [i for i in self._idle if has_room or i == self._first_open][:at_most]
+        self._idle = [i for i in self._idle if i not in sendable]
         steps = []
         for segment_id in sendable:
             segment = self._segments[segment_id]
@@ -211,8 +233,7 @@ class PullWindow:
     def _open_segment(self) -> PullStep:
         segment_id = self._next_id
         start = self._next_start
-        end = start + self._segment
-        end = min(end, self._end)
+        end = min(start + self._segment, self._end)
         self._next_start = end
         self._segments[segment_id] = _Segment(start, end)
         self._next_id = segment_id + 1
@@ -220,9 +241,7 @@ class PullWindow:
         return self._step(segment_id, start, end)
 
     def _step(self, segment_id: int, queue_offset: int, end: int) -> PullStep:
-        remaining = end - queue_offset
-        at_most = self._max_msg_nums
-        return PullStep(segment_id, queue_offset, min(remaining, at_most))
+        return PullStep(segment_id, queue_offset, min(end - queue_offset, self._max_msg_nums))
 
     def _end_pull(self, segment_id: int) -> _Segment:
         segment = self._segments.get(segment_id)
@@ -235,6 +254,11 @@ class PullWindow:
         """Move past the segments that were completed before the one in front of them."""
         candidate = self._first_open + 1
         segments = self._segments
-        while candidate < self._next_id and segments[candidate].next_offset >= segments[candidate].end:
+        while candidate < self._next_id:
+            segment = segments[candidate]
+            for piece in segment.pieces:
+                self._takeable_bytes += len(piece.body)
+            if segment.next_offset < segment.end:
+                break
             candidate += 1
         self._first_open = candidate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import InputPartition
@@ -16,7 +17,7 @@ class QueuePartition(InputPartition):
 
     planned: QueueRange
     address: BrokerAddress
-    """Where the range is read from."""
+    """The master, where the range is read from."""
     subscription: str
     consumer_group: str
     """The name pulls are made under; the broker shows it in its statistics."""
@@ -27,6 +28,8 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
+    """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     """Holds credentials: its repr, and so this class's, leaves them out."""
     namespace: str = ""

@@ -1,14 +1,14 @@
 """Reads one queue range on an executor: pulls in flight, answers in order, columns out.
 
 Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
-in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.datasource.queue_puller`, the look for missing
+in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.datasource.pull_pipeline`, the look for missing
 offsets by :mod:`pyspark_rocketmq.datasource.offset_holes`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,8 @@ from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.consume.pull_window import Piece
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_puller import QueuePuller, TailLost
+from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
+from pyspark_rocketmq.datasource.range_pull import RangePull, TailLost
 from pyspark_rocketmq.datasource.schema import marker_row, with_marker_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
@@ -83,45 +84,70 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
         RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
     """
-    return _RangeReader(partition).batches()
+    for _, batch in read_queues([partition]):
+        yield batch
+
+
+def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
+    """Several ranges at once, over one connection per broker; each range's batches as of :func:`read_queue`.
+
+    Raises:
+        RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given out.
+    """
+    pipeline = PullPipeline(partitions)
+    readers = [_RangeReader(pull) for pull in pipeline.ranges]
+    arrivals = pipeline.arrivals()
+    try:
+        for arrival in arrivals:
+            for batch in readers[arrival.range_index].batches(arrival):
+                yield partitions[arrival.range_index], batch
+    finally:
+        # At once and not when somebody collects it: a connection with unread answers must not be kept.
+        arrivals.close()
 
 
 class _RangeReader:
     """One reading of one range."""
 
-    def __init__(self, partition: QueuePartition) -> None:
-        self._partition = partition
-        planned = partition.planned
-        self._tags = build_subscription(planned.queue.topic, partition.subscription, sub_version=0).tags_set
-        self._puller = QueuePuller(partition)
+    def __init__(self, pull: RangePull) -> None:
+        self._pull = pull
+        self._partition = pull.partition
+        planned = self._partition.planned
+        subscription = self._partition.subscription
+        self._tags = build_subscription(planned.queue.topic, subscription, sub_version=0).tags_set
         self._expected = planned.start
         """Next queue offset that may come."""
         self._rows = 0
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        end = self._partition.planned.end
-        try:
-            for pieces in self._puller.pieces():
-                messages = _decode(pieces, self._partition, self._tags or None, self._expected)
-                if messages.num_rows:
-                    self._follow(messages)
-                    yield with_marker_columns(messages) if self._partition.with_marker else messages
-        except RocketMQError as error:
-            if not self._may_end_early(error):
-                raise
-            end = self._expected
-            logger.warning(
-                "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
-                self._partition.planned.queue,
-                self._partition.planned.start,
-                self._partition.planned.end,
-                end,
-                error,
-            )
-        else:
-            self._tell_holes([(self._expected, end)] if self._expected < end else [])
-        if self._partition.with_marker:
-            yield marker_row(replace(self._partition.planned, end=end), rows=self._rows)
+    def batches(self, arrival: Arrival) -> Iterator[pa.RecordBatch]:
+        """The rows of what is next, and at the end the marker row."""
+        if arrival.pieces:
+            messages = _decode(arrival.pieces, self._partition, self._tags or None, self._expected)
+            if messages.num_rows:
+                self._follow(messages)
+                yield with_marker_columns(messages) if self._partition.with_marker else messages
+        if arrival.is_last:
+            end = self._end(arrival.failure)
+            if self._partition.with_marker:
+                yield marker_row(replace(self._partition.planned, end=end), rows=self._rows)
+
+    def _end(self, failure: RocketMQError | None) -> int:
+        """Where the range has ended (exclusive)."""
+        planned = self._partition.planned
+        if failure is None:
+            self._tell_holes([(self._expected, planned.end)] if self._expected < planned.end else [])
+            return planned.end
+        if not self._may_end_early(failure):
+            raise failure
+        logger.warning(
+            "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
+            planned.queue,
+            planned.start,
+            planned.end,
+            self._expected,
+            failure,
+        )
+        return self._expected
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)
@@ -140,7 +166,7 @@ class _RangeReader:
         """
         if self._tags:
             return
-        queue, skipped = self._partition.planned.queue, self._puller.skipped
+        queue, skipped = self._partition.planned.queue, self._pull.skipped
         for missing, goes_on in holes:
             if self._partition.fail_on_data_loss:
                 raise DataLoss(

@@ -1,0 +1,170 @@
+"""Answers to pulls out of received bytes: the one place where the client reads headers by the ten thousand.
+
+A broker writes the headers of its found pulls all alike, but for a few numbers.  So the first one is read by the full
+decoder, and its text becomes a pattern in which those numbers alone are free.  A header that matches the pattern means
+what the full decoder would find in it; every other one goes to the full decoder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.client.pull import PullResult, PullStatus
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.framing import FrameDecoder
+
+_BUFFER_BYTES: Final = 1 << 20
+_LENGTH_WORD: Final = 4
+_PREFIX: Final = 8
+"""Length word, then serialize type and header length."""
+_JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
+"""A second word below it announces a JSON header, and is its length."""
+_MOST_PATTERNS: Final = 8
+"""Learnt by one connection; a peer whose headers differ every time is read by the full decoder."""
+
+_FREE: Final = re.compile(
+    rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
+    rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
+)
+_ANY_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
+_ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
+
+
+class FoundPull(NamedTuple):
+    """An answer with code 0 whose header was as expected."""
+
+    opaque: int
+    result: PullResult
+
+
+class PullAnswers:
+    """Receive buffer and decoder of one connection.
+
+    Obligations of the caller: receive into ``room()``, tell ``take_in`` how much came, and close the connection after
+    an error.  Holds at most a buffer of 1 MiB, or a frame of the greatest length accepted if one comes.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._at = 0
+        """First byte that is not decoded."""
+        self._filled = 0
+        self._pattern: FoundPattern | None = None
+        self._learnt = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._at == self._filled:
+            self._at = self._filled = 0
+        elif len(self._buffer) - self._filled < _BUFFER_BYTES // 4:
+            self._make_room()
+        return self._buffer[self._filled :]
+
+    def take_in(self, count: int) -> Iterator[FoundPull | RemotingCommand]:
+        """Decode the frames that ``count`` more bytes complete; must be run to its end.
+
+        Raises:
+            RemoteProtocolError: As ``FrameDecoder.feed``.
+        """
+        self._filled += count
+        view, filled = self._buffer, self._filled
+        while filled - self._at >= _PREFIX:
+            start = self._at
+            length = int.from_bytes(view[start : start + _LENGTH_WORD], "big")
+            end = start + _LENGTH_WORD + length
+            if not _LENGTH_WORD <= length <= MAX_FRAME_LENGTH - _LENGTH_WORD:
+                # Refused before memory is taken for it, in the words of the one who knows.
+                FrameDecoder().feed(view[start : start + _PREFIX])
+            if end > filled:
+                return
+            self._at = end
+            yield self._decoded(start, end)
+
+    def _decoded(self, start: int, end: int) -> FoundPull | RemotingCommand:
+        view = self._buffer
+        header_at = start + _PREFIX
+        header_length = int.from_bytes(view[start + _LENGTH_WORD : header_at], "big")
+        body_at = header_at + header_length
+        if self._pattern is not None and header_length < _JSON_LIMIT and body_at <= end:
+            found = self._pattern.read(view, header_at, body_at, end)
+            if found is not None:
+                return found
+        command = decode_frame(view[start + _LENGTH_WORD : end])
+        if self._learnt < _MOST_PATTERNS and command.code == ResponseCode.SUCCESS and command.is_response:
+            self._learnt += 1
+            self._pattern = FoundPattern.of(bytes(view[header_at:body_at]), command) or self._pattern
+        return command
+
+    def _make_room(self) -> None:
+        """Move the beginning of a frame to the front, into a larger buffer if the frame needs one."""
+        rest = bytes(self._buffer[self._at : self._filled])
+        wanted = 0
+        if len(rest) >= _PREFIX:
+            # take_in has checked it. There is more room than the frame needs: whoever receives from TLS must be able
+            # to take a whole record.
+            wanted = int.from_bytes(rest[:_LENGTH_WORD], "big") + _BUFFER_BYTES // 4
+        if wanted > len(self._buffer):
+            self._buffer = memoryview(bytearray(wanted))
+        self._buffer[: len(rest)] = rest
+        self._at, self._filled = 0, len(rest)
+
+
+class FoundPattern:
+    """The text of a found pull's header with its numbers free."""
+
+    __slots__ = ("_match", "_places")
+
+    def __init__(self, text: bytes, order: Mapping[str, int]) -> None:
+        self._match = re.compile(text, re.DOTALL).fullmatch
+        self._places = tuple(
+            order[name]
+            for name in ("opaque", "nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId")
+        )
+
+    @classmethod
+    def of(cls, header: bytes, command: RemotingCommand) -> FoundPattern | None:
+        """The pattern of ``header``, which is that of ``command``; None if its numbers are not where expected.
+
+        Each number must be there once, spelt as itself and without a chance of being inside of another text.
+        """
+        if b"\\" in header:
+            return None
+        parts: list[bytes] = []
+        order: dict[str, int] = {}
+        values: dict[str, str] = {"opaque": str(command.opaque), **command.ext_fields}
+        at = 0
+        for found in _FREE.finditer(header):
+            name = (found["field"] or found["opaque"]).decode()
+            digits = "text" if found["field"] else "number"
+            if name in order or values.get(name) != found[digits].decode():
+                return None
+            order[name] = len(order) + 1
+            parts += [
+                re.escape(header[at : found.start(digits)]),
+                _ANY_NUMBER if digits == "text" else _ANY_OPAQUE,
+            ]
+            at = found.end(digits)
+        if len(order) != 5:
+            return None
+        return cls(b"".join([*parts, re.escape(header[at:])]), order)
+
+    def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> FoundPull | None:
+        """The answer whose header and body are there; None if the header is another one."""
+        match = self._match(view, header_at, body_at)
+        if match is None:
+            return None
+        opaque, next_begin_offset, min_offset, max_offset, suggested = match.group(*self._places)
+        return FoundPull(
+            int(opaque),
+            PullResult(
+                PullStatus.FOUND,
+                int(next_begin_offset),
+                int(min_offset),
+                int(max_offset),
+                int(suggested),
+                bytes(view[body_at:end]),
+            ),
+        )

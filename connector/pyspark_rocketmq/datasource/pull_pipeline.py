@@ -1,0 +1,289 @@
+"""Any number of queue ranges over one connection per broker, by one thread.
+
+It sends pulls in bursts, takes in all that has come, and goes away with what it hands out: decoding happens while the
+broker works on the pulls that are out.  What an answer means for its range is decided by
+:mod:`~pyspark_rocketmq.datasource.range_pull`; how pulls travel, by :mod:`~pyspark_rocketmq.client.pull_line`.
+
+1. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
+2. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed over all
+   ranges; but one pull always may be, lest everything wait for it.
+3. Back-pressure: nothing happens while the caller has what it was handed.
+4. A failure is its range's alone; a broken connection is a failure of those that had pulls on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.client.process_lines import give_back_line, take_line
+from pyspark_rocketmq.client.pull import PullOfSeries, PullResult
+from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.transport import await_readable
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.pull_window import Piece, PullStep
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.range_pull import RangePull
+from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
+from pyspark_rocketmq.wire.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT_BYTES: Final = 64 << 20
+_BATCH_BYTES: Final = 4 << 20
+"""Stored bytes handed out at once: large enough to decode fast, small beside a worker's memory."""
+_USUAL_ANSWER_BYTES: Final = 256 << 10
+"""``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
+
+
+class Arrival(NamedTuple):
+    """What is next of one range."""
+
+    range_index: int
+    """Position of the partition among those the pipeline was given."""
+    pieces: list[Piece]
+    """In queue order, about 4 MiB; may be empty at the end."""
+    is_last: bool
+    """Whether the range ends here: at its end, or with the failure."""
+    failure: RocketMQError | None
+    """Why the range ends before its end; everything that was next in queue order has been handed out."""
+
+
+class _Place(NamedTuple):
+    """Where pulls go; a line for each."""
+
+    address: str
+    settings: ConnectionSettings
+
+
+class _Sent(NamedTuple):
+    """A pull in flight."""
+
+    of: RangePull
+    step: PullStep
+    to: int
+    """Broker id."""
+
+
+class PullPipeline:
+    """Reads the ranges of ``partitions``, each as :class:`~.range_pull.RangePull` promises. For one thread."""
+
+    def __init__(
+        self,
+        partitions: Sequence[QueuePartition],
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            partitions: Ranges of one topic and one set of options; more brokers than one are allowed.
+            clock: Measures patience and silence.
+            sleep: Waits when every range waits.
+            max_in_flight_bytes: Bytes of stored messages asked for or here and not yet handed out.
+        """
+        self._clock = clock or SystemClock()
+        self._sleep = sleep
+        self._max_bytes = max_in_flight_bytes
+        self._depth = max((each.pulls_in_flight for each in partitions), default=1)
+        self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
+        self.ranges = tuple(RangePull(each, self._clock, depth=self._depth) for each in partitions)
+        """One for each partition, in their order."""
+        self._open = deque(enumerate(self.ranges))
+        """Not wholly handed out; the next to be given pulls comes first."""
+        self._lines: dict[_Place, PullLine[_Sent]] = {}
+        self._gone_away: set[_Place] = set()
+        """Places that ended a connection by GO_AWAY and have not answered a pull since."""
+        self._largest_answer = _USUAL_ANSWER_BYTES
+        self._batch_bytes = min(_BATCH_BYTES, max(1, max_in_flight_bytes // (2 * max(1, len(partitions)))))
+
+    def arrivals(self) -> Generator[Arrival]:
+        """Everything of all ranges; each range's arrivals are in queue order and end with one that says so."""
+        try:
+            while self._open:
+                self._receive(can_wait=self._ready() is None)
+                has_sent = self._send()
+                ready = self._ready()
+                if ready is not None:
+                    yield self._hand_out(ready)
+                elif not has_sent and not self._in_flight:
+                    self._wait()
+        finally:
+            # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a line is
+            # closed.
+            for place, line in self._lines.items():
+                give_back_line(line, self._clock, place.settings)
+            self._lines.clear()
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(line.in_flight for line in self._lines.values())
+
+    # --- receiving -------------------------------------------------------------------------------------------
+
+    def _receive(self, *, can_wait: bool) -> None:
+        touched: set[RangePull] = set()
+        for place, line in self._answering(can_wait=can_wait):
+            try:
+                answers = line.receive(self._timeout_s)
+            except RocketMQError as error:
+                touched |= self._lose_line(place, error)
+            else:
+                touched |= self._take_in(place, answers)
+        for each in touched:
+            each.settle()
+
+    def _answering(self, *, can_wait: bool) -> list[tuple[_Place, PullLine[_Sent]]]:
+        """The lines to receive from, which is without waiting unless one line alone is waited for."""
+        waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
+        if len(waiting) <= 1 and can_wait:
+            return waiting
+        readable = await_readable([line for _, line in waiting], self._timeout_s if can_wait else 0.0)
+        if can_wait and not readable:
+            return waiting
+        return [(place, line) for place, line in waiting if line in readable]
+
+    def _take_in(
+        self, place: _Place, answers: list[tuple[_Sent, PullResult | RocketMQError]]
+    ) -> set[RangePull]:
+        touched: set[RangePull] = set()
+        refused: list[_Sent] = []
+        for sent, outcome in answers:
+            if sent.of.failure is not None:
+                continue
+            touched.add(sent.of)
+            if isinstance(outcome, PullResult):
+                self._gone_away.discard(place)
+                self._largest_answer = max(self._largest_answer, len(outcome.body))
+            elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
+                refused.append(sent)
+                continue
+            sent.of.take_in(sent.step, sent.to, outcome)
+        return touched | self._go_away(place, refused) if refused else touched
+
+    def _go_away(self, place: _Place, refused: Iterable[_Sent]) -> set[RangePull]:
+        """A broker that shuts down wants a new connection (5.3.1 and later): once at once, then as after any failure."""
+        error: RocketMQError | None = None
+        if place in self._gone_away:
+            error = ChannelClosed(
+                place.address, "the broker is shutting down and sent the client away (GO_AWAY)"
+            )
+        self._gone_away.add(place)
+        for sent in refused:
+            sent.of.lost(sent.step, sent.to, error)
+        return self._lose_line(place, error)
+
+    def _lose_line(self, place: _Place, error: RocketMQError | None) -> set[RangePull]:
+        unanswered = self._lines.pop(place).close()
+        for sent in unanswered:
+            sent.of.lost(sent.step, sent.to, error)
+        return {sent.of for sent in unanswered}
+
+    # --- sending ---------------------------------------------------------------------------------------------
+
+    def _send(self) -> bool:
+        """Send what may be sent, in bursts: one by one pulls cost the broker and this process twice as much."""
+        in_flight = self._in_flight
+        if in_flight > self._depth // 2:
+            return False
+        room = min(self._depth, self._bytes_left() // self._largest_answer) - in_flight
+        steps = self._fair_steps(room) if room > 0 else []
+        if not steps and not in_flight:
+            steps = self._only_step()
+        by_place: dict[_Place, list[tuple[_Sent, PullOfSeries]]] = {}
+        for of, step in steps:
+            place = _Place(of.address, of.partition.connection)
+            pull = (_Sent(of, step, of.broker_id), of.request(step))
+            by_place.setdefault(place, []).append(pull)
+        for place, pulls in by_place.items():
+            self._send_to(place, pulls)
+        return bool(steps)
+
+    def _bytes_left(self) -> int:
+        return self._max_bytes - sum(each.window.buffered_bytes for _, each in self._open)
+
+    def _fair_steps(self, room: int) -> list[tuple[RangePull, PullStep]]:
+        asking = [each for _, each in self._open if not each.is_over and not each.pause_left_s()]
+        share = max(1, self._depth // max(1, len(asking)))
+        steps: list[tuple[RangePull, PullStep]] = []
+        for each in asking:
+            at_most = min(share - each.in_flight, room - len(steps))
+            if at_most > 0:
+                steps += [(each, step) for step in each.steps(at_most)]
+        # Whoever comes last now comes first some time.
+        self._open.rotate(-1)
+        return steps
+
+    def _only_step(self) -> list[tuple[RangePull, PullStep]]:
+        """The one pull that frees most memory, when there is room for none and nothing that could be handed out."""
+        if any(each.window.takeable_bytes for _, each in self._open):
+            return []
+        waiting = sorted((each for _, each in self._open), key=lambda each: -each.window.buffered_bytes)
+        for each in waiting:
+            if not each.is_over and not each.pause_left_s():
+                return [(each, step) for step in each.steps(1, may_run_ahead=False)]
+        return []
+
+    def _send_to(self, place: _Place, pulls: list[tuple[_Sent, PullOfSeries]]) -> None:
+        line = self._lines.get(place)
+        try:
+            if line is None:
+                line = self._lines[place] = take_line(place.address, self._clock, place.settings)
+        except RocketMQError as error:
+            touched = {sent.of for sent, _ in pulls}
+            for sent, _ in pulls:
+                sent.of.lost(sent.step, sent.to, error)
+        else:
+            touched = self._try_to_send(place, line, pulls)
+        for each in touched:
+            each.settle()
+
+    def _try_to_send(
+        self, place: _Place, line: PullLine[_Sent], pulls: list[tuple[_Sent, PullOfSeries]]
+    ) -> set[RangePull]:
+        try:
+            line.send(pulls)
+        except RocketMQError as error:
+            return self._lose_line(place, error)
+        return set()
+
+    # --- handing out -----------------------------------------------------------------------------------------
+
+    def _ready(self) -> tuple[int, RangePull] | None:
+        """The range to hand out from now, if any is worth it."""
+        largest: tuple[int, RangePull] | None = None
+        most_bytes = 0
+        for entry in self._open:
+            each = entry[1]
+            if each.is_over:
+                return entry
+            if each.window.takeable_bytes > most_bytes:
+                largest, most_bytes = entry, each.window.takeable_bytes
+        is_wanted = (
+            most_bytes >= self._batch_bytes
+            or not self._in_flight
+            or self._bytes_left() < self._largest_answer * (self._depth // 2 + 1)
+        )
+        return largest if is_wanted else None
+
+    def _hand_out(self, ready: tuple[int, RangePull]) -> Arrival:
+        index, each = ready
+        is_last = each.is_over
+        if is_last:
+            self._open.remove(ready)
+        return Arrival(index, each.window.take(), is_last, each.failure)
+
+    def _wait(self) -> None:
+        pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]
+        if pauses:
+            self._sleep(min(pauses))
+            return
+        for _, each in self._open:
+            each.failure = each.stands_still()

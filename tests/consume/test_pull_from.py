@@ -1,0 +1,70 @@
+"""Which broker a queue is pulled from: followed when it helps, never believed where it may be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.consume.pull_from import AVOIDED_S, PullFrom
+
+
+def test_the_master_is_pulled_from_at_first():
+    assert PullFrom([1, 2]).broker_id == 0
+
+
+def test_a_suggested_replica_is_followed_and_so_is_the_way_back():
+    """A4: suggestWhichBrokerId."""
+    chosen = PullFrom([1, 2])
+
+    chosen.suggested(0, 2, now_s=0.0)
+    assert chosen.broker_id == 2
+    chosen.suggested(2, 2, now_s=0.0)
+    assert chosen.broker_id == 2
+    chosen.suggested(2, 0, now_s=0.0)
+    assert chosen.broker_id == 0
+
+
+@pytest.mark.parametrize("unknown", [3, -1])
+def test_a_replica_whose_address_is_not_known_is_not_followed(unknown):
+    chosen = PullFrom([1])
+
+    chosen.suggested(0, unknown, now_s=0.0)
+
+    assert chosen.broker_id == 0
+
+
+def test_the_answer_of_a_broker_left_behind_decides_nothing():
+    """Pulls are in flight at both when the choice changes."""
+    chosen = PullFrom([1, 2])
+    chosen.suggested(0, 1, now_s=0.0)
+
+    chosen.suggested(0, 2, now_s=0.0)
+    assert chosen.broker_id == 1
+    chosen.suggested(2, 0, now_s=0.0)
+    assert chosen.broker_id == 1
+
+
+def test_a_replica_that_does_not_serve_is_left_alone_for_a_while():
+    """A4: the master suggests it with every answer."""
+    chosen = PullFrom([1])
+    chosen.suggested(0, 1, now_s=5.0)
+
+    assert chosen.disappointed(1, now_s=6.0)
+    chosen.suggested(0, 1, now_s=6.0)
+    assert chosen.broker_id == 0
+    chosen.suggested(0, 1, now_s=6.0 + AVOIDED_S)
+    assert chosen.broker_id == 1
+
+
+def test_a_master_that_does_not_serve_is_trouble_and_stays_the_one_to_ask():
+    chosen = PullFrom([1])
+
+    assert not chosen.disappointed(0, now_s=0.0)
+    assert chosen.broker_id == 0
+
+
+def test_a_master_that_calls_itself_a_replica_changes_nothing():
+    chosen = PullFrom([0])
+
+    chosen.suggested(0, 0, now_s=0.0)
+
+    assert chosen.broker_id == 0
