@@ -1,4 +1,4 @@
-"""Ext fields of the administrators' requests that only the simulator reads, one dataclass per Java header class.
+"""Ext fields of the administrators' requests that nobody but a broker reads, one dataclass per Java header class.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``.
 """
@@ -18,35 +18,18 @@ class ProducerGroupHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicHeader:
-    """300 QUERY_TOPIC_CONSUME_BY_WHO, 351 GET_TOPIC_CONFIG and 215 DELETE_TOPIC_IN_BROKER."""
-
-    topic: str = text_field("topic")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupHeader:
-    """343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG."""
-
-    group: str = text_field("group")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAndGroupHeader:
-    """303 QUERY_CONSUME_TIME_SPAN, 345 QUERY_SUBSCRIPTION_BY_CONSUMER and 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS."""
+    """303 QUERY_CONSUME_TIME_SPAN and 345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
 
     topic: str = text_field("topic")
     group: str = text_field("group")
-    client_addr: str | None = text_field("clientAddr", None)
-    """223: a client id, in spite of the name; every member when absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteSubscriptionGroupHeader:
-    """207 DELETE_SUBSCRIPTIONGROUP."""
+class QueryTopicsByConsumerHeader:
+    """343 QUERY_TOPICS_BY_CONSUMER."""
 
-    group_name: str = text_field("groupName")
-    clean_offset: bool = bool_field("cleanOffset", False)
+    group: str = text_field("group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +71,3 @@ class QueryConsumeQueueHeader:
     index: int = long_field("index")
     count: int = int_field("count")
     consumer_group: str | None = text_field("consumerGroup", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewMessageHeader:
-    """33 VIEW_MESSAGE_BY_ID."""
-
-    offset: int = long_field("offset")
-    """Commit log offset."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryMessageHeader:
-    """12 QUERY_MESSAGE."""
-
-    topic: str = text_field("topic")
-    key: str = text_field("key")
-    max_num: int = int_field("maxNum")
-    begin_timestamp: int = long_field("beginTimestamp")
-    end_timestamp: int = long_field("endTimestamp")
-    is_unique_key: str | None = text_field("_UNIQUE_KEY_QUERY", None)
-    """``true`` to look for a UNIQ_KEY: then ``max_num`` is ignored."""

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from broker_sim import connection_requests, consumer_requests, queue_requests
+from broker_sim.consumer_requests import notify_members
+from broker_sim.dispatch import handle_request
 from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.peers import Outgoing, Peer
-from broker_sim.pull import handle_pull, let_go
-from broker_sim.replies import Refused, in_json, not_supported, reply
-from broker_sim.send import handle_send
-from broker_sim.send_back import handle_send_back
+from broker_sim.pull import let_go
+from broker_sim.replies import Refused, in_json, reply
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import BrokerState
 from broker_sim.storing import as_run, deliver_due, store_run
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 _logger = logging.getLogger(__name__)
-
-_HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand]] = {
-    RequestCode.QUERY_CONSUMER_OFFSET: consumer_requests.handle_query_offset,
-    RequestCode.UPDATE_CONSUMER_OFFSET: consumer_requests.handle_update_offset,
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_requests.handle_consumer_list,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST: connection_requests.handle_consumer_connections,
-    RequestCode.GET_PRODUCER_CONNECTION_LIST: connection_requests.handle_producer_connections,
-    RequestCode.GET_ALL_PRODUCER_INFO: connection_requests.handle_all_producers,
-    RequestCode.CHECK_CLIENT_CONFIG: consumer_requests.handle_check_client,
-    RequestCode.CONSUMER_SEND_MSG_BACK: handle_send_back,
-    RequestCode.LOCK_BATCH_MQ: consumer_requests.handle_lock,
-    RequestCode.UNLOCK_BATCH_MQ: consumer_requests.handle_unlock,
-    RequestCode.UPDATE_AND_CREATE_TOPIC: queue_requests.handle_create_topic,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: queue_requests.handle_search_offset,
-    RequestCode.GET_MAX_OFFSET: queue_requests.handle_max_offset,
-    RequestCode.GET_MIN_OFFSET: queue_requests.handle_min_offset,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: queue_requests.handle_earliest_store_time,
-    RequestCode.GET_TOPIC_STATS_INFO: queue_requests.handle_topic_stats,
-}
-_PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], RemotingCommand | None]] = {
-    RequestCode.PULL_MESSAGE: handle_pull,
-    RequestCode.LITE_PULL_MESSAGE: handle_pull,
-    RequestCode.SEND_MESSAGE: handle_send,
-    RequestCode.SEND_MESSAGE_V2: handle_send,
-    RequestCode.SEND_BATCH_MESSAGE: handle_send,
-    RequestCode.HEART_BEAT: consumer_requests.handle_heartbeat,
-    RequestCode.UNREGISTER_CLIENT: consumer_requests.handle_unregister,
-}
-"""Requests whose meaning depends on the connection they came on."""
 
 
 class Broker:
@@ -90,7 +60,7 @@ class Broker:
         self.state.producers.connection_closed(peer)
         self.state.client_calls.connection_closed(peer)
         for group in self.state.membership.connection_closed(peer):
-            consumer_requests.notify_members(self.state, group)
+            notify_members(self.state, group)
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def look_at_clock(self) -> list[Outgoing]:
@@ -100,7 +70,7 @@ class Broker:
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
             state.outbox.append(let_go(state, pull))
         for group in state.membership.expire():
-            consumer_requests.notify_members(state, group)
+            notify_members(state, group)
         state.producers.expire()
         state.client_calls.expire(state.clock.monotonic_s())
         return [self._in_allowed_form(each) for each in self._drain()]
@@ -126,7 +96,7 @@ class Broker:
 
     def _answer(self, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
         try:
-            return self._handle(peer, command)
+            return handle_request(self.state, peer, command)
         except Refused as refused:
             return reply(command, refused.code, refused.remark, ext_fields=refused.ext_fields)
         except RemoteProtocolError as error:
@@ -134,13 +104,6 @@ class Broker:
         except Exception as error:
             _logger.exception("%s could not handle request code %d.", self.name, command.code)
             return reply(command, ResponseCode.SYSTEM_ERROR, repr(error))
-
-    def _handle(self, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
-        peer_handler = _PEER_HANDLERS.get(command.code)
-        if peer_handler is not None:
-            return peer_handler(self.state, peer, command)
-        handler = _HANDLERS.get(command.code)
-        return not_supported(command) if handler is None else handler(self.state, command)
 
     def _drain(self) -> list[Outgoing]:
         outgoing = self.state.outbox

@@ -17,6 +17,7 @@ from broker_sim.layout import (
     encode_run,
     store_timestamp_of,
 )
+from broker_sim.message_index import KeyMatches, MessageIndex
 from pyspark_rocketmq.clock import Clock
 
 _SIZE_FIELD = 4
@@ -53,6 +54,7 @@ class MessageStore:
     def __init__(self, clock: Clock, *, retention_bytes: int | None = None) -> None:
         self._clock = clock
         self._log = CommitLog(retention_bytes)
+        self._index = MessageIndex(self._log)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def append(self, run: MessageRun, store_host: Host) -> StoredRun:
@@ -107,6 +109,29 @@ class MessageStore:
             body=b"".join([self._log.read(offset, size) for offset, size in scan.runs]),
             message_count=scan.message_count,
         )
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget the queues of the topic; made again, they begin at offset 0."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The index of one queue, to be read only; None for a queue never written."""
+        return self._queues.get((topic, queue_id))
+
+    def find_by_key(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
+        """Messages of the topic with this key, stored between two times; at most the newest ``most``."""
+        return self._index.find(topic, key, most, begin_ms, end_ms)
+
+    @property
+    def oldest_offset(self) -> int:
+        """Commit log offset of the oldest byte held."""
+        return self._log.min_offset
+
+    def earliest_timestamp(self) -> int:
+        """When the oldest message held was stored, in milliseconds; -1 when none is."""
+        oldest = self.message_at(self._log.min_offset)
+        return -1 if oldest is None else store_timestamp_of(oldest)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Oldest queue offset held; 0 for a queue never written."""

@@ -1,15 +1,13 @@
-"""Requests about topics and queues: 17, 29, 30, 31, 32 and 202 (``AdminBrokerProcessor``)."""
+"""Requests about queues: 29, 30, 31, 32 and 202 (``AdminBrokerProcessor``)."""
 
 from __future__ import annotations
 
 from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.state import BrokerState
-from broker_sim.topics import TopicConfig, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
-    CreateTopicRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
@@ -18,30 +16,6 @@ from pyspark_rocketmq.wire.headers import (
     from_ext_fields,
 )
 from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
-
-
-def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """17: create a topic or change its queue numbers and permission."""
-    header = from_ext_fields(CreateTopicRequestHeader, command.ext_fields)
-    problem = name_problem(header.topic)
-    if problem:
-        raise Refused(ResponseCode.INVALID_PARAMETER, problem)
-    if is_system_topic(header.topic):
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER, f"The topic[{header.topic}] is conflict with system topic."
-        )
-    state.topics.put(
-        TopicConfig(
-            name=header.topic,
-            read_queue_nums=header.read_queue_nums,
-            write_queue_nums=header.write_queue_nums,
-            perm=header.perm,
-            topic_filter_type=header.topic_filter_type,
-            topic_sys_flag=header.topic_sys_flag or 0,
-            order=header.order,
-        )
-    )
-    return reply(command, remark="not set any response code")  # golden fact 25
 
 
 def handle_search_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

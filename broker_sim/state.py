@@ -36,6 +36,7 @@ class BrokerState:
     settings: BrokerSettings
     host: Host
     """Where the broker listens: part of every stored message and offset message id."""
+    started_ms: int
     topics: TopicTable
     store: MessageStore
     locks: LockTable
@@ -66,6 +67,7 @@ class BrokerState:
             clock=clock,
             settings=settings,
             host=host,
+            started_ms=int(clock.now_s() * 1000),
             topics=TopicTable(settings.default_queues),
             store=MessageStore(clock, retention_bytes=settings.retention_bytes),
             locks=LockTable(clock),

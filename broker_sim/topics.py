@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 PERM_WRITE = 2
 PERM_READ = 4
@@ -15,6 +15,7 @@ AUTO_CREATE_TOPIC_KEY = "TBW102"
 """The topic others are made after at their first message."""
 
 _LONGEST_TOPIC = 127
+_LONGEST_GROUP = 255
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_TOPICS = frozenset(
     {
@@ -52,6 +53,8 @@ class TopicConfig:
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: int = 0
     order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Kept and shown, without meaning here."""
 
     @property
     def is_readable(self) -> bool:
@@ -68,10 +71,11 @@ class TopicConfig:
         perm = "".join(
             letter if self.perm & bit else "-" for letter, bit in (("R", 4), ("W", 2), ("X", PERM_INHERIT))
         )
+        attributes = ", ".join(f"{name}={value}" for name, value in self.attributes.items())
         return (
             f"TopicConfig [topicName={self.name}, readQueueNums={self.read_queue_nums}, "
             f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType={self.topic_filter_type}, "
-            f"topicSysFlag={self.topic_sys_flag}, order={str(self.order).lower()}, attributes={{}}]"
+            f"topicSysFlag={self.topic_sys_flag}, order={str(self.order).lower()}, attributes={{{attributes}}}]"
         )
 
 
@@ -99,6 +103,10 @@ class TopicTable:
     def put(self, config: TopicConfig) -> None:
         """Create or replace a topic."""
         self._topics[config.name] = config
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic; one that does not exist is no error."""
+        self._topics.pop(topic, None)
 
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig | None:
         """Make a topic at its first message, after ``default_topic`` if that one can be inherited.
@@ -135,6 +143,17 @@ def name_problem(topic: str) -> str | None:
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     if len(topic) > _LONGEST_TOPIC:
         return "The specified topic is longer than topic max length."
+    return None
+
+
+def group_name_problem(consumer_group: str) -> str | None:
+    """Why the name is no consumer group's name, in the broker's words, or None."""
+    if not consumer_group.strip():
+        return "The specified group is blank."
+    if not _LEGAL_NAME.fullmatch(consumer_group):
+        return "The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    if len(consumer_group) > _LONGEST_GROUP:
+        return "The specified group is longer than group max length."
     return None
 
 

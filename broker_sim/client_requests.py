@@ -1,0 +1,166 @@
+"""Administrators' requests that a group's members answer: 223, 307 and 309 (``Broker2Client``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from broker_sim.admin_headers import CallClientHeader
+from broker_sim.client_calls import ClientCall, NoAnswer, Outcome
+from broker_sim.json_shapes import queue_map
+from broker_sim.membership import Client
+from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import Refused, reply
+from broker_sim.state import BrokerState, to_client
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.admin_headers import GetConsumerStatusRequestHeader
+from pyspark_rocketmq.wire.bodies import queue_from_json
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.json_fields import checked_int64, read_object
+from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+
+_CALL_TIMEOUT_S = 10.0
+_STATUS_TIMEOUT_S = 5.0
+_OLDEST_CALLABLE_CLIENT = 62
+"""V3_1_8_SNAPSHOT."""
+_OLDEST_CLIENT_WITH_STATUS = 28
+"""V3_0_7_SNAPSHOT."""
+
+OffsetTable = Mapping[MessageQueue, object]
+
+
+def handle_running_info(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
+    """307: what one member is doing; forwarded as it is."""
+    _forward(state, peer, command, command.ext_fields, b"")
+
+
+def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
+    """309: make one member consume one message now; the broker adds the message."""
+    header = from_ext_fields(CallClientHeader, command.ext_fields)
+    fields = {**command.ext_fields, "brokerName": state.name}
+    topic = state.topics.find(header.topic or "")
+    if topic is not None:
+        fields["topicSysFlag"] = str(topic.topic_sys_flag)
+    may_create = state.settings.auto_create_subscription_group
+    group = state.groups.find_or_create(header.consumer_group, may_create=may_create)
+    if group is not None:
+        fields["groupSysFlag"] = str(group.group_sys_flag)
+    _, commit_log_offset = decode_offset_message_id(header.message_id or "")
+    message = state.store.message_at(commit_log_offset)
+    if message is None:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, "java.lang.NullPointerException: there is no message with this id"
+        )
+    _forward(state, peer, command, fields, message)
+
+
+def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
+    """223: how far the members say they are; all are asked at once, and who does not answer is left out."""
+    header = from_ext_fields(GetConsumerStatusRequestHeader, command.ext_fields)
+    members = state.membership.members(header.group)
+    if not members:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{header.group}]"
+        )
+    for member in members:
+        if member.version < _OLDEST_CLIENT_WITH_STATUS:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the client does not support this feature. version={member.version}",
+            )
+    asked = [each for each in members if not header.client_addr or each.client_id == header.client_addr]
+    survey = _Survey(state, peer, command, len(asked))
+    fields = {"group": header.group, "topic": header.topic}
+    for member in asked:
+        request = to_client(state, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, fields)
+        _call(state, member, request, _STATUS_TIMEOUT_S, partial(survey.answered, member.client_id))
+    survey.finish_if_complete()
+
+
+class _Survey:
+    """The members' answers to one request, answered when the last of them came or will not come."""
+
+    def __init__(self, state: BrokerState, peer: Peer, command: RemotingCommand, expected: int) -> None:
+        self._state = state
+        self._peer = peer
+        self._command = command
+        self._missing = expected
+        self._tables: dict[str, OffsetTable] = {}
+
+    def answered(self, client_id: str, outcome: Outcome) -> None:
+        self._missing -= 1
+        if isinstance(outcome, RemotingCommand) and outcome.code == ResponseCode.SUCCESS and outcome.body:
+            try:
+                self._tables[client_id] = _message_queue_table(outcome.body)
+            except RemoteProtocolError:  # as if it had not answered
+                self._tables.pop(client_id, None)
+        self.finish_if_complete()
+
+    def finish_if_complete(self) -> None:
+        if self._missing:
+            return
+        tables = {client_id: queue_map(table) for client_id, table in self._tables.items()}
+        body = dumps_java({"consumerTable": tables, "messageQueueTable": {}})
+        answer = reply(self._command, remark="not set any response code", body=body)
+        self._state.outbox.append(Outgoing(self._peer, answer, self._command.code))
+
+
+def _message_queue_table(body: bytes) -> OffsetTable:
+    where = "GetConsumerStatusBody.messageQueueTable"
+    table = read_object(body, "GetConsumerStatusBody")
+    return {
+        queue_from_json(key, where): checked_int64(offset, where)
+        for key, offset in table.pairs("messageQueueTable")
+    }
+
+
+def _forward(
+    state: BrokerState, peer: Peer, command: RemotingCommand, fields: Mapping[str, str], body: bytes
+) -> None:
+    """Ask the member that the request names, and give its answer back (``callConsumer``)."""
+    header = from_ext_fields(CallClientHeader, command.ext_fields)
+    group, client_id = header.consumer_group, header.client_id
+    member = state.membership.find(group, client_id or "")
+    if member is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+    if member.version < _OLDEST_CALLABLE_CLIENT:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The Consumer <{client_id}> Version <{member.version}> too low to finish, please upgrade it to "
+            "V3_1_8_SNAPSHOT",
+        )
+
+    def give_back(outcome: Outcome) -> None:
+        if isinstance(outcome, RemotingCommand):
+            answer = replace(outcome, opaque=command.opaque, serialize_type=command.serialize_type)
+        elif outcome is NoAnswer.TIMEOUT:
+            remark = f"consumer <{group}> <{client_id}> Timeout: no answer within {_CALL_TIMEOUT_S:.0f} s"
+            answer = reply(command, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
+        else:
+            remark = f"invoke consumer <{group}> <{client_id}> Exception: the connection was closed"
+            answer = reply(command, ResponseCode.SYSTEM_ERROR, remark)
+        state.outbox.append(Outgoing(peer, answer, command.code))
+
+    _call(state, member, to_client(state, command.code, fields, body), _CALL_TIMEOUT_S, give_back)
+
+
+def _call(
+    state: BrokerState,
+    member: Client,
+    request: RemotingCommand,
+    timeout_s: float,
+    finish: Callable[[Outcome], None],
+) -> None:
+    call = ClientCall(
+        peer=member.peer,
+        opaque=request.opaque,
+        deadline_s=state.clock.monotonic_s() + timeout_s,
+        finish=finish,
+    )
+    state.client_calls.add(call)
+    state.outbox.append(Outgoing(member.peer, request, int(request.code)))

@@ -1,0 +1,166 @@
+"""Requests about the broker itself: 25 and 26 its configuration, 28 how it is doing (``AdminBrokerProcessor``)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from broker_sim.json_shapes import data_version
+from broker_sim.replies import Refused, reply
+from broker_sim.settings import BrokerSettings
+from broker_sim.state import CLUSTER_NAME, BrokerState
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.json_quirks import dumps_java
+
+_logger = logging.getLogger(__name__)
+
+_BLACK_LIST = frozenset({"brokerConfigPath", "configBlackList"})
+_ENTRY_BYTES = 20
+_HOUR_S = 3600
+_UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
+
+
+class _Setting(NamedTuple):
+    """How one of the broker's properties is read and shown."""
+
+    read: Callable[[BrokerSettings, str], BrokerSettings]
+    """Raises ValueError for a text that is no value."""
+    show: Callable[[BrokerSettings], str]
+
+
+def handle_update_config(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """25: change settings while running; what is no value, or no setting of the simulator, changes nothing."""
+    changes = _read_properties(command.body.decode("utf-8", "replace"))
+    if _BLACK_LIST & changes.keys():
+        raise Refused(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+    for name, text in changes.items():
+        setting = _SETTINGS.get(name)
+        if setting is None:
+            _logger.warning(
+                "The simulated broker %s has no setting %s; it ignores %r.", state.name, name, text
+            )
+            continue
+        try:
+            state.settings = setting.read(state.settings, text)
+        except ValueError:
+            _logger.warning("%s ignores %s=%r, which is no value of it.", state.name, name, text)
+    return reply(command)
+
+
+def handle_config(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """26: all settings, as a properties file."""
+    shown = {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerId": "0",
+        "brokerIP1": state.host.ip,
+        "brokerName": state.name,
+        "defaultTopicQueueNums": str(state.settings.default_queues),
+        "listenPort": str(state.host.port),
+        **{name: setting.show(state.settings) for name, setting in _SETTINGS.items()},
+    }
+    body = "".join(f"{name}={text}\n" for name, text in sorted(shown.items())).encode()
+    version = json.dumps(data_version(state), separators=(",", ":"))
+    return reply(command, ext_fields={"version": version}, body=body)
+
+
+def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """28: figures by name; those of queues and disks that the simulator does not have are 0."""
+    idle_pools = ("send", "pull", "query", "litePull", "ack")
+    table = {
+        "EndTransactionQueueSize": "0",
+        "brokerActive": "true",
+        "brokerVersionDesc": "V5_3_3",
+        "bootTimestamp": str(state.started_ms),
+        "commitLogDiskRatio": "0.0",
+        "commitLogMaxOffset": str(state.store.end_offset),
+        "commitLogMinOffset": str(state.store.oldest_offset),
+        "consumeQueueDiskRatio": "0.0",
+        "dispatchBehindBytes": "0",
+        "dispatchMaxBuffer": "0",
+        "earliestMessageTimeStamp": str(state.store.earliest_timestamp()),
+        "pageCacheLockTimeMills": "0",
+        "startAcceptSendRequestTimeStamp": "0",
+        **{f"{pool}ThreadPoolQueue{figure}": "0" for pool in idle_pools for figure in _POOL_FIGURES},
+        **{
+            f"{way}Tps": "0.0 0.0 0.0" for way in ("put", "getTotal", "getFound", "getMiss", "getTransferred")
+        },
+        **{f"timer{figure}": "0" for figure in ("ReadBehind", "OffsetBehind", "CongestNum")},
+        **{f"timer{figure}": "0.0" for figure in ("EnqueueTps", "DequeueTps")},
+        **{f"msg{way}Total{day}": "0" for way in ("Put", "Get") for day in _DAYS},
+    }
+    return reply(command, body=dumps_java({"table": dict(sorted(table.items()))}))
+
+
+_POOL_FIGURES = ("Size", "Capacity", "HeadWaitTimeMills")
+_DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
+
+
+def _read_properties(text: str) -> dict[str, str]:
+    lines = (line.strip() for line in text.splitlines())
+    pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _flag(attribute: str) -> _Setting:
+    return _Setting(
+        lambda settings, text: _changed(settings, attribute, text.lower() == "true"),
+        lambda settings: str(getattr(settings, attribute)).lower(),
+    )
+
+
+def _number(attribute: str) -> _Setting:
+    return _Setting(
+        lambda settings, text: _changed(settings, attribute, int(text)),
+        lambda settings: str(getattr(settings, attribute)),
+    )
+
+
+def _pull_limit(attribute: str, factor: int = 1) -> _Setting:
+    """``factor``: the broker's unit in units of ours, which is at most as fine."""
+
+    def read(settings: BrokerSettings, text: str) -> BrokerSettings:
+        limits: Any = settings.pull_limits
+        return replace(settings, pull_limits=replace(limits, **{attribute: int(text) // factor}))
+
+    return _Setting(read, lambda settings: str(getattr(settings.pull_limits, attribute) * factor))
+
+
+def _changed(settings: BrokerSettings, attribute: str, value: object) -> BrokerSettings:
+    changes: dict[str, Any] = {attribute: value}
+    return replace(settings, **changes)
+
+
+def _read_levels(settings: BrokerSettings, text: str) -> BrokerSettings:
+    try:
+        levels = tuple(int(level[:-1]) * _UNIT_S[level[-1]] for level in text.split())
+    except KeyError as error:
+        raise ValueError(text) from error
+    return replace(settings, delay_levels_s=levels)
+
+
+_SETTINGS: Mapping[str, _Setting] = {
+    "autoCreateSubscriptionGroup": _flag("auto_create_subscription_group"),
+    "autoCreateTopicEnable": _flag("auto_create_topic_enable"),
+    "brokerPermission": _number("broker_permission"),
+    "enablePropertyFilter": _flag("enable_property_filter"),
+    "fileReservedTime": _Setting(
+        lambda settings, text: replace(settings, retention_s=float(int(text) * _HOUR_S)),
+        lambda settings: str(int((settings.retention_s or 0) // _HOUR_S)),
+    ),
+    "litePullMessageEnable": _flag("lite_pull_message_enable"),
+    "longPollingEnable": _flag("long_polling_enable"),
+    "maxFilterMessageSize": _pull_limit("scanned_entries", _ENTRY_BYTES),
+    "maxMessageSize": _number("max_message_size"),
+    "maxTransferBytesOnMessageInMemory": _pull_limit("total_bytes"),
+    "maxTransferCountOnMessageInMemory": _pull_limit("messages"),
+    "messageDelayLevel": _Setting(
+        _read_levels, lambda settings: " ".join(f"{seconds:g}s" for seconds in settings.delay_levels_s)
+    ),
+    "timerMaxDelaySec": _number("timer_max_delay_s"),
+    "timerWheelEnable": _flag("timer_wheel_enable"),
+    "useServerSideResetOffset": _flag("use_server_side_reset_offset"),
+}

@@ -1,0 +1,128 @@
+"""Requests about the progress of consumer groups: 43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``)."""
+
+from __future__ import annotations
+
+from broker_sim.admin_headers import (
+    CloneGroupOffsetHeader,
+    GetConsumeStatsHeader,
+    QueryTopicsByConsumerHeader,
+    TopicAndGroupHeader,
+)
+from broker_sim.json_shapes import data_version, queue_json, queue_map
+from broker_sim.replies import Refused, reply
+from broker_sim.state import BrokerState
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.admin_headers import QueryTopicConsumeByWhoRequestHeader
+from pyspark_rocketmq.wire.bodies import subscription_to_json
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.json_quirks import dumps_java
+
+
+def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """208: how far the group is in each queue; what it never committed counts as 0."""
+    header = from_ext_fields(GetConsumeStatsHeader, command.ext_fields)
+    offsets = {
+        MessageQueue(topic.name, state.name, queue_id): _wrapper(
+            state, header.consumer_group, topic.name, queue_id
+        )
+        for name in _topics_of_interest(state, header)
+        if (topic := state.topics.find(name)) is not None
+        for queue_id in range(topic.read_queue_nums)
+    }
+    return reply(command, body=dumps_java({"consumeTps": 0.0, "offsetTable": queue_map(offsets)}))
+
+
+def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """300: groups that subscribe to the topic, or ever committed for it."""
+    topic = from_ext_fields(QueryTopicConsumeByWhoRequestHeader, command.ext_fields).topic
+    groups = sorted({*state.membership.groups_of(topic), *state.offsets.groups_of(topic)})
+    return reply(command, body=dumps_java({"groupList": groups}))
+
+
+def handle_topics_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """343: topics for which the group ever committed."""
+    group = from_ext_fields(QueryTopicsByConsumerHeader, command.ext_fields).group
+    body = {"brokerAddr": str(state.host), "topicList": sorted(state.offsets.topics_of(group))}
+    return reply(command, body=dumps_java(body))
+
+
+def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """345: what the group's members want of the topic."""
+    header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
+    body: dict[str, object] = {"group": header.group, "topic": header.topic}
+    subscription = state.membership.subscriptions(header.group).get(header.topic)
+    if subscription is not None:
+        body["subscriptionData"] = subscription_to_json(subscription)
+    return reply(command, body=dumps_java(body))
+
+
+def handle_time_span(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """303: from when to when each queue's messages are, and where in between the group is."""
+    header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
+    topic = state.topics.find(header.topic)
+    if topic is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+    spans = [
+        _time_span(state, header.group, MessageQueue(topic.name, state.name, queue_id))
+        for queue_id in range(topic.write_queue_nums)
+    ]
+    return reply(command, body=dumps_java({"consumeTimeSpanSet": spans}))
+
+
+def handle_all_offsets(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """43: every committed offset."""
+    tables = {f"{topic}@{group}": table for group, topic, table in state.offsets.tables()}
+    group_topics: dict[str, list[str]] = {}
+    for group, topic, _ in state.offsets.tables():
+        group_topics.setdefault(group, []).append(topic)
+    body = {"dataVersion": data_version(state), "groupTopicMap": group_topics, "offsetTable": tables}
+    return reply(command, body=dumps_java(body))
+
+
+def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """314: give one group the committed offsets of another; without a topic nothing happens, as in Java."""
+    header = from_ext_fields(CloneGroupOffsetHeader, command.ext_fields)
+    if header.topic and state.topics.find(header.topic) is not None:
+        subscriptions = state.membership.subscriptions(header.source_group)
+        if header.offline or not subscriptions or header.topic in subscriptions:
+            state.offsets.clone(header.source_group, header.target_group, header.topic)
+    return reply(command)
+
+
+def _topics_of_interest(state: BrokerState, header: GetConsumeStatsHeader) -> list[str]:
+    """A list is taken as it is; otherwise a group with members shows only what they subscribe to."""
+    if header.topic_list and header.topic_list.strip():
+        return [name for name in header.topic_list.split(";") if name]
+    group = header.consumer_group
+    topics = [header.topic] if header.topic else state.offsets.topics_of(group)
+    subscriptions = state.membership.subscriptions(group)
+    return [topic for topic in topics if not subscriptions or topic in subscriptions]
+
+
+def _wrapper(state: BrokerState, consumer_group: str, topic: str, queue_id: int) -> dict[str, int]:
+    consumed = state.offsets.query(consumer_group, topic, queue_id) or 0
+    pulled = state.offsets.pulled(consumer_group, topic, queue_id) or 0
+    return {
+        "brokerOffset": state.store.max_offset(topic, queue_id),
+        "consumerOffset": consumed,
+        "lastTimestamp": max(0, state.store.store_timestamp(topic, queue_id, consumed - 1)),
+        "pullOffset": max(consumed, pulled),
+    }
+
+
+def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> dict[str, object]:
+    store, topic, queue_id = state.store, queue.topic, queue.queue_id
+    oldest = store.store_timestamp(topic, queue_id, store.min_offset(topic, queue_id))
+    end = store.max_offset(topic, queue_id)
+    consumed = state.offsets.query(consumer_group, topic, queue_id)
+    consumed = -1 if consumed is None else consumed
+    delay = state.now_ms() - store.store_timestamp(topic, queue_id, consumed) if consumed < end else 0
+    return {
+        "consumeTimeStamp": store.store_timestamp(topic, queue_id, consumed - 1) if consumed > 0 else oldest,
+        "delayTime": delay,
+        "maxTimeStamp": store.store_timestamp(topic, queue_id, end - 1),
+        "messageQueue": queue_json(queue),
+        "minTimeStamp": oldest,
+    }
