@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
+from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, checked_int64, read_object
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java, loads
 from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData
@@ -299,8 +300,8 @@ def queue_from_json(value: Any, where: str) -> MessageQueue:
         queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])
     except (KeyError, TypeError, RemoteProtocolError) as exc:
         raise RemoteProtocolError(
-            f"{where} holds something that is no message queue: {value!r:.80}."
+            f"{where} holds something that is no message queue: {brief(value)}."
         ) from exc
     if tuple(map(type, queue)) != (str, str, int) or not -_INT32_END <= queue.queue_id < _INT32_END:
-        raise RemoteProtocolError(f"{where} holds something that is no message queue: {value!r:.80}.")
+        raise RemoteProtocolError(f"{where} holds something that is no message queue: {brief(value)}.")
     return queue

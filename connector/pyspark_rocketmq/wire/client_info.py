@@ -23,6 +23,7 @@ from pyspark_rocketmq.wire.bodies import (
     subscription_from_json,
     subscription_to_json,
 )
+from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, as_object, read_object
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java
 from pyspark_rocketmq.wire.subscription import SubscriptionData
@@ -230,7 +231,7 @@ def decode_directly_result(body: bytes) -> ConsumeMessageDirectlyResult:
     try:
         consume_result = ConsumeResult(name)
     except ValueError as exc:
-        raise RemoteProtocolError(f"{result.where}: {name!r:.80} is no result of consuming.") from exc
+        raise RemoteProtocolError(f"{result.where}: {brief(name)} is no result of consuming.") from exc
     return ConsumeMessageDirectlyResult(
         consume_result=consume_result,
         order=result.flag("order", default=False),

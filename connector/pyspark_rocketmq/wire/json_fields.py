@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, loads
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class JsonObject:
         if value is None:
             return default
         if type(value) not in (int, float) or not abs(value) <= _LARGEST_DOUBLE:
-            raise RemoteProtocolError(f"{self.where}: field {name!r} is no finite number: {value!r:.80}.")
+            raise RemoteProtocolError(f"{self.where}: field {name!r} is no finite number: {brief(value)}.")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -93,7 +94,7 @@ class JsonObject:
     def _checked_text(self, name: str, value: object) -> str:
         if type(value) is not str:
             raise RemoteProtocolError(
-                f"{self.where}: field {name!r} holds something that is no text: {value!r:.80}."
+                f"{self.where}: field {name!r} holds something that is no text: {brief(value)}."
             )
         return value
 
@@ -103,7 +104,9 @@ class JsonObject:
             return default
         # "type is", not isinstance: True is no number.
         if type(value) is not wanted:
-            raise RemoteProtocolError(f"{self.where}: field {name!r} is no {wanted.__name__}: {value!r:.80}.")
+            raise RemoteProtocolError(
+                f"{self.where}: field {name!r} is no {wanted.__name__}: {brief(value)}."
+            )
         return value
 
     def _items_of(self, name: str, wanted: type[T]) -> list[T]:
@@ -111,7 +114,7 @@ class JsonObject:
         for item in items:
             if type(item) is not wanted:
                 raise RemoteProtocolError(
-                    f"{self.where}: field {name!r} holds something that is no {wanted.__name__}: {item!r:.80}."
+                    f"{self.where}: field {name!r} holds something that is no {wanted.__name__}: {brief(item)}."
                 )
         return items
 
@@ -132,7 +135,7 @@ def checked_int64(value: object, where: str) -> int:
         RemoteProtocolError: If it is something else.
     """
     if type(value) is not int or not -_INT64_END <= value < _INT64_END:
-        raise RemoteProtocolError(f"{where} is no 64-bit integer: {value!r:.80}.")
+        raise RemoteProtocolError(f"{where} is no 64-bit integer: {brief(value)}.")
     return value
 
 
@@ -143,5 +146,5 @@ def as_object(value: object, where: str) -> JsonObject:
         RemoteProtocolError: If it is something else.
     """
     if type(value) is not dict:
-        raise RemoteProtocolError(f"{where} is no JSON object: {value!r:.80}.")
+        raise RemoteProtocolError(f"{where} is no JSON object: {brief(value)}.")
     return JsonObject(where, value)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.wire.json_size import check_json_size
 
 _MAX_ODD_DEPTH: Final = 32
 """Nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
@@ -40,8 +41,10 @@ def loads(data: bytes) -> Any:
         always a dict.  Of a text key given twice the last counts.
 
     Raises:
-        RemoteProtocolError: If the body is not UTF-8, is cut off, or is not JSON in this wider sense.
+        RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would take too
+            much memory.
     """
+    check_json_size(data)
     try:
         return _Reader(data.decode()).document()
     except (ValueError, RecursionError) as exc:

@@ -13,6 +13,7 @@ from typing import Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
+from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java, dumps_standard
 
@@ -49,7 +50,7 @@ def broker_from_json(data: JsonObject) -> BrokerData:
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:
             raise RemoteProtocolError(
-                f"{data.where}.brokerAddrs maps no broker id to an address: {broker_id!r:.80} to {address!r:.80}."
+                f"{data.where}.brokerAddrs maps no broker id to an address: {brief(broker_id)} to {brief(address)}."
             )
         addresses[int(broker_id)] = BrokerAddress(address)
     return BrokerData(

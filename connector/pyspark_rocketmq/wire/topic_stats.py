@@ -15,8 +15,10 @@ from typing import Any, Final
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.bodies import queue_from_json
+from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import checked_int64, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.json_size import check_json_size
 
 _WHERE: Final = "TopicStatsTable.offsetTable"
 _NAME: Final = r'"([^"\\\x00-\x1f\x7f-\U0010ffff]*)"'
@@ -50,6 +52,7 @@ def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
     Raises:
         RemoteProtocolError: If the body is not a topic's statistics.
     """
+    check_json_size(body)
     stats = _decode_as_java_writes(body)
     return _decode_any_form(body) if stats is None else stats
 
@@ -84,7 +87,9 @@ def _bounds_from_json(value: Any) -> QueueBounds:
         minimum, maximum = value["minOffset"], value["maxOffset"]
         updated = value.get("lastUpdateTimestamp", 0)
     except (KeyError, TypeError, AttributeError) as exc:
-        raise RemoteProtocolError(f"{_WHERE} holds something that is no TopicOffset: {value!r:.80}.") from exc
+        raise RemoteProtocolError(
+            f"{_WHERE} holds something that is no TopicOffset: {brief(value)}."
+        ) from exc
     return QueueBounds(
         min_offset=checked_int64(minimum, _WHERE),
         max_offset=checked_int64(maximum, _WHERE),
