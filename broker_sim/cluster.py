@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 from broker_sim.async_cluster import AsyncCluster
 from broker_sim.broker import Broker
 from broker_sim.faults import FaultScript
+from broker_sim.machines import MASTER_ID
 from broker_sim.queue_requests import bounds_of
 from broker_sim.security import User
 from broker_sim.settings import BrokerSettings
@@ -43,6 +44,7 @@ class SimCluster:
         self,
         *,
         brokers: int = 1,
+        replicas: int = 0,
         queues: int = 8,
         retention_bytes: int | None = None,
         settings: BrokerSettings | None = None,
@@ -54,6 +56,7 @@ class SimCluster:
 
         Args:
             brokers: how many; they are called broker-a, broker-b and so on.
+            replicas: machines that follow each broker, with broker ids 1 and up.
             queues: of TBW102, the most an automatically created topic gets per broker.
             retention_bytes: commit log bytes each broker keeps; None keeps all.
             settings: everything else; ``queues`` and ``retention_bytes`` are ignored if given.
@@ -63,7 +66,12 @@ class SimCluster:
         """
         self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)
         self._cluster = AsyncCluster(
-            brokers=brokers, settings=self._settings, clock=clock, users=users, tls=tls
+            brokers=brokers,
+            replicas=replicas,
+            settings=self._settings,
+            clock=clock,
+            users=users,
+            tls=tls,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="broker-sim", daemon=True)
@@ -103,21 +111,33 @@ class SimCluster:
         """What is to go wrong."""
         return self._cluster.faults
 
-    def stop_broker(self, name: str) -> None:
-        """Close the broker's listener and connections; routes lose it, data stay."""
-        self._await(lambda: self._cluster.stop_broker(name))
+    def stop_broker(self, name: str, broker_id: int = MASTER_ID) -> None:
+        """Close the listener and connections of a broker or replica; routes lose it, data stay."""
+        self._await(lambda: self._cluster.machines(name).stop(broker_id))
 
-    def start_broker(self, name: str) -> None:
-        """Start a stopped broker on its former port."""
-        self._await(lambda: self._cluster.start_broker(name))
+    def start_broker(self, name: str, broker_id: int = MASTER_ID) -> None:
+        """Start a stopped broker or replica on its former port."""
+        self._await(lambda: self._cluster.machines(name).start(broker_id))
 
     def refuse_connections(self, name: str) -> None:
         """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
-        self.call(lambda: self._cluster.refuse_connections(name))
+        self.call(lambda: self._cluster.machines(name).refuse_connections())
 
     def accept_connections(self, name: str) -> None:
         """End :meth:`refuse_connections`."""
-        self._await(lambda: self._cluster.accept_connections(name))
+        self._await(lambda: self._cluster.machines(name).accept_connections())
+
+    def replica_address(self, name: str, broker_id: int = 1) -> BrokerAddress:
+        """``host:port`` of a replica."""
+        return BrokerAddress(str(self._cluster.machines(name).host(broker_id)))
+
+    def set_replica_lag(self, name: str, messages: int, broker_id: int = 1) -> None:
+        """Let a replica miss the newest ``messages`` of its master from now on; 0 brings it up to date."""
+        self.call(lambda: self._cluster.machines(name).set_lag(broker_id, messages))
+
+    def promote_replica(self, name: str, broker_id: int = 1) -> None:
+        """Replace a master by a replica: messages not copied are lost, the other machines do not come back."""
+        self._await(lambda: self._cluster.machines(name).promote(broker_id))
 
     def look_at_clock(self) -> None:
         """Answer held pulls, drop members and close connections whose time is over by the cluster's clock."""
@@ -139,7 +159,7 @@ class SimCluster:
     def put(self, queue: MessageQueue, messages: Iterable[Message]) -> int:
         """Store messages as if a producer had sent them one by one; the first one's queue offset."""
         batch = tuple(messages)
-        return self.call(lambda: self.broker(queue.broker_name).put(queue, batch))
+        return self.call(lambda: self._cluster.put(queue, batch))
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
         """What the broker holds of the queue now."""
@@ -157,10 +177,8 @@ class SimCluster:
         return self.call(lambda: locks.holder(consumer_group, queue))
 
     def held_pulls(self) -> int:
-        """Pulls that wait at all brokers."""
-        return self.call(
-            lambda: sum(len(broker.state.held_pulls) for broker in self._cluster.brokers.values())
-        )
+        """Pulls that wait at all brokers and replicas."""
+        return self.call(self._cluster.held_pulls)
 
     def broker(self, name: str) -> Broker:
         """One broker, to be touched inside :meth:`call` only."""

@@ -153,7 +153,7 @@ class EndpointServer:
 
     def look_at_clock(self) -> None:
         """Do what is due; needed by hand only after a fake clock was moved."""
-        self._do_due()
+        self.do_due()
         self._close_silent()
 
     # --- what connections call -----------------------------------------------------------------------------
@@ -257,7 +257,8 @@ class EndpointServer:
 
     # --- time ----------------------------------------------------------------------------------------------
 
-    def _do_due(self) -> None:
+    def do_due(self) -> None:
+        """Send what waits and do what is due; silent connections stay."""
         self._send(self._endpoint.look_at_clock())
         now_s = self.clock.monotonic_s()
         while self._delayed and self._delayed[0][0] <= now_s:
@@ -298,7 +299,7 @@ class EndpointServer:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._do_due()
+        self.do_due()
 
     def _scan_members(self) -> None:
         self._scan = asyncio.get_running_loop().call_later(_SCAN_INTERVAL_S, self._scan_members)
