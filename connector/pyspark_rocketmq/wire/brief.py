@@ -1,7 +1,6 @@
 """Showing a peer's value in an error text: short, and at a bounded cost.
 
-``f"{value!r:.80}"`` would write all of it first, in as much memory again, and fail where the value is nested as
-deeply as a JSON reader just managed to read.
+``f"{value!r:.80}"`` would write all of it first, in four times the memory if it is text that must be escaped.
 """
 
 from __future__ import annotations
