@@ -12,7 +12,7 @@ from typing import Any
 from bench.cluster import fill
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from jobs.demo.cluster import embedded_cluster
-from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -116,11 +116,8 @@ class Triggers:
         parts = {name: seconds * 1000 for name, seconds in spent.items()}
         with self._watch.time(_PARTITIONS):
             _, ranges = self._planner.plan_of(offset)
-            count = len(
-                partitions_of(
-                    ranges, self._options, self._planner.addresses({new.queue.broker_name for new in ranges})
-                )
-            )
+            addresses = self._planner.addresses({new.queue.broker_name for new in ranges})
+            count = len(partitions_of(ranges, self._options, addresses, self._planner.replicas()))
         parts[_PARTITIONS] = spent[_PARTITIONS] * 1000
         if count != _QUEUES:
             raise RuntimeError(f"{count} of {_QUEUES} queues were planned.")
@@ -190,10 +187,10 @@ class _TimedPool:
 
 
 def _fill(name_server: str, pool: ChannelPool, *, per_queue: int) -> None:
-    brokers = BrokerClient(pool, _CLOCK, _TIMEOUT_S)
+    admin = AdminClient(pool, _CLOCK, _TIMEOUT_S)
     names = NameServerClient((name_server,), pool, _CLOCK, _TIMEOUT_S)
     # TBW102 is on every broker, so its route tells where they are.
     for broker in names.route("TBW102", Deadline.after(_CLOCK, _TIMEOUT_S)).brokers:
-        brokers.create_topic(str(broker.master), _TOPIC, _QUEUES // _BROKERS)
+        admin.create_topic(str(broker.master), _TOPIC, _QUEUES // _BROKERS)
     message = Message(topic=_TOPIC, body=b"x")
     fill(name_server, _TOPIC, per_queue=per_queue, message=lambda _: message, queues=_QUEUES)

@@ -45,7 +45,7 @@ class RocketMQBatchReader(DataSourceReader):
             QueueRange(queue=queue, start=start, end=max(start, snapshot.bounds[queue].max_offset))
             for queue, start in sorted(starts.items())
         ]
-        return partitions_of(ranges, self._options, snapshot.addresses)
+        return partitions_of(ranges, self._options, snapshot.addresses, snapshot.replicas)
 
     def _starts(self, view: ClusterView) -> tuple[Snapshot, dict[MessageQueue, int]]:
         snapshot = view.snapshot()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -16,6 +16,7 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.retry import RetryPolicy
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.pull_from import MASTER_ID
 from pyspark_rocketmq.consume.start import starting_positions, unknown_queue_problems
 from pyspark_rocketmq.errors import OptionError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, TopicRoute
@@ -38,6 +39,8 @@ class Snapshot:
     """Where each broker name is read from."""
     unreachable: Mapping[str, RocketMQError]
     """Broker names that did not answer, with the reason; their queues are not in ``bounds``."""
+    replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
+    """The living replicas of each broker name that has some, by broker id."""
 
 
 class ClusterView:
@@ -47,8 +50,11 @@ class ClusterView:
         self._options = options
         self._clock = clock
         self._timeout_s = options.request_timeout_ms / 1000
-        self._name_server = NameServerClient(options.name_servers, pool, clock, self._timeout_s)
-        self._brokers = BrokerClient(pool, clock, self._timeout_s)
+        namespace = options.namespace or ""
+        self._name_server = NameServerClient(
+            options.name_servers, pool, clock, self._timeout_s, namespace=namespace
+        )
+        self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
         self._known_queues: tuple[TopicRoute | None, dict[str, list[MessageQueue]]] = (None, {})
 
     def route(self) -> TopicRoute:
@@ -86,7 +92,9 @@ class ClusterView:
             self._name_server.invalidate(self._options.topic)
         if unreachable and not bounds:
             raise next(iter(unreachable.values()))
-        return Snapshot(bounds=bounds, addresses=addresses, unreachable=unreachable)
+        return Snapshot(
+            bounds=bounds, addresses=addresses, unreachable=unreachable, replicas=_replicas(route, addresses)
+        )
 
     def _queues_of(self, route: TopicRoute) -> Mapping[str, list[MessageQueue]]:
         """The route's queues by broker, sorted; a route serves many plans."""
@@ -161,3 +169,12 @@ class ClusterView:
                     min_offset=low, max_offset=self._brokers.max_offset(address, queue)
                 )
         return found
+
+
+def _replicas(route: TopicRoute, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:
+    found: dict[str, Mapping[int, BrokerAddress]] = {}
+    for broker in route.brokers:
+        others = {id_: address for id_, address in broker.addresses.items() if id_ != MASTER_ID}
+        if others and broker.broker_name in names:
+            found[broker.broker_name] = others
+    return found

@@ -61,6 +61,7 @@ class MicroBatchPlanner:
         self._initial: Offset | None = None
         self._newest: Mapping[MessageQueue, QueueBounds] = {}
         self._addresses: Mapping[str, BrokerAddress] = {}
+        self._replicas: Mapping[str, Mapping[int, BrokerAddress]] = {}
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
 
     def initial(self) -> Offset:
@@ -109,6 +110,10 @@ class MicroBatchPlanner:
             self._pause(_PAUSE_S)
             self._retried(patience)
         return self._addresses
+
+    def replicas(self) -> Mapping[str, Mapping[int, BrokerAddress]]:
+        """Where the replicas of those brokers are, by broker id; none for a broker without a living one."""
+        return self._replicas
 
     def latest(self, start: Offset) -> Offset:
         """The offset that holds the next plan, or ``start`` when there is nothing to do.
@@ -236,7 +241,7 @@ class MicroBatchPlanner:
         for broker_name, error in snapshot.unreachable.items():
             logger.warning("broker left out of this plan broker=%s: %s", broker_name, error)
         self._in_contact = True
-        self._addresses = snapshot.addresses
+        self._addresses, self._replicas = snapshot.addresses, snapshot.replicas
         return snapshot
 
 

@@ -37,7 +37,10 @@ _QUEUE_OFFSET = 3
 
 
 def partitions_of(
-    planned: Iterable[QueueRange], options: ReadOptions, addresses: Mapping[str, BrokerAddress]
+    planned: Iterable[QueueRange],
+    options: ReadOptions,
+    addresses: Mapping[str, BrokerAddress],
+    replicas: Mapping[str, Mapping[int, BrokerAddress]],
 ) -> list[QueuePartition]:
     """One partition per non-empty range.
 
@@ -67,6 +70,7 @@ def partitions_of(
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,
                 retry_timeout_s=options.retry_timeout_ms / 1000,
+                replicas=replicas.get(queue_range.queue.broker_name, {}),
                 connection=ConnectionSettings.of(options),
                 namespace=options.namespace or "",
             )

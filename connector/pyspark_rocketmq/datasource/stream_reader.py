@@ -82,7 +82,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planned = [new for new in planned if new.queue.broker_name in addresses]
         else:
             addresses = self._planner.addresses({new.queue.broker_name for new in planned})
-        return partitions_of(planned, self._options, addresses)
+        return partitions_of(planned, self._options, addresses, self._planner.replicas())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor."""

@@ -1,0 +1,507 @@
+"""Many ranges over one connection: fair, bounded, each on its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.consume.pull_window import Piece
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
+from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.scripted_server import Peer, ScriptedServer
+
+KIB = 1024
+
+
+class Pauses:
+    """Sleeps by moving the clock."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.taken: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.taken.append(round(seconds, 3))
+        self.clock.advance(seconds)
+
+    def pipeline(self, partitions: list[QueuePartition], **changes: int) -> PullPipeline:
+        return PullPipeline(partitions, clock=self.clock, sleep=self, **changes)
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+def found(
+    peer: Peer, request: RemotingCommand, *, at_most: int = 8, suggest: int = 0, padding: int = 0
+) -> None:
+    """Answer with messages that are their queue offsets, in text."""
+    start = int(request.ext_fields["queueOffset"])
+    count = min(int(request.ext_fields["maxMsgNums"]), at_most)
+    body = " ".join(map(str, range(start, start + count))).encode() + b" " * padding + b" "
+    outcome(peer, request, 0, start + count, suggest=suggest, body=body)
+
+
+def outcome(
+    peer: Peer,
+    request: RemotingCommand,
+    code: int,
+    next_begin_offset: int,
+    *,
+    suggest: int = 0,
+    body: bytes = b"",
+    bounds: tuple[int, int] = (0, 1000),
+) -> None:
+    fields = {
+        "nextBeginOffset": str(next_begin_offset),
+        "minOffset": str(bounds[0]),
+        "maxOffset": str(bounds[1]),
+        "suggestWhichBrokerId": str(suggest),
+    }
+    peer.answer(request, code, ext_fields=fields, body=body)
+
+
+def queue_of(request: RemotingCommand) -> int:
+    return int(request.ext_fields["queueId"])
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer(found) as server:
+        yield server
+        close_idle_lines()
+
+
+@pytest.fixture
+def replica() -> Iterator[ScriptedServer]:
+    with ScriptedServer(lambda peer, request: found(peer, request, suggest=1)) as server:
+        yield server
+        close_idle_lines()
+
+
+def partition(server: ScriptedServer, queue_id: int, end: int = 100, **changes: object) -> QueuePartition:
+    planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=0, end=end)
+    made = QueuePartition(
+        planned=planned,
+        address=BrokerAddress(server.address),
+        subscription="*",
+        consumer_group="g",
+        with_marker=False,
+        fail_on_data_loss=True,
+        pull_batch_size=8,
+        pulls_in_flight=8,
+        request_timeout_s=5.0,
+        retry_timeout_s=1.0,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def partitions(server: ScriptedServer, count: int, end: int = 100, **changes: object) -> list[QueuePartition]:
+    return [partition(server, queue_id, end, **changes) for queue_id in range(count)]
+
+
+def offsets_of(pieces: list[Piece]) -> list[int]:
+    return [int(text) for piece in pieces for text in piece.body.split()]
+
+
+def pulled(pipeline: PullPipeline) -> tuple[dict[int, list[int]], dict[int, RocketMQError]]:
+    """Offsets of each range in the order in which they came, and why ranges failed."""
+    offsets: dict[int, list[int]] = defaultdict(list)
+    failures: dict[int, RocketMQError] = {}
+    ended: list[int] = []
+    for arrival in pipeline.arrivals():
+        assert arrival.range_index not in ended
+        offsets[arrival.range_index] += offsets_of(arrival.pieces)
+        if arrival.is_last:
+            ended.append(arrival.range_index)
+        if arrival.failure is not None:
+            assert arrival.is_last
+            failures[arrival.range_index] = arrival.failure
+    assert sorted(ended) == list(range(len(pipeline.ranges)))
+    return dict(offsets), failures
+
+
+def whole(count: int, end: int = 100) -> dict[int, list[int]]:
+    return {index: list(range(end)) for index in range(count)}
+
+
+def test_many_ranges_arrive_over_one_connection_each_once_and_in_order(server: ScriptedServer) -> None:
+    """D1, A4"""
+    assert pulled(PullPipeline(partitions(server, 20))) == (whole(20), {})
+    assert server.connection_count == 1
+
+
+def test_no_range_is_no_work_and_no_connection(server: ScriptedServer) -> None:
+    assert pulled(PullPipeline([])) == ({}, {})
+    assert server.connection_count == 0
+
+
+def test_an_empty_range_ends_at_once(server: ScriptedServer) -> None:
+    arrivals = list(PullPipeline([partition(server, 0, end=0)]).arrivals())
+
+    assert arrivals == [Arrival(0, [], is_last=True, failure=None)]
+    assert server.connection_count == 0
+
+
+def test_the_pulls_in_flight_are_shared_and_no_range_waits_for_another(server: ScriptedServer) -> None:
+    """Eight pulls in flight, four ranges: two each, whichever range has the most to read."""
+    ends = [800, 80, 80, 80]
+    held: list[tuple[Peer, RemotingCommand]] = []
+    first_eight: Counter[int] = Counter()
+
+    def hold_eight(peer: Peer, request: RemotingCommand) -> None:
+        if sum(first_eight.values()) == 8:
+            found(peer, request)
+            return
+        first_eight[queue_of(request)] += 1
+        held.append((peer, request))
+        if len(held) == 8:
+            for each in held:
+                found(*each)
+
+    server.script = hold_eight
+
+    offsets, _ = pulled(PullPipeline([partition(server, n, end) for n, end in enumerate(ends)]))
+
+    assert first_eight == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert {index: len(each) for index, each in offsets.items()} == dict(enumerate(ends))
+
+
+def test_a_range_without_answers_holds_up_nobody(server: ScriptedServer) -> None:
+    """A broker that never answers for one queue: the others are read to their end meanwhile."""
+    others_are_read = threading.Event()
+    held: list[tuple[Peer, RemotingCommand]] = []
+
+    def hold_queue_0(peer: Peer, request: RemotingCommand) -> None:
+        if queue_of(request) == 0 and not others_are_read.is_set():
+            held.append((peer, request))
+        else:
+            found(peer, request)
+
+    server.script = hold_queue_0
+    offsets: dict[int, list[int]] = defaultdict(list)
+    ended: set[int] = set()
+    for arrival in PullPipeline(partitions(server, 4)).arrivals():
+        offsets[arrival.range_index] += offsets_of(arrival.pieces)
+        ended |= {arrival.range_index} if arrival.is_last else set()
+        if ended == {1, 2, 3} and not others_are_read.is_set():
+            others_are_read.set()
+            for each in held:
+                found(*each)
+
+    assert offsets == whole(4)
+
+
+def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedServer) -> None:
+    def refuse_some(peer: Peer, request: RemotingCommand) -> None:
+        if queue_of(request) == 1 and int(request.ext_fields["queueOffset"]) >= 40:
+            peer.answer(request, ResponseCode.NO_PERMISSION, remark="no")
+        else:
+            found(peer, request)
+
+    server.script = refuse_some
+
+    offsets, failures = pulled(PullPipeline(partitions(server, 3)))
+
+    assert offsets == {**whole(3), 1: list(range(40))}
+    assert {index: type(error) for index, error in failures.items()} == {1: NoPermission}
+
+
+def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: Pauses) -> None:
+    """Its pulls are tried until patience ends; nobody else's are late."""
+
+    def busy_queue_1(peer: Peer, request: RemotingCommand) -> None:
+        if queue_of(request) == 1:
+            peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
+        else:
+            found(peer, request)
+
+    server.script = busy_queue_1
+    arrivals = [
+        (arrival.range_index, arrival.is_last, sum(pauses.taken))
+        for arrival in pauses.pipeline(partitions(server, 3)).arrivals()
+    ]
+
+    assert [paused for index, is_last, paused in arrivals if is_last and index != 1] == [0, 0]
+    assert arrivals[-1] == (1, True, pytest.approx(1.0))
+
+
+def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: Pauses) -> None:
+    """Source: ``DefaultMQPushConsumerImpl``; a quota is full again soon, so the pause does not grow."""
+    refusals = iter(range(4))
+
+    def throttle(peer: Peer, request: RemotingCommand) -> None:
+        if next(refusals, None) is None:
+            found(peer, request)
+        else:
+            peer.answer(request, ResponseCode.FLOW_CONTROL, remark="quota")
+
+    server.script = throttle
+
+    assert pulled(pauses.pipeline([partition(server, 0, pulls_in_flight=1)])) == (whole(1), {})
+    assert pauses.taken == [0.02] * 4
+
+
+def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: Pauses) -> None:
+    """A2: nothing lost, nothing twice."""
+    count = 0
+
+    def break_twice(peer: Peer, request: RemotingCommand) -> None:
+        nonlocal count
+        count += 1
+        if count in {12, 40}:
+            peer.close()
+        elif not peer.has_ended.is_set():
+            found(peer, request)
+
+    server.script = break_twice
+
+    assert pulled(pauses.pipeline(partitions(server, 5))) == (whole(5), {})
+    assert server.connection_count == 3
+
+
+def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(pauses: Pauses) -> None:
+    with ScriptedServer() as server:
+        gone = partitions(server, 2)
+
+    offsets, failures = pulled(pauses.pipeline(gone))
+
+    assert not any(offsets.values())
+    assert sorted(failures) == [0, 1]
+    assert all(error.retryable for error in failures.values())
+    assert sum(pauses.taken) == pytest.approx(1.0)
+
+
+def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: Pauses) -> None:
+    """A2: code 1500 of brokers from 5.3.1 on, to clients that show such a version."""
+    refused: list[Peer] = []
+
+    def send_away_once(peer: Peer, request: RemotingCommand) -> None:
+        if not refused or (peer is refused[0] and len(refused) < 3):
+            refused.append(peer)
+            peer.answer(request, ResponseCode.GO_AWAY, remark="shutting down")
+        elif peer is not refused[0]:
+            found(peer, request)
+
+    server.script = send_away_once
+
+    assert pulled(pauses.pipeline(partitions(server, 3))) == (whole(3), {})
+    assert server.connection_count == 2
+    assert pauses.taken == []
+
+
+def test_go_away_again_and_again_is_trouble(server: ScriptedServer, pauses: Pauses) -> None:
+    server.script = lambda peer, request: peer.answer(request, ResponseCode.GO_AWAY, remark="")
+
+    _, failures = pulled(pauses.pipeline(partitions(server, 2)))
+
+    assert {type(error) for error in failures.values()} == {ChannelClosed}
+    assert "GO_AWAY" in str(failures[0])
+    assert sum(pauses.taken) == pytest.approx(1.0)
+
+
+def test_a_pull_that_is_passed_over_is_sent_again(server: ScriptedServer) -> None:
+    """Source: ``DefaultPullMessageResultHandler.channelIsWritable``: no answer at all to one of many."""
+    passed_over: list[RemotingCommand] = []
+
+    def pass_over_one(peer: Peer, request: RemotingCommand) -> None:
+        if queue_of(request) == 1 and not passed_over:
+            passed_over.append(request)
+        else:
+            found(peer, request)
+
+    server.script = pass_over_one
+    wanted = partitions(server, 2, end=400, request_timeout_s=0.05)
+
+    assert pulled(PullPipeline(wanted)) == (whole(2, 400), {})
+
+
+def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
+    """Only the pulls that have room, by the largest answer so far, are sent; the first of a range always is."""
+    server.script = lambda peer, request: found(peer, request, padding=300 * KIB)
+    largest = 300 * KIB + 40
+    most = 0
+    pipeline = PullPipeline(
+        partitions(server, 6, end=160, pulls_in_flight=32), max_in_flight_bytes=4 * largest
+    )
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for arrival in pipeline.arrivals():
+        offsets[arrival.range_index] += offsets_of(arrival.pieces)
+        held = sum(len(piece.body) for piece in arrival.pieces)
+        held += sum(each.window.buffered_bytes + each.in_flight * largest for each in pipeline.ranges)
+        most = max(most, held)
+
+    assert offsets == whole(6, 160)
+    # One batch may be with the caller while the pulls that take its room are under way.
+    assert most <= 2 * 4 * largest
+
+
+def test_memory_for_less_than_one_answer_still_makes_progress(server: ScriptedServer) -> None:
+    assert pulled(PullPipeline(partitions(server, 3), max_in_flight_bytes=1)) == (whole(3), {})
+
+
+def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer) -> None:
+    """Back-pressure: the pulls in flight when a batch is handed out are the last."""
+    asked = 0
+
+    def count(peer: Peer, request: RemotingCommand) -> None:
+        nonlocal asked
+        asked += 1
+        found(peer, request, padding=2 << 20)
+
+    server.script = count
+    arrivals = PullPipeline([partition(server, 0, end=1000)]).arrivals()
+    next(arrivals)
+    in_flight_then = [server.next_request() for _ in range(asked)]
+
+    arrivals.close()
+
+    assert len(in_flight_then) <= 2 + 2 * 8
+    assert server.next_peer().has_ended.wait(5)
+
+
+# --- replicas ------------------------------------------------------------------------------------------------
+
+
+def with_replica(wanted: list[QueuePartition], replica: ScriptedServer) -> list[QueuePartition]:
+    return [replace(each, replicas={1: BrokerAddress(replica.address)}) for each in wanted]
+
+
+def asked_for(server: ScriptedServer) -> set[int]:
+    """Queue offsets that a server was asked for, all that it was sent so far."""
+    asked = set()
+    while not server.requests.empty():
+        asked.add(int(server.next_request().ext_fields["queueOffset"]))
+    return asked
+
+
+def test_pulls_go_to_the_replica_that_the_master_suggests(
+    server: ScriptedServer, replica: ScriptedServer
+) -> None:
+    """A4: suggestWhichBrokerId of a master with slaveReadEnable."""
+    server.script = lambda peer, request: found(peer, request, suggest=1)
+    wanted = with_replica(partitions(server, 2, pulls_in_flight=2), replica)
+
+    assert pulled(PullPipeline(wanted)) == (whole(2), {})
+    assert asked_for(server) == {0}
+    assert asked_for(replica) == set(range(8, 100, 8))
+
+
+def test_without_an_address_the_master_serves_although_it_suggests_a_replica(server: ScriptedServer) -> None:
+    server.script = lambda peer, request: found(peer, request, suggest=1)
+
+    assert pulled(PullPipeline(partitions(server, 2))) == (whole(2), {})
+
+
+def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: ScriptedServer) -> None:
+    """A4: a replica that has caught up suggests 0."""
+    server.script = lambda peer, request: found(
+        peer, request, suggest=1 if int(request.ext_fields["queueOffset"]) < 8 else 0
+    )
+    replica.script = lambda peer, request: found(
+        peer, request, suggest=1 if int(request.ext_fields["queueOffset"]) < 40 else 0
+    )
+    wanted = with_replica([partition(server, 0, pulls_in_flight=1)], replica)
+
+    assert pulled(PullPipeline(wanted)) == (whole(1), {})
+    assert asked_for(replica) == {8, 16, 24, 32, 40}
+    assert asked_for(server) == {0, *range(48, 100, 8)}
+
+
+@pytest.mark.parametrize(
+    ("code", "next_begin_offset"),
+    [(19, 40), (20, 40), (20, 64), (21, 64), (21, 0)],
+    ids=["nothing new", "no match", "scanned on", "beginning gone", "lags"],
+)
+def test_what_a_replica_does_not_have_the_master_is_asked_for(
+    server: ScriptedServer, replica: ScriptedServer, pauses: Pauses, code: int, next_begin_offset: int
+) -> None:
+    """F4: a replica's word about what is not there is never believed; nothing is lost, nothing comes twice."""
+    server.script = lambda peer, request: found(peer, request, suggest=1)
+
+    def not_from_40(peer: Peer, request: RemotingCommand) -> None:
+        if int(request.ext_fields["queueOffset"]) < 40:
+            found(peer, request, suggest=1)
+        else:
+            outcome(peer, request, code, next_begin_offset, suggest=1, bounds=(64, 1000))
+
+    replica.script = not_from_40
+
+    assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+    assert pauses.taken == []
+
+
+def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
+    server: ScriptedServer, replica: ScriptedServer, pauses: Pauses
+) -> None:
+    server.script = lambda peer, request: found(peer, request, suggest=1)
+    for script in (
+        lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark=""),
+        lambda peer, request: peer.answer(request, ResponseCode.NO_PERMISSION, remark=""),
+        lambda peer, request: peer.close(),
+    ):
+        replica.script = script
+        assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+
+    assert pauses.taken == []
+
+
+def test_a_replica_that_cannot_be_reached_is_left_for_the_master(
+    server: ScriptedServer, pauses: Pauses
+) -> None:
+    server.script = lambda peer, request: found(peer, request, suggest=1)
+    with ScriptedServer() as gone:
+        wanted = with_replica(partitions(server, 3), gone)
+
+    assert pulled(pauses.pipeline(wanted)) == (whole(3), {})
+    assert pauses.taken == []
+
+
+def test_a_silent_replica_does_not_hold_up_the_queues_that_the_master_serves(
+    server: ScriptedServer, replica: ScriptedServer
+) -> None:
+    """Only queue 0 is sent to the replica, which says nothing until the others are read."""
+    server.script = lambda peer, request: found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
+    held: list[tuple[Peer, RemotingCommand]] = []
+    others_are_read = threading.Event()
+
+    def hold(peer: Peer, request: RemotingCommand) -> None:
+        if others_are_read.is_set():
+            found(peer, request, suggest=1)
+        else:
+            held.append((peer, request))
+
+    replica.script = hold
+    offsets: dict[int, list[int]] = defaultdict(list)
+    ended: set[int] = set()
+    for arrival in PullPipeline(with_replica(partitions(server, 3), replica)).arrivals():
+        offsets[arrival.range_index] += offsets_of(arrival.pieces)
+        ended |= {arrival.range_index} if arrival.is_last else set()
+        if ended == {1, 2} and not others_are_read.is_set():
+            others_are_read.set()
+            for each in held:
+                found(*each, suggest=1)
+
+    assert offsets == whole(3)
+
+
+def test_silence_of_the_master_is_told_with_the_pull_that_was_not_answered(server: ScriptedServer) -> None:
+    server.script = lambda peer, request: None
+    wanted = [partition(server, 3, request_timeout_s=0.1, retry_timeout_s=0.0)]
+
+    _, failures = pulled(PullPipeline(wanted))
+
+    assert isinstance(failures[0], RequestTimeout)
+    assert not isinstance(failures[0], BrokerError)
+    assert "queue=3" in str(failures[0])
