@@ -1,0 +1,442 @@
+"""What a member of a group does, and when: RocketMQ's rules one by one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pyspark_rocketmq.consume.membership import (
+    AskMembers,
+    Heartbeat,
+    Lock,
+    Membership,
+    Unlock,
+    Unregister,
+)
+from pyspark_rocketmq.consume.queue_tenure import TRANSITIONS, Effect, Event, Phase, after
+from pyspark_rocketmq.model import MessageQueue
+from tests.consume.group_model import average
+
+QUEUES = [MessageQueue("T", broker, number) for broker in ("a", "b") for number in range(2)]
+ME, OTHER = "me", "other"
+
+
+class Driver:
+    """A member whose calls all succeed, unless a test answers itself."""
+
+    def __init__(self, **kwargs):
+        self.machine = Membership(ME, average, **kwargs)
+        self.now_s = 100.0
+        self.members = [ME]
+        self.refused = set()
+        self.done = []
+        self.machine.route_changed(QUEUES, self.now_s)
+
+    def work(self):
+        """Do what is due until nothing is; what was done now."""
+        now = []
+        for _ in range(10):
+            duties = self.machine.due(self.now_s)
+            if not duties:
+                self.done += now
+                return now
+            now += duties
+            for duty in duties:
+                self.answer(duty)
+        raise AssertionError(f"no end of duties: {duties}")
+
+    def answer(self, duty):
+        if isinstance(duty, AskMembers):
+            self.machine.members_listed(self.members, self.now_s)
+        elif isinstance(duty, Lock):
+            self.machine.locks_answered(duty.queues, duty.queues - self.refused, self.now_s)
+
+    def after(self, seconds):
+        self.now_s += seconds
+        return self.work()
+
+    @property
+    def plannable(self):
+        return set(self.machine.plannable(self.now_s))
+
+
+@pytest.fixture
+def driver():
+    return Driver()
+
+
+def kinds(duties):
+    return [type(duty) for duty in duties]
+
+
+def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver):
+    """A3, B1, C1, C2: in Java's order; the queues may be planned after that and not before."""
+    assert driver.plannable == set()
+
+    done = driver.work()
+
+    assert kinds(done) == [Heartbeat, AskMembers, Lock, Lock]
+    assert {duty.broker_name: len(duty.queues) for duty in done if isinstance(duty, Lock)} == {"a": 2, "b": 2}
+    assert driver.plannable == set(QUEUES)
+
+
+def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver):
+    """A3: 30 s; B1: 20 s; C2: 20 s, one call per broker for all queues."""
+    driver.work()
+    seen = {Heartbeat: [], AskMembers: [], Lock: []}
+    for second in range(1, 61):
+        for duty in driver.after(1.0):
+            seen[type(duty)].append(second)
+
+    assert seen[Heartbeat] == [30, 60]
+    assert seen[AskMembers] == [20, 40, 60]
+    assert seen[Lock] == [20, 20, 40, 40, 60, 60]
+
+
+def test_nothing_is_due_before_the_moment_that_is_named(driver):
+    """B1: whoever drives the machine may sleep until then."""
+    driver.work()
+    for _ in range(20):
+        next_s = driver.machine.next_due_s()
+        assert next_s > driver.now_s
+        driver.now_s = next_s - 0.001
+        assert driver.work() == []
+        driver.now_s = next_s
+        assert driver.work()
+
+
+def test_without_a_route_nothing_is_asked_of_anybody():
+    machine = Membership(ME, average)
+
+    assert machine.due(5.0) == []
+    assert machine.next_due_s() == float("inf")
+
+
+def test_a_notification_is_followed_by_a_look_at_once_but_not_twice_a_second(driver):
+    """B1: NOTIFY_CONSUMER_IDS_CHANGED; ``RebalanceService.minInterval`` is 1 s."""
+    driver.work()
+    driver.now_s += 5
+    driver.machine.notified(driver.now_s)
+    assert kinds(driver.work()) == [AskMembers]
+
+    driver.machine.notified(driver.now_s)
+    assert driver.work() == []
+    assert kinds(driver.after(1.0)) == [AskMembers]
+
+
+class TestMembersComeAndGo:
+    def test_a_new_member_takes_its_share_at_once(self, driver):
+        """B1, B5: idle queues are given free in one call per broker."""
+        driver.work()
+        driver.members = [ME, OTHER]
+
+        done = driver.after(20.0)
+
+        theirs = {QUEUES[1], QUEUES[3]}
+        assert driver.plannable == set(QUEUES) - theirs
+        assert {queue for duty in done if isinstance(duty, Unlock) for queue in duty.queues} == theirs
+
+    def test_a_queue_in_a_batch_keeps_its_lock_until_the_batch_is_over(self, driver):
+        """B5: not planned again, renewed, then unlocked."""
+        driver.work()
+        terms = driver.machine.begin_plan(driver.now_s)
+        assert driver.machine.planned(terms, driver.now_s) == set(QUEUES)
+        driver.members = [ME, OTHER]
+
+        done = driver.after(20.0)
+        assert not [duty for duty in done if isinstance(duty, Unlock)]
+        assert driver.plannable == {QUEUES[0], QUEUES[2]}
+        assert driver.machine.phase(QUEUES[1]) is Phase.LEAVING
+        renewed = {queue for duty in driver.after(20.0) if isinstance(duty, Lock) for queue in duty.queues}
+        assert renewed == set(QUEUES)
+
+        driver.machine.batch_over(driver.now_s)
+        done = driver.work()
+        assert {queue for duty in done if isinstance(duty, Unlock) for queue in duty.queues} == {
+            QUEUES[1],
+            QUEUES[3],
+        }
+        assert driver.machine.phase(QUEUES[1]) is Phase.ABSENT
+
+    def test_a_queue_the_plan_leaves_out_is_free_to_go(self, driver):
+        """B5: nothing to read in it, so nothing to wait for."""
+        driver.work()
+        terms = driver.machine.begin_plan(driver.now_s)
+        driver.members = [ME, OTHER]
+        assert not [duty for duty in driver.after(20.0) if isinstance(duty, Unlock)]
+
+        driver.machine.planned({QUEUES[0]: terms[QUEUES[0]]}, driver.now_s)
+
+        assert [duty for duty in driver.work() if isinstance(duty, Unlock)]
+
+    def test_a_queue_that_comes_back_before_it_is_gone_goes_on_under_its_term(self, driver):
+        """B5: no second claim, so the batch under way is not fenced off."""
+        driver.work()
+        terms = driver.machine.begin_plan(driver.now_s)
+        driver.machine.planned(terms, driver.now_s)
+        driver.members = [ME, OTHER]
+        driver.after(20.0)
+        driver.members = [ME]
+        driver.after(20.0)
+        driver.after(1.0)
+
+        assert driver.machine.plannable(driver.now_s) == terms
+
+    def test_a_member_missing_from_one_list_still_counts(self, driver):
+        """B4: a momentarily short list takes nobody's queues; the second look, a second later, decides."""
+        driver.members = [ME, OTHER]
+        driver.work()
+        mine = driver.plannable
+        driver.members = [ME]
+        driver.after(20.0)
+        assert driver.plannable == mine
+
+        driver.members = [ME, OTHER]
+        driver.after(1.0)
+        assert driver.plannable == mine
+
+        driver.members = [ME]
+        driver.after(20.0)
+        driver.after(1.0)
+        assert driver.plannable == set(QUEUES)
+
+    def test_who_misses_the_own_id_sends_a_heartbeat_and_looks_again(self, driver):
+        """B4: only then every queue is given up."""
+        driver.work()
+        driver.members = [OTHER]
+        assert Heartbeat in kinds(driver.after(20.0))
+        assert driver.plannable == {QUEUES[0], QUEUES[2]}
+
+        driver.after(1.0)
+        assert driver.plannable == set()
+
+    @pytest.mark.parametrize("answer", ["none", "an empty list"])
+    def test_a_list_that_cannot_be_had_changes_nothing(self, driver, answer):
+        """B4."""
+        driver.work()
+        driver.now_s += 20
+        asked = [duty for duty in driver.machine.due(driver.now_s) if isinstance(duty, AskMembers)]
+        assert asked
+        if answer == "none":
+            driver.machine.members_unknown(driver.now_s)
+        else:
+            driver.machine.members_listed([], driver.now_s)
+
+        assert driver.plannable == set(QUEUES)
+        assert AskMembers in kinds(driver.after(1.0))
+
+    def test_two_clients_of_one_id_are_noticed(self, driver):
+        """B1: both would take the same share (apache/rocketmq#1589)."""
+        driver.work()
+        assert not driver.machine.is_id_shared
+
+        driver.members = [ME, ME]
+        driver.after(20.0)
+        assert driver.machine.is_id_shared
+
+    def test_a_queue_or_broker_that_is_new_in_the_route_is_taken_at_once(self, driver):
+        """A2, A3: a new broker gets a heartbeat before it is asked for locks."""
+        driver.work()
+        new = MessageQueue("T", "c", 0)
+        driver.machine.route_changed([*QUEUES, new], driver.now_s)
+
+        assert kinds(driver.work()) == [Heartbeat, Lock]
+        assert new in driver.plannable
+
+    def test_a_queue_that_leaves_the_route_is_given_up(self, driver):
+        """B1: as ``updateTopicSubscribeInfo`` has it; every member computes with the route."""
+        driver.work()
+        driver.machine.route_changed(QUEUES[:2], driver.now_s)
+
+        assert driver.plannable == set(QUEUES[:2])
+
+
+class TestLocks:
+    def test_a_refused_queue_is_not_planned_and_tried_again_soon(self, driver):
+        """C1: between 500 ms and 20 s; the others do not wait for it."""
+        driver.refused = {QUEUES[1]}
+        driver.work()
+        assert driver.plannable == set(QUEUES) - {QUEUES[1]}
+        assert not driver.machine.is_settled
+
+        driver.refused = set()
+        assert driver.after(1.0) == [Lock("a", frozenset({QUEUES[1]}))]
+        assert driver.plannable == set(QUEUES)
+        assert driver.machine.is_settled
+
+    def test_an_answer_without_the_queue_means_lost(self, driver):
+        """C2, C4: at once, with a new term when it comes back."""
+        driver.work()
+        terms = driver.machine.plannable(driver.now_s)
+        driver.refused = {QUEUES[1]}
+        driver.after(20.0)
+        assert driver.plannable == set(QUEUES) - {QUEUES[1]}
+
+        driver.refused = set()
+        driver.after(1.0)
+        again = driver.machine.plannable(driver.now_s)
+        assert again[QUEUES[1]] > terms[QUEUES[1]]
+        assert {queue: term for queue, term in again.items() if queue != QUEUES[1]} == {
+            queue: term for queue, term in terms.items() if queue != QUEUES[1]
+        }
+
+    def test_a_failed_call_keeps_the_lock_until_30_s_have_passed(self, driver):
+        """C2: and nothing is planned after that, whether or not anybody looked at the clock."""
+        driver.work()
+        began_s = driver.now_s
+        for second in range(19, 31):
+            driver.now_s = began_s + second
+            for duty in driver.machine.due(driver.now_s):
+                if isinstance(duty, Lock):
+                    driver.machine.locks_unknown(duty.queues, driver.now_s)
+                else:
+                    driver.answer(duty)
+            assert driver.plannable == set(QUEUES)
+
+        driver.now_s = began_s + 30.1
+        assert driver.plannable == set()
+
+    def test_a_lock_counts_from_the_moment_it_was_asked_for(self, driver):
+        """C2: the broker's minute begins later, so here it ends earlier."""
+        driver.machine.due(driver.now_s)
+        driver.machine.members_listed([ME], driver.now_s)
+        asked_s = driver.now_s
+        locks = [duty for duty in driver.machine.due(driver.now_s) if isinstance(duty, Lock)]
+        driver.now_s += 9
+        for duty in locks:
+            driver.machine.locks_answered(duty.queues, duty.queues, driver.now_s)
+
+        driver.now_s = asked_s + 30
+        assert driver.plannable == set(QUEUES)
+        driver.now_s = asked_s + 31
+        assert driver.plannable == set()
+
+    def test_a_plan_that_took_too_long_may_not_be_run(self, driver):
+        """C1, C5: a process that slept in the middle of planning finds its terms over."""
+        driver.work()
+        terms = driver.machine.begin_plan(driver.now_s)
+        driver.after(61.0)
+
+        assert driver.machine.planned(terms, driver.now_s) == frozenset()
+
+    def test_a_queue_that_another_claimed_waits_for_the_next_rebalance(self, driver):
+        """C5, H5: two that claim a queue from each other at every trigger would get nothing done."""
+        driver.work()
+        driver.machine.claimed_by_other(QUEUES[0], driver.now_s)
+        assert driver.plannable == set(QUEUES[1:])
+
+        assert QUEUES[0] not in {
+            queue for duty in driver.after(19.0) if isinstance(duty, Lock) for queue in duty.queues
+        }
+        driver.after(1.0)
+        assert QUEUES[0] in driver.plannable
+
+    def test_a_held_queue_can_be_claimed_anew(self, driver):
+        """B6."""
+        driver.work()
+        before = driver.machine.plannable(driver.now_s)
+        driver.machine.reclaim(QUEUES[0])
+
+        assert driver.machine.plannable(driver.now_s)[QUEUES[0]] > before[QUEUES[0]]
+
+
+class TestStop:
+    def test_the_last_duties_are_to_unlock_and_to_unregister(self, driver):
+        """B7: once, and nothing may be planned any more."""
+        driver.work()
+        driver.machine.stop()
+
+        assert driver.machine.due(driver.now_s) == [
+            Unlock("a", frozenset(QUEUES[:2])),
+            Unlock("b", frozenset(QUEUES[2:])),
+            Unregister(),
+        ]
+        assert driver.plannable == set()
+        assert driver.machine.due(driver.now_s) == []
+
+    def test_locks_asked_for_and_not_answered_are_given_back_too(self, driver):
+        """B7: the broker may have granted them."""
+        driver.machine.due(driver.now_s)
+        driver.machine.members_listed([ME], driver.now_s)
+        driver.machine.due(driver.now_s)
+        driver.machine.stop()
+
+        assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
+
+    def test_who_never_registered_leaves_in_silence(self):
+        machine = Membership(ME, average)
+        machine.stop()
+
+        assert machine.due(1.0) == []
+
+
+class TestOtherModels:
+    def test_without_locks_allocation_is_enough(self):
+        """E1, B1: a concurrent consumer; two may have a queue during a rebalance, which is RocketMQ's rule."""
+        driver = Driver(needs_locks=False)
+
+        assert kinds(driver.work()) == [Heartbeat, AskMembers]
+        assert driver.plannable == set(QUEUES)
+        assert not [duty for second in range(40) for duty in driver.after(1.0) if isinstance(duty, Lock)]
+        assert driver.plannable == set(QUEUES)
+
+    def test_broadcasting_takes_every_queue_and_asks_for_nobody(self):
+        """B3: heartbeats go on, so that the group can be seen."""
+        driver = Driver(needs_locks=False, is_broadcast=True)
+
+        assert kinds(driver.work()) == [Heartbeat]
+        assert driver.plannable == set(QUEUES)
+        assert set(kinds([duty for _ in range(60) for duty in driver.after(1.0)])) == {Heartbeat}
+
+
+class TestTheTable:
+    @pytest.mark.parametrize("phase", Phase)
+    @pytest.mark.parametrize("event", Event)
+    def test_a_lock_is_given_back_exactly_where_it_is_held_and_no_longer_needed(self, phase, event):
+        """C1, B5."""
+        transition = after(phase, event)
+        gives_back = Effect.UNLOCK in transition.effects
+
+        keeps_none = transition.phase is Phase.ABSENT
+        may_hold = phase in {Phase.HELD, Phase.LEAVING} or event is Event.GRANTED
+        is_lost_anyway = event in {Event.REFUSED, Event.EXPIRED}
+        assert gives_back == (
+            keeps_none and may_hold and not is_lost_anyway and after_is_a_way_out(phase, event)
+        )
+
+    def test_a_term_begins_with_a_lock_and_no_other_way(self):
+        """C3."""
+        beginnings = {
+            pair for pair, transition in TRANSITIONS.items() if Effect.BEGIN_TENURE in transition.effects
+        }
+        assert beginnings == {(Phase.WANTED, Event.GRANTED)}
+
+    def test_a_held_queue_is_never_reached_without_a_lock(self):
+        """C1."""
+        for (phase, event), transition in TRANSITIONS.items():
+            if transition.phase is Phase.HELD:
+                assert event is Event.GRANTED or phase is Phase.LEAVING
+
+    def test_every_phase_can_be_left_for_good(self):
+        """B5."""
+        for phase in Phase:
+            reached, waiting = {phase}, [phase]
+            while waiting:
+                here = waiting.pop()
+                for event in Event:
+                    there = after(here, event).phase
+                    if there not in reached:
+                        reached.add(there)
+                        waiting.append(there)
+            assert Phase.ABSENT in reached
+
+    def test_no_pair_is_written_that_changes_nothing(self):
+        for (phase, event), transition in TRANSITIONS.items():
+            assert transition != (phase, ()), (phase, event)
+        assert set(TRANSITIONS) <= set(itertools.product(Phase, Event))
+
+
+def after_is_a_way_out(phase, event):
+    """Whether the pair is in the table at all: what is not, changes nothing."""
+    return (phase, event) in TRANSITIONS
