@@ -63,6 +63,11 @@ class BrokerMachines:
         """Where a machine listens, or listened last."""
         return self._machine_of(broker_id).broker.state.host
 
+    @property
+    def replicas(self) -> dict[int, Host]:
+        """Where each replica listens, or listened last, by broker id."""
+        return {key: machine.broker.state.host for key, machine in self._machines.items() if key != MASTER_ID}
+
     async def start_all(self) -> None:
         """Start every machine."""
         for broker_id in self._machines:

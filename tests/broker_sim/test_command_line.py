@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from broker_sim.__main__ import main
+from pyspark_rocketmq.client.acl import AclSigner
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.route import decode_route
-from tests.broker_sim.exchange import request
+from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.wait import wait_until
 
@@ -62,6 +64,93 @@ def test_the_first_line_names_every_address_and_a_signal_ends_it_cleanly(
         process.send_signal(number)
         out, err = process.communicate(timeout=_TIMEOUT_S)
     assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.fixture
+def controlled() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "broker_sim", "--control", "--replicas", "1", "--slave-reads"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=_ENVIRONMENT
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _tell(process: subprocess.Popen[str], **command: object) -> dict[str, object]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
+    answer: dict[str, object] = json.loads(process.stdout.readline())
+    return answer
+
+
+def test_another_process_scripts_faults_and_switches_brokers(controlled: subprocess.Popen[str]) -> None:
+    assert controlled.stdout is not None
+    addresses = json.loads(controlled.stdout.readline())
+    broker, replica = addresses["brokers"]["broker-a"], addresses["replicas"]["broker-a"]["1"]
+    done = {"ok": True}
+    assert _tell(controlled, do="fault", name="answer-code", on=310, response_code=2, times=2) == done
+    assert _tell(controlled, do="pending-faults") == {"ok": True, "pending": 2}
+    with RawClient(broker) as client:
+        assert client.call(send()).code == ResponseCode.SYSTEM_BUSY
+        assert _tell(controlled, do="clear-faults") == done
+        assert client.call(send()).code == ResponseCode.SUCCESS
+    assert _tell(controlled, do="replica-lag", broker="broker-a", messages=1) == done
+    assert _tell(controlled, do="refuse-connections", broker="broker-a") == done
+    assert _is_refused(broker)
+    assert _tell(controlled, do="accept-connections", broker="broker-a") == done
+    assert not _is_refused(broker)
+    assert _tell(controlled, do="stop-broker", broker="broker-a") == done
+    assert _tell(controlled, do="start-broker", broker="broker-a") == done
+    assert _tell(controlled, do="promote-replica", broker="broker-a") == {"ok": True, "address": replica}
+    assert _is_refused(broker)
+
+
+def test_a_command_that_makes_no_sense_is_explained_and_the_next_is_taken(
+    controlled: subprocess.Popen[str],
+) -> None:
+    assert controlled.stdout is not None
+    assert controlled.stdin is not None
+    controlled.stdout.readline()
+    controlled.stdin.write("{no json\n[]\n")
+    for expected in ("Expecting property name", "is a JSON object"):
+        controlled.stdin.flush()
+        answer = json.loads(controlled.stdout.readline())
+        assert answer["ok"] is False
+        assert expected in answer["error"]
+    assert "the commands are fault" in str(_tell(controlled, do="dance")["error"])
+    assert "no fault 'dance'" in str(_tell(controlled, do="fault", name="dance", on=10)["error"])
+    assert "'broker'" in str(_tell(controlled, do="stop-broker")["error"])
+    assert "brokers are broker-a" in str(_tell(controlled, do="stop-broker", broker="broker-z")["error"])
+    assert _tell(controlled, do="pending-faults") == {"ok": True, "pending": 0}
+
+
+def test_a_user_given_on_the_command_line_must_sign() -> None:
+    command = [sys.executable, "-m", "broker_sim", "--user", "ann:12345678"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT) as process:
+        try:
+            assert process.stdout is not None
+            address = json.loads(process.stdout.readline())["brokers"]["broker-a"]
+            with RawClient(address) as client:
+                assert client.call(send()).code == ResponseCode.NO_PERMISSION
+                assert client.call(AclSigner("ann", "12345678").sign(send())).code == ResponseCode.SUCCESS
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["--user", "ann"], "ACCESS:SECRET"), (["--tls-certificate", "/no/such.pem"], "No such file")],
+)
+def test_what_cannot_be_used_is_explained(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert problem in capsys.readouterr().err
 
 
 def test_it_can_end_with_the_process_that_started_it() -> None:
