@@ -180,6 +180,10 @@ class SimCluster:
         """Pulls that wait at all brokers and replicas."""
         return self.call(self._cluster.held_pulls)
 
+    def connections(self, name: str) -> int:
+        """Connections a broker serves now."""
+        return self.call(lambda: self._cluster.machines(name).connections())
+
     def broker(self, name: str) -> Broker:
         """One broker, to be touched inside :meth:`call` only."""
         return self._cluster.brokers[name]

@@ -147,6 +147,10 @@ class BrokerMachines:
         """Pulls that wait at all machines."""
         return sum(len(machine.broker.state.held_pulls) for machine in self._machines.values())
 
+    def connections(self) -> int:
+        """Connections the master serves."""
+        return self._machines[MASTER_ID].server.connection_count
+
     def messages_were_put(self) -> None:
         """Messages were stored past the master's server: wake who waits for them."""
         self._machines[MASTER_ID].server.do_due()
