@@ -22,6 +22,7 @@ Evaluate = Callable[[Properties], Value]
 
 _INT32_END = 1 << 31
 _INT64_END = 1 << 63
+_MAX_INT64_DIGITS = 19
 _JAVA_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _JAVA_DOUBLE = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)", re.ASCII
@@ -84,7 +85,7 @@ def constant(value: Value) -> Node:
 
 def integer_literal(digits: str) -> Node:
     """A decimal literal without its L; it must fit 64 bits."""
-    number = int(digits)
+    number = _integer(digits)
     if number >= _INT64_END:
         raise Sql92Error(f"{digits} exceeds 64 bits")
     return constant(number)
@@ -293,9 +294,17 @@ def _converted(text: str, like: bool | int | float | None) -> bool | int | float
 
 def _to_integer(text: str, end: int) -> int:
     """``Integer.valueOf`` or ``Long.valueOf``: as many bits as the literal it is compared with."""
-    if _JAVA_INTEGER.fullmatch(text) is None or not -end <= int(text) < end:
+    if _JAVA_INTEGER.fullmatch(text) is None or not -end <= _integer(text) < end:
         _fail(text)
-    return int(text)
+    return _integer(text)
+
+
+def _integer(text: str) -> int:
+    """Python refuses to convert thousands of digits; one above 64 bits stands for all of them."""
+    digits = text.lstrip("+-").lstrip("0")
+    if len(digits) > _MAX_INT64_DIGITS:
+        return -_INT64_END - 1 if text.startswith("-") else _INT64_END
+    return int(digits or "0") * (-1 if text.startswith("-") else 1)
 
 
 def _to_double(text: str) -> float:

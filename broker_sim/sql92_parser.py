@@ -14,6 +14,8 @@ from typing import NamedTuple
 from broker_sim import sql92
 from broker_sim.sql92 import Node, Sql92Error
 
+_MAX_CHARACTERS = 32767
+"""Bounds the time and memory that an expression may cost; Java has no such limit."""
 # Alternatives in an order in which the first match is the longest.
 _TOKEN = re.compile(
     r"""(?:[\x20\t\n\r\f]|--[^\n\r]*[\n\r]|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)*
@@ -45,8 +47,10 @@ def compile_expression(text: str) -> sql92.Expression:
     """Compile ``text``.
 
     Raises:
-        Sql92Error: it is no expression.
+        Sql92Error: it is no expression, or longer than anybody writes one.
     """
+    if len(text) > _MAX_CHARACTERS:
+        raise Sql92Error(f"an expression of {len(text)} characters exceeds {_MAX_CHARACTERS}")
     try:
         return sql92.Expression(sql92.condition(_Parser(text).disjunction()))
     except RecursionError:
