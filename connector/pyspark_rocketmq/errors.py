@@ -17,6 +17,10 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ SystemBusy                    retryable
     │  ├─ TopicNotFound
     │  ├─ NoPermission
+    │  ├─ GroupNotFound
+    │  ├─ ConsumerNotOnline             nobody of the group is there to be asked
+    │  ├─ ExpressionInvalid             the broker cannot read the subscription's expression
+    │  ├─ GoAway                        retryable on a new connection: the server is about to stop
     │  ├─ SubscriptionNotLatest         retryable after a heartbeat
     │  └─ OffsetNotFound                no stored offset: a first start, never an error to retry
     ├─ NoWritableQueue                  retryable: a topic without a queue to send to
@@ -162,6 +166,44 @@ class TopicNotFound(BrokerError):
 
 class NoPermission(BrokerError):
     """Topic, group or broker does not allow the operation, or the credentials are wrong."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()} Check accessKey and secretKey, what the user may do with this topic and group "
+            "(mqadmin listAcl), and the permissions of the topic and the group themselves."
+        )
+
+
+class GroupNotFound(BrokerError):
+    """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()} Create the group (mqadmin updateSubGroup), or let the broker do it "
+            "(autoCreateSubscriptionGroup=true)."
+        )
+
+
+class ConsumerNotOnline(BrokerError):
+    """Who was asked for is not connected to this broker, or did not answer it (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} Only a consumer that is running and connected to this broker can be asked."
+
+
+class ExpressionInvalid(BrokerError):
+    """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()} Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
+        )
+
+
+class GoAway(BrokerError):
+    """The server is about to stop and wants its clients on other connections (GO_AWAY)."""
+
+    retryable: ClassVar[bool] = True
 
 
 class OffsetNotFound(BrokerError):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from jobs.errors import JobFailed
+from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.process_pool import process_pool
@@ -38,6 +39,7 @@ class DemoTopic:
         pool = process_pool()
         self._name_server = NameServerClient(tuple(name_servers), pool, self._clock, _REQUEST_TIMEOUT_S)
         self._brokers = BrokerClient(pool, self._clock, _REQUEST_TIMEOUT_S)
+        self._admin = AdminClient(pool, self._clock, _REQUEST_TIMEOUT_S)
 
     def ensure(self) -> tuple[MessageQueue, ...]:
         """Make the topic if it is missing; return its queues.
@@ -64,7 +66,7 @@ class DemoTopic:
                 f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: --option topic=…"
             ) from error
         for broker_name, share in share_queues(_masters(route), QUEUES).items():
-            self._brokers.create_topic(_masters(route)[broker_name], self._topic, share)
+            self._admin.create_topic(_masters(route)[broker_name], self._topic, share)
 
     def _await_route(self) -> TopicRoute:
         deadline = Deadline.after(self._clock, _ROUTE_TIMEOUT_S)

@@ -8,6 +8,10 @@ from pyspark_rocketmq.client.answers import checked, error_of
 from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ConsumerNotOnline,
+    ExpressionInvalid,
+    GoAway,
+    GroupNotFound,
     NoPermission,
     OffsetNotFound,
     SubscriptionNotLatest,
@@ -28,8 +32,15 @@ KNOWN = {
     16: NoPermission,
     17: TopicNotFound,
     22: OffsetNotFound,
+    23: ExpressionInvalid,
     24: SubscriptionNotLatest,
     25: SubscriptionNotLatest,
+    26: GroupNotFound,
+    27: SubscriptionNotLatest,
+    28: SubscriptionNotLatest,
+    206: ConsumerNotOnline,
+    207: ConsumerNotOnline,
+    1500: GoAway,
 }
 
 
@@ -44,9 +55,32 @@ def test_every_code_but_success_is_an_error_of_its_class(code: int) -> None:
         checked(REQUEST, answer, "b:1")
 
     assert type(caught.value) is KNOWN.get(code, BrokerError)
-    assert caught.value.retryable == (code in (2, 14, 215, 24, 25))
+    assert caught.value.retryable == (code in (2, 14, 215, 24, 25, 27, 28, 1500))
     for part in ("b:1", "QUERY_CONSUMER_OFFSET", "topic=orders", "queue=3", str(code), "because"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "remedy"),
+    [
+        (16, "no right", "Check accessKey and secretKey"),
+        (1, "org.apache.rocketmq.acl.common.AclException: No accessKey is configured", "Check accessKey"),
+        (26, "group g", "autoCreateSubscriptionGroup=true"),
+        (23, "parse", "enablePropertyFilter=true"),
+        (206, "not online", "running and connected to this broker"),
+        (17, "no topic", "Create the topic"),
+    ],
+)
+def test_what_a_user_can_mend_comes_with_the_remedy(code: int, remark: str, remedy: str) -> None:
+    """A5, broker answers: from a Spark worker only the text reaches the user."""
+    assert remedy in str(error_of(REQUEST, RemotingCommand(code=code, flag=1, remark=remark), "b:1"))
+
+
+def test_what_a_query_did_not_find_is_no_first_start() -> None:
+    """F1: only the answer about a stored offset means that there is none."""
+    query = RemotingCommand(code=RequestCode.QUERY_MESSAGE)
+
+    assert type(error_of(query, RemotingCommand(code=22, flag=1), "b:1")) is BrokerError
 
 
 def test_a_success_is_judged_by_its_code_alone() -> None:

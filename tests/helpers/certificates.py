@@ -1,4 +1,4 @@
-"""Certificates for TLS tests, made by openssl."""
+"""Certificates for TLS tests, made by openssl: an authority and what it signs, or one that vouches for itself."""
 
 from __future__ import annotations
 
@@ -6,38 +6,70 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+KEY_PASSWORD = "open-sesame-9f2b"
+
 
 class Certificate(NamedTuple):
-    """PEM files of a certificate and its key."""
+    """PEM files of a certificate and its private key (PKCS#8, as Java wants it)."""
 
     certificate: Path
     key: Path
 
 
+class Authority:
+    """A certificate authority of its own in ``folder``, which must exist."""
+
+    def __init__(self, folder: Path, name: str = "test authority") -> None:
+        self._folder = folder
+        self.own = Certificate(folder / "ca.pem", folder / "ca-key.pem")
+        _openssl(
+            *("req", "-x509", *_new_key(self.own.key), "-noenc", "-days", "2", "-subj", f"/CN={name}"),
+            *("-addext", "keyUsage=critical,keyCertSign", "-out", self.own.certificate),
+        )
+
+    def issue(self, name: str, host: str = "IP:127.0.0.1", *, password: str | None = None) -> Certificate:
+        """Sign a certificate for ``host`` (``IP:…`` or ``DNS:…``), good for servers and for clients."""
+        return signed_by(self.own, self._folder, name, host, password=password)
+
+
 def self_signed(folder: Path, name: str = "server") -> Certificate:
     """A certificate for 127.0.0.1 that vouches for itself; it serves as an authority too."""
-    made = Certificate(folder / f"{name}.pem", folder / f"{name}-key.pem")
+    made = _files(folder, name)
     _openssl(
-        *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"),
-        *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made.key), "-out", str(made.certificate)),
+        *("req", "-x509", *_new_key(made.key), "-noenc", "-days", "2", "-subj", f"/CN={name}"),
+        *("-addext", "subjectAltName=IP:127.0.0.1", "-out", made.certificate),
     )
     return made
 
 
-def signed_by(authority: Certificate, folder: Path, name: str) -> Certificate:
-    """A certificate that ``authority`` vouches for."""
-    made = Certificate(folder / f"{name}.pem", folder / f"{name}-key.pem")
-    request = folder / f"{name}.csr"
+def signed_by(
+    authority: Certificate,
+    folder: Path,
+    name: str,
+    host: str = "IP:127.0.0.1",
+    *,
+    password: str | None = None,
+) -> Certificate:
+    """A certificate that ``authority`` vouches for, its key encrypted if there is a password."""
+    made = _files(folder, name)
+    cipher = ("-noenc",) if password is None else ("-passout", f"pass:{password}")
     _openssl(
-        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
-        *("-keyout", str(made.key), "-out", str(request)),
-    )
-    _openssl(
-        *("x509", "-req", "-in", str(request), "-days", "2", "-CA", str(authority.certificate)),
-        *("-CAkey", str(authority.key), "-CAcreateserial", "-out", str(made.certificate)),
+        *("req", "-x509", *_new_key(made.key), *cipher, "-days", "2", "-subj", f"/CN={name}"),
+        *("-CA", authority.certificate, "-CAkey", authority.key),
+        *("-addext", f"subjectAltName={host}", "-addext", "basicConstraints=critical,CA:FALSE"),
+        *("-out", made.certificate),
     )
     return made
 
 
-def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+def _files(folder: Path, name: str) -> Certificate:
+    return Certificate(folder / f"{name}.pem", folder / f"{name}-key.pem")
+
+
+def _new_key(path: Path) -> tuple[str | Path, ...]:
+    return ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", path)
+
+
+def _openssl(*arguments: str | Path) -> None:
+    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -8,13 +8,17 @@ from typing import Final
 from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.errors import (
     BrokerError,
+    ConsumerNotOnline,
+    ExpressionInvalid,
+    GoAway,
+    GroupNotFound,
     NoPermission,
     OffsetNotFound,
     SubscriptionNotLatest,
     SystemBusy,
     TopicNotFound,
 )
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
@@ -23,18 +27,27 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.FLOW_CONTROL: SystemBusy,
     ResponseCode.NO_PERMISSION: NoPermission,
     ResponseCode.TOPIC_NOT_EXIST: TopicNotFound,
-    # QUERY_NOT_FOUND: the requests of this package get it for consumer offsets only.
-    ResponseCode.QUERY_NOT_FOUND: OffsetNotFound,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: ExpressionInvalid,
     ResponseCode.SUBSCRIPTION_NOT_EXIST: SubscriptionNotLatest,
     ResponseCode.SUBSCRIPTION_NOT_LATEST: SubscriptionNotLatest,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    # The same as the two before, of a compiled SQL92 expression.
+    ResponseCode.FILTER_DATA_NOT_EXIST: SubscriptionNotLatest,
+    ResponseCode.FILTER_DATA_NOT_LATEST: SubscriptionNotLatest,
+    ResponseCode.CONSUMER_NOT_ONLINE: ConsumerNotOnline,
+    ResponseCode.CONSUME_MSG_TIMEOUT: ConsumerNotOnline,
+    ResponseCode.GO_AWAY: GoAway,
 }
 """Every other code is a plain ``BrokerError``, which is not tried again."""
+_ACL_1: Final = "AclException"
+"""In the remark of a SYSTEM_ERROR: how brokers before 5.3.3 with access control 1.0 refuse
+(``PlainAccessValidator``)."""
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:
     """The error that ``answer`` stands for; its text says what was asked of whom."""
-    kind = _ERRORS.get(answer.code, BrokerError)
     remark = answer.remark or _name_of(answer.code)
+    kind = _kind_of(request, answer.code, remark)
     return kind(answer.code, remark, request=describe_request(request), address=address)
 
 
@@ -49,6 +62,14 @@ def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> 
     if answer.code != ResponseCode.SUCCESS:
         raise error_of(request, answer, address)
     return answer
+
+
+def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
+    if code == ResponseCode.QUERY_NOT_FOUND and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+        return OffsetNotFound  # of any other query it says nothing about a first start
+    if code == ResponseCode.SYSTEM_ERROR and _ACL_1 in remark:
+        return NoPermission
+    return _ERRORS.get(code, BrokerError)
 
 
 def _name_of(code: int) -> str:

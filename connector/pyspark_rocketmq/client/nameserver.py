@@ -1,4 +1,4 @@
-"""Routes of topics, asked from one of several name servers and kept for a while."""
+"""What name servers know, asked from one of several: routes of topics, kept for a while, and the whole cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import threading
 from typing import NamedTuple
 
 from pyspark_rocketmq.client.answers import checked
+from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import TransportError
-from pyspark_rocketmq.model import TopicRoute
+from pyspark_rocketmq.model import BrokerData, TopicRoute
+from pyspark_rocketmq.wire.admin_bodies import decode_cluster_info, decode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader, to_ext_fields
+from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader
+from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
 from pyspark_rocketmq.wire.route import decode_route
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ class NameServerClient:
         clock: Clock,
         request_timeout_s: float = 3.0,
         route_max_age_s: float = 30.0,
+        *,
+        namespace: str = "",
     ) -> None:
         if not addresses:
             raise ValueError("A name server client needs at least one address.")
@@ -47,6 +52,7 @@ class NameServerClient:
         self._clock = clock
         self._request_timeout_s = request_timeout_s
         self._route_max_age_s = route_max_age_s
+        self._namespace = namespace
         self._lock = threading.Lock()
         self._current = 0
         self._known: dict[str, _Known] = {}
@@ -85,11 +91,36 @@ class NameServerClient:
             if known is not None:
                 self._known[topic] = known._replace(since_s=-math.inf)
 
-    def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
-        request = RemotingCommand(
-            code=RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            ext_fields=to_ext_fields(GetRouteInfoRequestHeader(topic=topic)),
+    def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:
+        """Every living broker of the cluster, by name; asked anew at each call.
+
+        Raises:
+            TransportError: If no name server answered before ``deadline``.
+        """
+        return decode_cluster_info(
+            self._answer(command_of(RequestCode.GET_BROKER_CLUSTER_INFO), deadline).body
         )
+
+    def topics(self, deadline: Deadline) -> tuple[str, ...]:
+        """Every topic that a living broker has, sorted, RocketMQ's own among them; asked anew at each call.
+
+        With a namespace: its topics only, named without it.
+
+        Raises:
+            TransportError: If no name server answered before ``deadline``.
+        """
+        answer = self._answer(command_of(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), deadline)
+        named = decode_topic_list(answer.body)
+        bare = [(topic, without_namespace(self._namespace, topic)) for topic in named]
+        return tuple(sorted(short for full, short in bare if not self._namespace or short != full))
+
+    def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
+        header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
+        answer = self._answer(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline)
+        return decode_route(answer.body)
+
+    def _answer(self, request: RemotingCommand, deadline: Deadline) -> RemotingCommand:
+        """The answer of the first name server that gives one."""
         first = self._current
         failure: TransportError | None = None
         for turn in range(len(self._addresses)):
@@ -102,7 +133,7 @@ class NameServerClient:
                 failure = error
                 continue
             self._current = index
-            return decode_route(checked(request, answer, address).body)
+            return checked(request, answer, address)
         assert failure is not None
         raise failure
 

@@ -14,6 +14,9 @@ Signer = Callable[[RemotingCommand], RemotingCommand]
 
 _PLACE_FIELDS = (
     ("consumerGroup", "consumerGroup"),
+    ("group", "consumerGroup"),
+    ("groupName", "consumerGroup"),
+    ("clientId", "clientId"),
     ("a", "producerGroup"),
     ("producerGroup", "producerGroup"),
     ("topic", "topic"),

@@ -83,6 +83,7 @@ class Producer:
         settings: ConnectionSettings | None = None,
         pool: ChannelPool | None = None,
         clock: Clock | None = None,
+        namespace: str = "",
     ) -> None:
         """Connect to nothing yet.
 
@@ -95,14 +96,17 @@ class Producer:
             settings: Credentials and TLS of the producer's own connections.
             pool: Connections to use instead of own ones; they stay open when the producer is closed.
             clock: The system's if not given.
+            namespace: That of the topics and of the producer group, which are named without it everywhere.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
         shared = pool or self._own_pool
         assert shared is not None
         addresses = address_list(name_servers) if isinstance(name_servers, str) else tuple(name_servers)
-        self._name_servers = NameServerClient(addresses, shared, self._clock, send_timeout_s)
-        self._brokers = BrokerClient(shared, self._clock, send_timeout_s)
+        self._name_servers = NameServerClient(
+            addresses, shared, self._clock, send_timeout_s, namespace=namespace
+        )
+        self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
         self._terms = SendTerms(producer_group=producer_group)
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed

@@ -1,0 +1,179 @@
+"""Namespaces at the client's border: full names outside, short names inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.model import (
+    BrokerAddress,
+    BrokerData,
+    Message,
+    MessageQueue,
+    QueueBounds,
+    QueueData,
+    TopicRoute,
+)
+from pyspark_rocketmq.wire import bodies
+from pyspark_rocketmq.wire.admin_bodies import (
+    ConsumeStats,
+    OffsetWrapper,
+    encode_cluster_info,
+    encode_consume_stats,
+    encode_group_list,
+    encode_topic_list,
+)
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.resource_configs import (
+    SubscriptionGroupConfig,
+    TopicConfig,
+    encode_group_config,
+    encode_topic_config,
+)
+from pyspark_rocketmq.wire.route import encode_route
+from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
+from tests.client import test_admin, test_broker
+from tests.helpers.scripted_server import Peer, ScriptedServer
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+FULL = MessageQueue("shop%orders", "broker-a", 3)
+ANSWERS = {
+    RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({FULL}),
+    RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats({FULL: QueueBounds(1, 9)}),
+    RequestCode.GET_CONSUME_STATS: encode_consume_stats(
+        ConsumeStats(offsets={FULL: OffsetWrapper(9, 4, 4, 0)})
+    ),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: encode_group_list(["shop%g", "other"]),
+    RequestCode.GET_TOPIC_CONFIG: encode_topic_config(TopicConfig(topic_name="shop%orders")),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: encode_group_config(
+        SubscriptionGroupConfig(group_name="shop%g")
+    ),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: bodies.encode_offset_table({FULL: 7}),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(["a"]),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: encode_topic_list(
+        ["TBW102", "shop%orders", "%RETRY%shop%g", "orders"]
+    ),
+    RequestCode.GET_BROKER_CLUSTER_INFO: encode_cluster_info(
+        [BrokerData(broker_name="broker-a", cluster="c", addresses={0: BrokerAddress("h:1")})]
+    ),
+}
+FIELDS = {**test_broker.STORED, **test_broker.PULLED, "offset": "41", "timestamp": "5"}
+
+
+@pytest.fixture
+def answering(server: ScriptedServer) -> ScriptedServer:
+    def answer(peer: Peer, request: RemotingCommand) -> None:
+        if request.is_oneway:
+            return
+        body = ANSWERS.get(RequestCode(request.code), b"")
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            body = route_to(server.address)
+        peer.answer(request, ext_fields=FIELDS, body=body)
+
+    server.script = answer
+    return server
+
+
+def route_to(address: str) -> bytes:
+    data = QueueData(broker_name="broker-a", read_queue_nums=4, write_queue_nums=4, perm=6)
+    broker = BrokerData(broker_name="broker-a", cluster="c", addresses={0: BrokerAddress(address)})
+    return encode_route(TopicRoute(brokers=(broker,), queues=(data,)), standard_json=True)
+
+
+def names_in(request: RemotingCommand) -> list[str]:
+    """Every place where a request names a topic or a group."""
+    keys = ("topic", "consumerGroup", "producerGroup", "group", "groupName", "originTopic", "a", "b")
+    found = [request.ext_fields[key] for key in keys if key in request.ext_fields]
+    if request.body.startswith(b"{"):
+        found += _names_in_json(bodies.loads(request.body))
+    return found
+
+
+def _names_in_json(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value[key] for key in ("topic", "consumerGroup", "groupName", "group") if key in value]
+        return own + [name for item in value.values() for name in _names_in_json(item)]
+    if isinstance(value, list):
+        return [name for item in value for name in _names_in_json(item)]
+    return []
+
+
+BROKER_CALLS = {name: call for name, (_, call) in test_broker.CALLS.items()}
+ADMIN_CALLS: dict[str, Callable[[AdminClient, str], Any]] = {
+    name: call
+    for name, (_, call) in test_admin.CALLS.items()
+    if name in {"create topic", "delete topic", "create group", "delete group", "check subscription"}
+} | {
+    "topic config": lambda a, at: a.topic_config(at, "orders"),
+    "group config": lambda a, at: a.group_config(at, "g"),
+    "groups of topic": lambda a, at: a.groups_of_topic(at, "orders"),
+    "consume stats": lambda a, at: a.consume_stats(at, "g", "orders"),
+    "reset offset": lambda a, at: a.reset_offset(at, "g", "orders", 0),
+}
+
+
+@pytest.mark.parametrize("name", [*BROKER_CALLS, *ADMIN_CALLS])
+def test_a_request_names_topics_and_groups_with_their_namespace(
+    answering: ScriptedServer, pool: ChannelPool, name: str
+) -> None:
+    """A6: in ext fields and in bodies, of every call."""
+    if name in BROKER_CALLS:
+        BROKER_CALLS[name](BrokerClient(pool, SystemClock(), 10.0, namespace="shop"), answering.address)
+    else:
+        ADMIN_CALLS[name](AdminClient(pool, SystemClock(), 10.0, namespace="shop"), answering.address)
+    names = names_in(answering.next_request())
+
+    assert names
+    assert all(named.removeprefix("%RETRY%").startswith("shop%") for named in names)
+
+
+def test_answers_name_topics_and_groups_without_it(answering: ScriptedServer, pool: ChannelPool) -> None:
+    """A6: users never see the full names; names of no or another namespace stay."""
+    brokers = BrokerClient(pool, SystemClock(), 10.0, namespace="shop")
+    admin = AdminClient(pool, SystemClock(), 10.0, namespace="shop")
+    at = answering.address
+
+    assert brokers.topic_stats(at, "orders") == {QUEUE: QueueBounds(1, 9)}
+    assert brokers.lock_batch(at, "g", "me", [QUEUE]) == {QUEUE}
+    assert admin.consume_stats(at, "g").offsets.keys() == {QUEUE}
+    assert admin.groups_of_topic(at, "orders") == ("g", "other")
+    assert admin.topic_config(at, "orders").topic_name == "orders"
+    assert admin.group_config(at, "g").group_name == "g"
+    assert admin.reset_offset(at, "g", "orders", 0) == {QUEUE: 7}
+
+
+def test_name_servers_are_asked_for_the_full_name(
+    answering: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2, A6: and list the topics of the namespace alone."""
+    names = NameServerClient((answering.address,), pool, SystemClock(), namespace="shop")
+
+    assert names.route("orders", soon).subscribe_queues("orders")[0].topic == "orders"
+    assert answering.next_request().ext_fields["topic"] == "shop%orders"
+    assert names.topics(soon) == ("%RETRY%g", "orders")
+    assert [broker.broker_name for broker in names.brokers(soon)] == ["broker-a"]
+    everything = NameServerClient((answering.address,), pool, SystemClock())
+    assert everything.topics(soon) == ("%RETRY%shop%g", "TBW102", "orders", "shop%orders")
+
+
+def test_a_producer_sends_into_its_namespace(answering: ScriptedServer, pool: ChannelPool) -> None:
+    """A6: singly and in batches; the template of new topics keeps its name."""
+    with Producer(answering.address, "P", pool=pool, namespace="shop") as producer:
+        result = producer.send(Message(topic="orders", body=b"x"), queue=QUEUE)
+        producer.send_batch([Message(topic="orders", body=b"x")], QUEUE)
+    sent = [answering.next_request() for _ in range(3)][1:]
+
+    assert result.queue == QUEUE
+    for request in sent:
+        assert (request.ext_fields["a"], request.ext_fields["b"]) == ("shop%P", "shop%orders")
+        assert request.ext_fields["c"] == "TBW102"
