@@ -11,7 +11,7 @@ import pytest
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
 from pyspark_rocketmq.datasource.schema import planned_range
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
@@ -286,3 +286,45 @@ def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:
         "times": 2,
         "rows": 50,
     }
+
+
+def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partition: QueuePartition) -> None:
+    """A6"""
+    asked: set[tuple[str, str]] = set()
+
+    def note(peer: Peer, request: RemotingCommand) -> None:
+        asked.add((request.ext_fields["topic"], request.ext_fields["consumerGroup"]))
+        log(peer, request)
+
+    with ScriptedServer(note) as server:
+        wanted = replace(
+            partition, address=BrokerAddress(server.address), namespace="shop", with_marker=False
+        )
+        batches = list(read_queue(wanted))
+        close_idle_lines()
+
+    assert asked == {("shop%orders", "shop%g")}
+    assert {topic for batch in batches for topic in batch.column("topic").to_pylist()} == {"orders"}
+
+
+def test_what_filtered_pulls_bring_twice_is_kept_once(log: Log, partition: QueuePartition) -> None:
+    """A4: a filtered pull scans on into what its neighbour asks for."""
+    log.scan = 40
+    log.missing = {offset for offset in range(1000) if offset % 3}
+    wanted = replace(partition, subscription="even", planned=replace(partition.planned, start=0, end=800))
+
+    seen, marked = read(replace(wanted, pull_batch_size=16, pulls_in_flight=4))
+
+    assert seen == list(range(0, 800, 6))
+    assert marked == wanted.planned
+
+
+def test_several_ranges_are_read_at_once_each_in_order(log: Log, partition: QueuePartition) -> None:
+    """D1"""
+    ranges = [replace(partition, planned=replace(partition.planned, end=end)) for end in (20, 100, 60)]
+    offsets: dict[int, list[int]] = {}
+    for of, batch in read_queues(ranges):
+        if batch.column("kind").to_pylist() != ["end"]:
+            offsets.setdefault(of.planned.end, []).extend(offsets_of([batch]))
+
+    assert offsets == {end: list(range(10, end)) for end in (20, 100, 60)}

@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.consume.pull_window import Piece
@@ -32,8 +31,8 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 logger = logging.getLogger(__name__)
 
 _PLAIN_SOURCE_GROUP = "pyspark-rocketmq-source"
-_QUEUE_OFFSET = 3
-"""Position of the column ``queueOffset``."""
+_TOPIC, _QUEUE_OFFSET = 0, 3
+"""Positions of columns."""
 
 
 def partitions_of(
@@ -184,34 +183,46 @@ class _RangeReader:
 def _decode(
     pieces: list[Piece], partition: QueuePartition, tags: frozenset[str] | None, expected: int
 ) -> pa.RecordBatch:
-    broker_name = partition.planned.queue.broker_name
-    if tags is None:
-        joined = b"".join(piece.body for piece in pieces)
-        messages = decode_columns(joined, broker_name, limit=partition.planned.end)
-        if _is_ascending(messages, expected):
-            return messages
-    # Filtered pulls overlap their neighbours, and so do inner batches: cut each answer to what is its own.
-    own = [
-        _cut(piece, decode_columns(piece.body, broker_name, limit=piece.limit, tags=tags)) for piece in pieces
-    ]
-    messages = pa.concat_batches(own)
-    if not _is_ascending(messages, expected):
-        raise RemoteProtocolError(
-            f"{partition.planned.queue}: {partition.address} gave queue offsets that are not ascending from "
-            f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged consume queue."
-        )
+    """All pieces at once, because each call of the decoder has its price; each message once, below the range's end."""
+    planned = partition.planned
+    joined = b"".join([piece.body for piece in pieces])
+    messages = decode_columns(joined, planned.queue.broker_name, tags=tags)
+    offsets = _offsets(messages)
+    if not _is_ascending(offsets, expected):
+        is_new = _is_first_copy(offsets, expected)
+        if is_new is None:
+            raise RemoteProtocolError(
+                f"{planned.queue}: {partition.address} gave queue offsets that are not ascending from "
+                f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged consume queue."
+            )
+        messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
+    if len(offsets) and offsets[-1] >= planned.end:
+        messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
+    if partition.namespace:
+        # Users know the topic by the name they gave.
+        topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)
+        messages = messages.set_column(_TOPIC, messages.schema.field(_TOPIC), topic)
     return messages
 
 
-def _cut(piece: Piece, messages: pa.RecordBatch) -> pa.RecordBatch:
-    return messages.filter(pc.greater_equal(messages.column(_QUEUE_OFFSET), piece.start))
+def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
+    """Which messages were not there before; None if one comes late that was not.
+
+    Filtered pulls scan into their neighbours' offsets, and an inner batch begins before the offset asked for: such
+    messages come again, or were read with an earlier batch.
+    """
+    highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
+    is_new: npt.NDArray[np.bool_] = offsets > highest_before
+    late = offsets[~is_new]
+    if not ((late < expected) | np.isin(late, offsets[is_new])).all():
+        return None
+    return is_new
 
 
-def _is_ascending(messages: pa.RecordBatch, expected: int) -> bool:
+def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
     """Checked on every batch, at the price of one comparison per message."""
-    if messages.num_rows == 0:
+    if not len(offsets):
         return True
-    offsets = _offsets(messages)
     return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
 
 

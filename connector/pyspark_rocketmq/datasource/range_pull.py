@@ -16,6 +16,7 @@ from pyspark_rocketmq.consume.pull_window import AnswerOutcome, PullStep, PullWi
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.errors import BrokerError, DataLoss, OffsetError, RocketMQError, SystemBusy
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
+from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
 
 logger = logging.getLogger(__name__)
 
@@ -245,8 +246,8 @@ class RangePull:
 
 def _request(partition: QueuePartition) -> PullRequest:
     return PullRequest(
-        consumer_group=partition.consumer_group,
-        queue=partition.planned.queue,
+        consumer_group=with_namespace(partition.namespace, partition.consumer_group),
+        queue=queue_with_namespace(partition.namespace, partition.planned.queue),
         queue_offset=partition.planned.start,
         max_msg_nums=partition.pull_batch_size,
         sys_flag=PullSysFlag.SUBSCRIPTION,

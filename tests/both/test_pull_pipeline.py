@@ -1,0 +1,96 @@
+"""Many queues of a broker over one connection, read while the broker does what brokers do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+from pyspark_rocketmq.client.broker import SendTerms
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.sending import Batch
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
+from pyspark_rocketmq.datasource.queue_reader import read_queues
+from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueRange
+from tests.both.support import await_readable
+
+QUEUES = 4
+PER_QUEUE = 300
+
+
+@pytest.fixture
+def ranges(cluster, client, address):
+    """The queues of a topic on broker-a, each with 300 messages of two tags."""
+    topic = cluster.create_topic(queues=QUEUES, brokers=["broker-a"])
+    wanted = []
+    for queue_id in range(QUEUES):
+        queue = MessageQueue(topic, "broker-a", queue_id)
+        for begun in range(0, PER_QUEUE, 100):
+            members = tuple(message(topic, number) for number in range(begun, begun + 100))
+            batch = Batch(queue=queue, messages=members, properties={})
+            client.send_batch(address, batch, SendTerms(producer_group="tests"))
+        await_readable(client, address, queue, PER_QUEUE)
+        wanted.append(partition(queue, address))
+    yield wanted
+    close_idle_lines()
+
+
+def message(topic: str, number: int) -> Message:
+    tag = "tens" if number % 10 == 0 else "others"
+    return Message(topic=topic, body=f"{number:06d}".encode() * 100, properties={"TAGS": tag})
+
+
+def partition(queue: MessageQueue, address: str) -> QueuePartition:
+    return QueuePartition(
+        planned=QueueRange(queue=queue, start=0, end=PER_QUEUE),
+        address=BrokerAddress(address),
+        subscription="*",
+        consumer_group="readers",
+        with_marker=False,
+        fail_on_data_loss=True,
+        pull_batch_size=32,
+        pulls_in_flight=16,
+        request_timeout_s=5.0,
+        retry_timeout_s=60.0,
+    )
+
+
+def read(ranges: list[QueuePartition]) -> dict[int, list[int]]:
+    """Queue offsets by queue."""
+    offsets: dict[int, list[int]] = defaultdict(list)
+    for of, batch in read_queues(ranges):
+        assert set(batch.column("queueId").to_pylist()) == {of.planned.queue.queue_id}
+        offsets[of.planned.queue.queue_id] += batch.column("queueOffset").to_pylist()
+    return dict(offsets)
+
+
+def test_all_queues_arrive_each_in_order(ranges):
+    """D1, A4"""
+    assert read(ranges) == {queue_id: list(range(PER_QUEUE)) for queue_id in range(QUEUES)}
+
+
+def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges):
+    """A4: the broker scans on; nextBeginOffset alone says how far."""
+    filtered = [replace(each, subscription="tens") for each in ranges]
+
+    assert read(filtered) == {queue_id: list(range(0, PER_QUEUE, 10)) for queue_id in range(QUEUES)}
+
+
+def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(cluster, ranges):
+    """A2"""
+    reached = [0] * QUEUES
+    arrivals = PullPipeline(ranges, max_in_flight_bytes=256 << 10).arrivals()
+    first = next(arrivals)
+    cluster.stop_broker("broker-a")
+    cluster.start_broker("broker-a")
+
+    for each in (first, *arrivals):
+        assert each.failure is None
+        for piece in each.pieces:
+            assert piece.start == reached[each.range_index]
+            reached[each.range_index] = piece.limit
+
+    assert not first.is_last
+    assert reached == [PER_QUEUE] * QUEUES
