@@ -30,6 +30,7 @@ from pyspark_rocketmq.group.ownership import SoleOwnership
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.wire.namespace import with_namespace
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -98,7 +99,8 @@ def _progress(options: ReadOptions, view: ClusterView, clock: SystemClock) -> Pr
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, default_start)
     return GroupProgress(
-        consumer_group=options.consumer_group,
+        # Groups of one name in two namespaces may share a store; a group's topics are all of its own namespace.
+        consumer_group=with_namespace(options.namespace or "", options.consumer_group),
         client_id=f"{os.uname().nodename}@{os.getpid()}#{uuid.uuid4().hex[:12]}",
         store=open_offset_store(options.offset_store),
         ownership=SoleOwnership(),

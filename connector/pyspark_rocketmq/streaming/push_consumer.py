@@ -28,6 +28,7 @@ from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
+from pyspark_rocketmq.wire.namespace import with_namespace
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
 """A backlog of millions must not become one micro-batch: a queue's share is sorted in memory."""
@@ -63,7 +64,8 @@ class PushConsumer:
         max_reconsume_times: -1, no limit: a message that fails is retried until it passes.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         max_offsets_per_trigger: Most messages of one micro-batch.
-        options: Further options of the source, such as ``{"pullBatchSize": "32"}``; none that a parameter sets.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
+            the namespace among them; none that a parameter sets.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class PushConsumer:
             RocketMQError: If the executors' Python lacks this package.
         """
         options, settings = self._checked()
+        namespace = ReadOptions.parse(options).namespace or ""
         assert self._listener is not None
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
@@ -166,7 +169,7 @@ class PushConsumer:
         rows = consume_orderly(messages, self._listener, schema, settings)
         started = _Started()
         committer = BatchCommitter(
-            consumer_group=self._group,
+            consumer_group=with_namespace(namespace, self._group),
             store=self._store,
             sink=sink,
             query_id=started.query_id,
