@@ -17,9 +17,12 @@ from zlib import crc32
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.hashing import java_string_hash
 
-# total size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys flag, born timestamp,
-# born IPv4, born port, store timestamp, store IPv4, store port, reconsume times, prepared offset, body length
-_HEAD = struct.Struct(">iIiiiqqiqIIqIIiqi")
+# total size, magic, body CRC, queue id, flag, queue offset, commit log offset
+_HEAD = struct.Struct(">iIiiiqq")
+# sys flag, born timestamp, born IPv4, born port, store timestamp, store IPv4, store port, reconsume times,
+# prepared transaction offset
+_SHARED = struct.Struct(">iqIIqIIiq")
+_BODY_LENGTH = struct.Struct(">i")
 _MEMBER_HEAD = struct.Struct(">iiiii")  # total size, magic, CRC, flag, body length
 _SHORT = struct.Struct(">h")
 _STORE_TIMESTAMP = struct.Struct(">q")
@@ -42,8 +45,7 @@ class Host(NamedTuple):
     @property
     def ip_number(self) -> int:
         """The address as the 32-bit number that is stored."""
-        first, second, third, fourth = (int(part) for part in self.ip.split("."))
-        return first << 24 | second << 16 | third << 8 | fourth
+        return _ip_number(self.ip)
 
     def __str__(self) -> str:
         return f"{self.ip}:{self.port}"
@@ -102,28 +104,30 @@ class StoredRun(NamedTuple):
 def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
     """Bytes of ``run`` at ``placement``; layout V2 when the topic has more than 127 bytes."""
     magic, topic_part = _topic_part(run.topic)
-    fixed = _HEAD.size + len(topic_part) + _SHORT.size
-    sizes = [fixed + len(member.body) + len(member.properties) for member in run.members]
+    fixed = _HEAD.size + _SHARED.size + _BODY_LENGTH.size + len(topic_part) + _SHORT.size
+    sizes = [fixed + len(body) + len(properties) for _, body, properties in run.members]
     offsets = list(accumulate(sizes, initial=placement.commit_log_offset))
-    born = (run.sys_flag, run.born_timestamp, run.born_host.ip_number, run.born_host.port)
-    host = placement.store_host
-    stored = (placement.store_timestamp, host.ip_number, host.port, run.reconsume_times, 0)
+    offsets.pop()
+    born, host = run.born_host, placement.store_host
+    shared = _SHARED.pack(
+        *(run.sys_flag, run.born_timestamp, born.ip_number, born.port),
+        *(placement.store_timestamp, host.ip_number, host.port, run.reconsume_times, 0),
+    )
+    queue_id, queue_offset = run.queue_id, placement.queue_offset
     parts: list[bytes] = []
-    tag_hashes: list[int] = []
-    queue_offset = placement.queue_offset
-    for (flag, body, properties), size, offset in zip(run.members, sizes, offsets, strict=False):
+    for (flag, body, properties), size, offset in zip(run.members, sizes, offsets, strict=True):
         crc = crc32(body) & 0x7FFFFFFF
-        where = (run.queue_id, flag, queue_offset, offset)
         parts += (
-            _HEAD.pack(size, magic, crc, *where, *born, *stored, len(body)),
+            _HEAD.pack(size, magic, crc, queue_id, flag, queue_offset, offset),
+            shared,
+            _BODY_LENGTH.pack(len(body)),
             body,
             topic_part,
             _SHORT.pack(len(properties)),
             properties,
         )
-        tag_hashes.append(tag_hash(properties))
         queue_offset += 1
-    offsets.pop()
+    tag_hashes = [tag_hash(properties) for _, _, properties in run.members]
     return EncodedRun(b"".join(parts), offsets, sizes, tag_hashes)
 
 
@@ -145,12 +149,12 @@ def decode_batch_members(batch: bytes, appended: bytes) -> Iterator[Member]:
             raise RemoteProtocolError(
                 f"The batch of {end} bytes ends inside a member at {position}."
             ) from error
-        body = batch[position + _MEMBER_HEAD.size : body_end]
-        properties_start = body_end + _SHORT.size
+        body_start, properties_start = position + _MEMBER_HEAD.size, body_end + _SHORT.size
         position = properties_start + properties_length
         if body_length < 0 or properties_length < 0 or position > end:
             raise RemoteProtocolError(f"A batch member's lengths reach to {position} of {end} bytes.")
-        yield Member(flag, body, join_properties(batch[properties_start:position], appended))
+        properties = join_properties(batch[properties_start:position], appended)
+        yield Member(flag, batch[body_start:body_end], properties)
 
 
 def join_properties(first: bytes, second: bytes) -> bytes:
@@ -180,7 +184,18 @@ def store_timestamp_of(message: bytes) -> int:
 
 def offset_message_id(store_host: Host, commit_log_offset: int) -> str:
     """32 hexadecimal digits that name a stored message (``MessageDecoder.createMessageId``)."""
-    return f"{store_host.ip_number:08X}{store_host.port:08X}{commit_log_offset:016X}"
+    return f"{_host_of_message_id(store_host)}{commit_log_offset:016X}"
+
+
+@lru_cache(maxsize=64)
+def _ip_number(ip: str) -> int:
+    first, second, third, fourth = (int(part) for part in ip.split("."))
+    return first << 24 | second << 16 | third << 8 | fourth
+
+
+@lru_cache(maxsize=64)
+def _host_of_message_id(host: Host) -> str:
+    return f"{host.ip_number:08X}{host.port:08X}"
 
 
 @lru_cache(maxsize=4096)
