@@ -41,22 +41,25 @@ KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_c
 
 @dataclass(frozen=True)
 class Killer:
-    """Kills the whole process group at each of its points, one a start, each time at least one batch later."""
+    """Kills the whole process group at one of its points a start, each time at least one batch later."""
 
     points: tuple[str, ...]
     folder: str
     process_group: int
+    turn: int
+    """How often it had killed before this start; two tasks that reach the point at once are one death."""
 
-    def done(self) -> int:
-        """How often it has killed so far."""
-        return len(list(Path(self.folder).glob("killed-*")))
+    @classmethod
+    def of_this_start(cls, points: Sequence[str], folder: Path) -> Killer:
+        """One whose turn is told by the marks that earlier ones left in ``folder``."""
+        return cls(tuple(points), str(folder), os.getpgid(0), len(list(folder.glob("killed-*"))))
 
-    def reached(self, point: str, batch_id: int) -> None:
-        """Die here if this is the point, and the batch whose turn it is."""
-        done = self.done()
-        if self.points[done : done + 1] != (point,) or batch_id < done:
+    def reached(self, point: str, batch_id: int | None = None) -> None:
+        """Die here if this is the point and, where a batch is named, if its turn has come."""
+        is_too_early = batch_id is not None and batch_id < self.turn
+        if self.points[self.turn : self.turn + 1] != (point,) or is_too_early:
             return
-        Path(self.folder, f"killed-{done}").touch()
+        Path(self.folder, f"killed-{self.turn}").touch()
         os.killpg(self.process_group, signal.SIGKILL)
 
 
@@ -112,7 +115,7 @@ class _KillingBatch:
 
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         version = self._batch.commit(files, acked)
-        self._killer.reached("after_data_commit", self._killer.done())
+        self._killer.reached("after_data_commit")
         return version
 
 
@@ -127,7 +130,7 @@ def make_listener(killer: Killer) -> Any:
         context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
         delivered += 1
         if delivered == 30:
-            killer.reached("in_listener", killer.done())
+            killer.reached("in_listener")
         # Differs between a batch and its replay, as a real listener's troubles do.
         if message.reconsume_times == 0 and zlib.crc32(f"{order_id}{step}{os.getpid()}".encode()) % 151 == 0:
             context.suspend_current_queue_time_millis = 10
@@ -140,7 +143,7 @@ def make_listener(killer: Killer) -> Any:
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
-    killer = Killer(tuple(config["points"]), str(work), os.getpgid(0))
+    killer = Killer.of_this_start(config["points"], work)
     spark = make_session(work)
 
     class KillingSource(DefaultSource):
