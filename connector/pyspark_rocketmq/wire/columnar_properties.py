@@ -33,6 +33,7 @@ MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 _NAME_VALUE_SEPARATOR = 1
 _PROPERTY_SEPARATOR = 2
 _FIRST_OTHER_BYTE = 3
+_PIECE: Final = 1 << 17
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
 _Kept = Mapping[str, int]
@@ -102,7 +103,7 @@ def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
     text = np.frombuffer(buffer, np.uint8)[: row_at[-1]]
     text[row_at[:-1] if all_present else row_at[:-1][is_present]] = _PROPERTY_SEPARATOR
     _check_utf8(text, buffer)
-    separators = np.flatnonzero(text < _FIRST_OTHER_BYTE)
+    separators = _find_separators(text)
     if len(separators) % 2:
         raise IrregularLayout
     bounds = np.empty(len(separators) + 1, np.int32)
@@ -118,6 +119,17 @@ def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
     require_all(text[separators[0::2]] == _PROPERTY_SEPARATOR)
     require_all(text[separators[1::2]] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
+
+
+def _find_separators(text: ByteArray) -> IntArray:
+    """Find the bytes below the first other one; in pieces, so that what is found stays in the cache."""
+    pieces = []
+    for at in range(0, len(text), _PIECE):
+        piece = np.flatnonzero(text[at : at + _PIECE] < _FIRST_OTHER_BYTE).astype(np.int32)
+        if at:
+            piece += at
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
