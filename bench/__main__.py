@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bench import micro_batch, offset_commit, planner, source
+from bench import micro_batch, offset_commit, planner, simulator, source
 from bench.measure import Result
 from bench.page import PAGE, render, tables
 
@@ -17,6 +17,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "micro_batch": micro_batch.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
+    "simulator": simulator.run,
 }
 
 
@@ -24,7 +25,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
 @click.option("--messages", type=int, help="source: messages per body size.")
-@click.option("--rounds", type=int, help="source, micro_batch: rounds that count.")
+@click.option("--rounds", type=int, help="source, micro_batch, simulator: rounds that count.")
 @click.option("--per-trigger", type=int, help="micro_batch: messages per micro-batch.")
 @click.option("--batches", type=int, help="micro_batch: micro-batches per run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
