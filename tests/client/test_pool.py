@@ -11,8 +11,9 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import wait_until
 
 CLOCK = SystemClock()
@@ -132,4 +133,45 @@ def test_a_closed_pool_gives_no_channel_and_closes_one_that_was_being_made(
     assert isinstance(outcome.get(timeout=5), ChannelClosed)
     with pytest.raises(ChannelClosed):
         pool.get(server.address, soon)
+    assert server.next_peer().has_ended.wait(5)
+
+
+def test_a_server_that_says_go_away_gets_no_new_request_and_gives_its_last_answers(
+    server: ScriptedServer, soon: Deadline
+) -> None:
+    """A1: code 1500; what is under way is not lost, what comes next goes over a new connection."""
+    held: SimpleQueue[tuple[Peer, RemotingCommand]] = SimpleQueue()
+    server.script = lambda peer, request: (
+        held.put((peer, request)) if request.code == 11 else peer.answer(request, ResponseCode.GO_AWAY)
+    )
+    with ChannelPool(CLOCK) as pool:
+        leaving = pool.get(server.address, soon)
+        answers: SimpleQueue[object] = SimpleQueue()
+        leaving.submit(RemotingCommand(code=11), answers.put)
+        assert leaving.request(RemotingCommand(code=34), soon).code == ResponseCode.GO_AWAY
+        fresh = pool.get(server.address, soon)
+        peer, request = held.get(timeout=5)
+        peer.answer(request)
+
+        assert fresh is not leaving
+        answer = answers.get(timeout=5)
+        assert isinstance(answer, RemotingCommand)
+        assert answer.code == ResponseCode.SUCCESS
+        wait_until(lambda: leaving.has_ended)
+        assert pool.get(server.address, soon) is fresh
+
+
+def test_a_closed_pool_closes_what_it_had_replaced(server: ScriptedServer, soon: Deadline) -> None:
+    """A1: a leaving channel that still waits for an answer is not forgotten."""
+    server.script = lambda peer, request: (
+        None if request.code == 11 else peer.answer(request, ResponseCode.GO_AWAY)
+    )
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    with ChannelPool(CLOCK) as pool:
+        leaving = pool.get(server.address, soon)
+        leaving.submit(RemotingCommand(code=11), outcomes.put)
+        leaving.request(RemotingCommand(code=34), soon)
+        pool.get(server.address, soon)
+
+    assert isinstance(outcomes.get(timeout=5), ChannelClosed)
     assert server.next_peer().has_ended.wait(5)

@@ -31,6 +31,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     TlsFailed,
 )
+from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
@@ -55,7 +56,8 @@ class Channel:
     """A connection to one server, shared by any number of threads.
 
     Guarantees: requests leave in the order in which ``submit`` was called by one thread; an answer that comes
-    after its request was given up is ignored; a server's request never delays an answer.
+    after its request was given up is ignored; a server's request never delays an answer.  A server that answers
+    GO_AWAY gets no new request from the pool; the channel ends with the last answer that is still awaited.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Channel:
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
         self._has_received = False
+        self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
         )
@@ -86,8 +89,13 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be sent; False for good once the connection ended."""
-        return self._ended is None
+        """Whether requests should be sent here; False for good once it ended or the server wants its clients gone."""
+        return self._ended is None and not self._is_leaving
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection is over and nothing is awaited any more."""
+        return self._ended is not None
 
     def request(self, request: RemotingCommand | Outgoing, deadline: Deadline) -> RemotingCommand:
         """Send a request and wait for its answer, whatever its response code.
@@ -231,7 +239,11 @@ class Channel:
             logger.debug("! late answer ignored opaque=%d address=%s", command.opaque, self.address)
             return
         logger.debug("< answer code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
+        if command.code == ResponseCode.GO_AWAY:
+            self._is_leaving = True
         self._call_back(waiting, command)
+        if self._is_leaving and not self._waiting:
+            self._end(ChannelClosed(self.address, "the server had asked its clients to go away"))
 
     def _take(self, opaque: int) -> _Waiting | None:
         with self._lock:

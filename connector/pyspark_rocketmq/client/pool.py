@@ -42,6 +42,8 @@ class ChannelPool:
         self._lock = threading.Lock()
         self._channels: dict[str, Future[Channel]] = {}
         """Done: the channel. Not done: somebody is connecting."""
+        self._leaving: list[Channel] = []
+        """Replaced because the server wants its clients gone, but with answers still to come."""
         self._is_closed = False
 
     def get(self, address: str, deadline: Deadline) -> Channel:
@@ -57,6 +59,7 @@ class ChannelPool:
             found = self._channels.get(address)
             is_ours = found is None or _is_dead(found)
             if is_ours:
+                self._leaving = [*(one for one in self._leaving if not one.has_ended), *_channel_in(found)]
                 found = self._channels[address] = Future()
         assert found is not None
         if is_ours:
@@ -73,10 +76,10 @@ class ChannelPool:
         with self._lock:
             self._is_closed = True
             channels, self._channels = self._channels, {}
-        for future in channels.values():
-            # One still connecting is closed by the thread that connects it.
-            if future.done() and future.exception() is None:
-                future.result().close()
+            leaving, self._leaving = self._leaving, []
+        # One still connecting is closed by the thread that connects it.
+        for channel in [*leaving, *(one for place in channels.values() for one in _channel_in(place))]:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -109,3 +112,9 @@ class ChannelPool:
 
 def _is_dead(place: Future[Channel]) -> bool:
     return place.done() and (place.exception() is not None or not place.result().is_open)
+
+
+def _channel_in(place: Future[Channel] | None) -> list[Channel]:
+    if place is None or not place.done() or place.exception() is not None:
+        return []
+    return [place.result()]
