@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from bench import micro_batch, offset_commit, planner, simulator, source
+from bench import micro_batch, offset_commit, planner, simulator, source, wire
 from bench.measure import Result
 from bench.page import PAGE, render, tables
 
 _RUNS: dict[str, Callable[..., Result]] = {
+    "wire": wire.run,
     "source": source.run,
     "micro_batch": micro_batch.run,
     "planner": planner.run,
