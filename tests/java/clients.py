@@ -36,6 +36,8 @@ class JavaClients:
             rebalance_interval_ms: how often a member looks at its group unasked; 20 s is RocketMQ's own.
         """
         lib = fetch_jars()
+        self._home = home
+        self._environment = java_environment([lib / "*", compile_java(lib)])
         rebalance = f"-Drocketmq.client.rebalance.waitInterval={rebalance_interval_ms}"
         command = java_command(home, "JavaClients", [name_servers], heap=(*_HEAP, rebalance))
         self._log = home / "java-clients.log"
@@ -46,7 +48,7 @@ class JavaClients:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=java_environment([lib / "*", compile_java(lib)]),
+                env=self._environment,
                 start_new_session=True,
             )
         self._ids = itertools.count(1)
@@ -79,8 +81,23 @@ class JavaClients:
         return self.submit(op, **arguments).result(ANSWER_S)
 
     def mqadmin(self, *arguments: str) -> str:
-        """What mqadmin prints, run by its own main class in this JVM."""
+        """What a command of mqadmin prints, run in this JVM; a :class:`JavaError` if it fails."""
         return str(self.call("mqadmin", arguments=arguments))
+
+    def run_program(self, main_class: str, *arguments: str) -> str:
+        """Standard output of a program of RocketMQ in a JVM of its own, which must end with code 0."""
+        done = subprocess.run(
+            java_command(self._home, main_class, arguments, heap=_HEAP),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=ANSWER_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise JavaError(f"{main_class} {arguments} ended with code {done.returncode}:\n{done.stderr}")
+        return done.stdout
 
     def log_tail(self) -> str:
         """The end of what the clients logged."""

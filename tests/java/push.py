@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.model import MessageQueue
 from tests.both.support import ANSWER_S
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 
-_POLL_S = 0.05
+# A heartbeat in flight may keep one with a newer subscription from being sent; until the next, pulls are refused.
+_SOON_HEALED = {"heartbeatMillis": 1000}
 
 
 class PushConsumer:
@@ -18,15 +22,14 @@ class PushConsumer:
     def __init__(self, java: JavaClients, name: str, group: str, topic: str, **how: object) -> None:
         """Start it with a listener that succeeds, or as ``how`` says (``PushConsumerCalls.start``)."""
         self.name = name
+        self.group = group
         self._java = java
-        java.call(
-            "push.start", name=name, group=group, topic=topic, **{"tags": "*", "persistMillis": 200, **how}
-        )
+        java.call("push.start", name=name, group=group, topic=topic, **{"tags": "*", **_SOON_HEALED, **how})
 
     def delivered(self, at_least: int = 0, *, timeout_s: float = ANSWER_S) -> list[dict[str, Any]]:
         """The messages its listener saw, once there are ``at_least`` or the time is over."""
         events = self._java.call(
-            "push.events", name=self.name, atLeast=at_least, timeoutMillis=int(timeout_s * 1000)
+            "push.events", name=self.name, count=at_least, timeoutMillis=int(timeout_s * 1000)
         )
         return [message for event in events for message in event["messages"]]
 
@@ -34,6 +37,10 @@ class PushConsumer:
         """Queue ids of the topic it has now, each with whether the broker locked it for this member."""
         assignment = self._java.call("push.assignment", name=self.name)
         return {each["queueId"]: each["isLocked"] for each in assignment if each["topic"] == topic}
+
+    def persist(self) -> None:
+        """Let it send its offsets now."""
+        self._java.call("push.persist", name=self.name)
 
     def stop(self) -> Future[Any]:
         """Begin its shutdown."""
@@ -50,3 +57,21 @@ def await_shares(topic: str, queue_ids: set[int], *members: PushConsumer, is_ord
         return has_all and is_even and (not is_orderly or all(all(share.values()) for share in shares))
 
     wait_until(is_shared, 3 * ANSWER_S, reason=f"{len(members)} members with all of {topic} between them")
+
+
+def await_committed(
+    member: PushConsumer,
+    client: BrokerClient,
+    address: str,
+    queues: Iterable[MessageQueue],
+    end: int,
+) -> None:
+    """Wait until the broker has the member's group's offset ``end`` in all the queues, sent by this member."""
+
+    def committed() -> set[int]:
+        member.persist()
+        return {client.query_consumer_offset(address, member.group, queue) for queue in queues}
+
+    wait_until(
+        lambda: committed() == {end}, 3 * ANSWER_S, reason=f"Offset {end} of {member.group} in {queues}"
+    )

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
-from pyspark_rocketmq.errors import OffsetNotFound
 from pyspark_rocketmq.model import Message, MessageQueue
-from tests.both.support import ANSWER_S, await_readable
+from tests.both.support import await_readable
 from tests.helpers.cluster import ClusterUnderTest
-from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 
 _BROKER = "broker-a"
@@ -26,17 +24,29 @@ class Lite:
 
     def __init__(self, java: JavaClients, name: str) -> None:
         self.name = name
+        self._is_started = False
         self._java = java
 
     def start(self, **how: object) -> None:
-        self._java.call("lite.start", name=self.name, group=self.name, persistMillis=200, **how)
+        self._java.call("lite.start", name=self.name, group=self.name, **how)
+        self._is_started = True
+
+    def stop(self) -> None:
+        """Shut it down and wait for that."""
+        self._is_started = False
+        self.call("stop")
+
+    def end(self) -> None:
+        """Begin its shutdown if nobody has; it takes seconds in which nothing of interest happens."""
+        if self._is_started:
+            self._java.submit("lite.stop", name=self.name)
 
     def call(self, what: str, **arguments: object) -> Any:
         return self._java.call(f"lite.{what}", name=self.name, **arguments)
 
     def poll(self, at_least: int, *, millis: int = _POLL_MILLIS) -> list[tuple[int, int, str]]:
         """Queue id, queue offset and body of what came."""
-        read = self.call("poll", atLeast=at_least, timeoutMillis=millis)
+        read = self.call("poll", count=at_least, timeoutMillis=millis)
         return [
             (each["queueId"], each["queueOffset"], base64.b64decode(each["body"]).decode()) for each in read
         ]
@@ -47,7 +57,7 @@ def lite(java: JavaClients, cluster: ClusterUnderTest) -> Iterator[Lite]:
     """A consumer that is stopped after the test."""
     consumer = Lite(java, cluster.unique_name("lite"))
     yield consumer
-    java.submit("lite.stop", name=consumer.name)  # takes seconds in which nothing of interest happens
+    consumer.end()
 
 
 @pytest.fixture
@@ -75,28 +85,18 @@ def java_queue(topic: str, queue_id: int) -> dict[str, object]:
     return {"topic": topic, "brokerName": _BROKER, "queueId": queue_id}
 
 
-def await_committed(cluster, client, group: str, topic: str, expected: dict[int, int]) -> None:
-    """Wait until the group's offsets at the broker are these, by queue id."""
-
-    def committed() -> dict[int, int]:
-        found = {}
-        for queue_id in expected:
-            queue = MessageQueue(topic, _BROKER, queue_id)
-            try:
-                found[queue_id] = client.query_consumer_offset(
-                    cluster.broker_addresses[_BROKER], group, queue, set_zero_if_not_found=False
-                )
-            except OffsetNotFound:
-                continue
-        return found
-
-    wait_until(
-        lambda: committed() == expected, ANSWER_S, reason=f"Offsets {expected} of {group} at the broker"
-    )
+def committed(cluster: ClusterUnderTest, client: BrokerClient, group: str, topic: str) -> list[int]:
+    """The group's offsets at the broker for queues 0 and 1."""
+    return [
+        client.query_consumer_offset(
+            cluster.broker_addresses[_BROKER], group, MessageQueue(topic, _BROKER, queue_id)
+        )
+        for queue_id in (0, 1)
+    ]
 
 
 def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, topic, put, cluster, client):
-    """A1, F6: all queues are assigned to the only member; the timer sends what was committed (golden fact 14)."""
+    """A1, F6: all queues are assigned to the only member; shutdown sends what was committed (golden fact 14)."""
     put(topic, 0, "a0", "a1", "a2")
     put(topic, 1, "b0", "b1")
     lite.start(topic=topic, tags="*")
@@ -106,7 +106,8 @@ def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, t
 
     assert sorted(read) == [(0, 0, "a0"), (0, 1, "a1"), (0, 2, "a2"), (1, 0, "b0"), (1, 1, "b1")]
     assert lite.call("assignment") == [java_queue(topic, 0), java_queue(topic, 1)]
-    await_committed(cluster, client, lite.name, topic, {0: 3, 1: 2})
+    lite.stop()
+    assert committed(cluster, client, lite.name, topic) == [3, 2]
 
 
 def test_assigned_queues_are_read_from_where_the_seek_went(lite, topic, put):
@@ -141,15 +142,15 @@ def test_a_group_goes_on_where_it_committed(java, cluster, topic, put, client):
     """F1, F6: a second consumer of the group reads the rest."""
     put(topic, 0, "a0", "a1")
     group = cluster.unique_name("lite")
-    java.call("lite.start", name=group, group=group, persistMillis=200, topic=topic, tags="*")
-    java.call("lite.poll", name=group, atLeast=2, timeoutMillis=_POLL_MILLIS)
+    java.call("lite.start", name=group, group=group, topic=topic, tags="*")
+    java.call("lite.poll", name=group, count=2, timeoutMillis=_POLL_MILLIS)
     java.call("lite.commit", name=group)
     java.call("lite.stop", name=group)
     put(topic, 0, "a2")
 
     name = f"{group}-second"
-    java.call("lite.start", name=name, group=group, persistMillis=200, topic=topic, tags="*")
-    read = java.call("lite.poll", name=name, atLeast=1, timeoutMillis=_POLL_MILLIS)
+    java.call("lite.start", name=name, group=group, topic=topic, tags="*")
+    read = java.call("lite.poll", name=name, count=1, timeoutMillis=_POLL_MILLIS)
 
     assert [message["queueOffset"] for message in read] == [2]
     assert java.call("lite.committed", name=name, queue=java_queue(topic, 0)) == 2

@@ -181,11 +181,11 @@ def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster, topic):
     ]
     java.call("producer.send", group=_GROUP, how="sync", messages=sent)
     name = cluster.unique_name("lite")
-    java.call("lite.start", name=name, group=name, persistMillis=1000)
+    java.call("lite.start", name=name, group=name)
     queues = java.call("lite.queues", name=name, topic=topic)
     java.call("lite.stop", name=name)
-    java.call("lite.start", name=name, group=name, persistMillis=1000, assign=queues)
-    read = java.call("lite.poll", name=name, atLeast=8, timeoutMillis=20_000)
+    java.call("lite.start", name=name, group=name, assign=queues)
+    read = java.call("lite.poll", name=name, count=8, timeoutMillis=20_000)
 
     by_key = {message["keys"]: base64.b64decode(message["body"]).decode() for message in read}
     assert by_key == {message["keys"]: message["body"] for message in sent}

@@ -17,7 +17,7 @@ from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
-from tests.java.push import PushConsumer, await_shares
+from tests.java.push import PushConsumer, await_committed, await_shares
 
 _BROKER = "broker-a"
 _QUEUES = {0, 1, 2, 3}
@@ -67,10 +67,7 @@ def _live_through_a_reset(java: JavaClients, cluster: ClusterUnderTest) -> list[
         put(client, cluster, queue, "m0", "m1", "m2")
         consumer = PushConsumer(java, group, group, queue.topic, isOrderly=True)
         consumer.delivered(3)
-        wait_until(
-            lambda: client.query_consumer_offset(cluster.broker_addresses[_BROKER], group, queue) == 3,
-            ANSWER_S,
-        )
+        await_committed(consumer, client, cluster.broker_addresses[_BROKER], [queue], 3)
         java.mqadmin("resetOffsetByTime", "-g", group, "-t", queue.topic, "-s", "0")
         # A reset does not end a held pull (golden fact 11); a message does.
         put(client, cluster, queue, "m3")
@@ -105,11 +102,7 @@ def test_members_share_the_queues_and_hand_them_over(is_orderly, java: JavaClien
     await_shares(topic, _QUEUES, first, is_orderly=is_orderly)
     for queue in queues:
         put(client, cluster, queue, "alone again")
-    wait_until(
-        lambda: [client.query_consumer_offset(address, group, queue) for queue in queues] == [3] * 4,
-        3 * ANSWER_S,
-        reason=f"Offsets 3 of {group} in all queues",
-    )
+    await_committed(first, client, address, queues, 3)
     first.stop().result(2 * ANSWER_S)
 
     by_first, by_second = offsets_by_queue(first.delivered()), offsets_by_queue(second.delivered())

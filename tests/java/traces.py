@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,6 @@ ORDERLY: tuple[Scenario, ...] = tuple(golden("orderly_trace.json")["scenarios"])
 CONCURRENT: tuple[Scenario, ...] = tuple(golden("concurrent_trace.json")["scenarios"])
 
 _BROKER = "broker-a"
-_PERSIST_MILLIS = 200
 _MOST_MILLIS = 30_000
 _CONTEXT_SUSPENDS = {"context suspend time per call": [" suspend 100", " suspend 2000", " suspend 1"]}
 """Set in the listener's context, which the recording mentions in words only."""
@@ -76,19 +75,19 @@ class TraceRun:
             autoCommit=not self.scenario["scenario"].startswith("autoCommit=false"),
             answers=_script(self.scenario),
             maxReconsumeTimes=self._config["maxReconsumeTimes"],
-            persistMillis=_PERSIST_MILLIS,
+            heartbeatMillis=1000,
             batch=self._config["consumeMessageBatchMaxSize"],
             **({"suspendMillis": self._config["suspendCurrentQueueTimeMillis"]} if self._is_orderly else {}),
         )
         return self._java.submit(
             "push.events",
             name=self._group,
-            atLeast=sum(len(event["messages"]) for event in self.scenario["events"]),
+            count=sum(len(event["messages"]) for event in self.scenario["events"]),
             timeoutMillis=_MOST_MILLIS,
         )
 
     def await_effects(self, client: BrokerClient) -> None:
-        """Wait for what the last listener call causes at the broker; offsets come with the client's timer."""
+        """Wait for what the last listener call causes; the client is told to send its offsets."""
         for name, of_broker in (
             ("dlq_content", self.dead_letters),
             ("committed_after_shutdown", self.committed),
@@ -96,7 +95,7 @@ class TraceRun:
         ):
             recorded = without_ids(self.scenario[name])
             wait_until(
-                lambda of_broker=of_broker, recorded=recorded: of_broker(client) == recorded,
+                lambda of_broker=of_broker, recorded=recorded: self._persisted(of_broker, client) == recorded,
                 ANSWER_S,
                 reason=f"{name} of {self._group} as recorded, {recorded},",
             )
@@ -107,7 +106,7 @@ class TraceRun:
 
     def all_calls(self) -> list[dict[str, Any]]:
         """Every call of the listener, those after the recorded ones included."""
-        return list(self._java.call("push.events", name=self._group, atLeast=0, timeoutMillis=0))
+        return list(self._java.call("push.events", name=self._group, count=0, timeoutMillis=0))
 
     def committed(self, client: BrokerClient) -> list[int | None]:
         """Committed offsets of the topic's queues."""
@@ -124,6 +123,10 @@ class TraceRun:
     def dead_letters(self, client: BrokerClient) -> list[Any]:
         """Content of the dead-letter topic."""
         return self._content(client, dlq_topic(self._group))
+
+    def _persisted(self, of_broker: Callable[[BrokerClient], list[Any]], client: BrokerClient) -> list[Any]:
+        self._java.call("push.persist", name=self._group)
+        return of_broker(client)
 
     def _committed(self, client: BrokerClient, topic: str, queue_id: int) -> int | None:
         queue = MessageQueue(topic, _BROKER, queue_id)

@@ -1,32 +1,86 @@
 import com.alibaba.fastjson.JSONObject;
 import java.io.ByteArrayOutputStream;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
-import java.util.List;
+import java.util.Arrays;
+import java.util.Map;
+import org.apache.commons.cli.CommandLine;
+import org.apache.commons.cli.DefaultParser;
+import org.apache.commons.cli.Options;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.srvutil.ServerUtil;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
+import org.apache.rocketmq.tools.command.SubCommand;
+import org.apache.rocketmq.tools.command.SubCommandException;
 
-/** A command line of mqadmin, run inside this JVM by the class that the shell script starts. */
-final class AdminCommand {
+/** The commands of mqadmin, run inside this JVM; they may overlap: each sleeps for up to three seconds at its end. */
+final class AdminCommand extends MQAdminStartup {
+    private static final PrintStream LOG = System.err;
+    private static final InheritableThreadLocal<OutputStream> PRINTED = new InheritableThreadLocal<>();
+
     private AdminCommand() {
     }
 
+    static void addTo(Map<String, JavaClients.Call> calls, String nameServers) {
+        System.setProperty(MixAll.NAMESRV_ADDR_PROPERTY, nameServers);
+        initCommand();
+        capturePrints();
+        calls.put("mqadmin", AdminCommand::run);
+    }
+
+    /** From now on what a thread prints goes to its own command's result, else to the log. */
+    private static void capturePrints() {
+        PrintStream byThread = new PrintStream(new OutputStream() {
+            @Override
+            public void write(int octet) {
+                write(new byte[] {(byte) octet}, 0, 1);
+            }
+
+            @Override
+            public void write(byte[] octets, int from, int length) {
+                OutputStream printed = PRINTED.get();
+                if (printed instanceof ByteArrayOutputStream) {
+                    ((ByteArrayOutputStream) printed).write(octets, from, length);
+                } else {
+                    LOG.write(octets, from, length);
+                }
+            }
+        }, true, StandardCharsets.UTF_8);
+        System.setOut(byThread);
+        System.setErr(byThread);
+    }
+
     /** Arguments: arguments, the words after "mqadmin"; what it prints on stdout and stderr. */
-    static synchronized Object run(String nameServers, JSONObject arguments) {
-        List<String> words = arguments.getJSONArray("arguments").toJavaList(String.class);
-        words.add("-n");
-        words.add(nameServers);
+    private static Object run(JSONObject arguments) throws Exception {
+        String[] words = arguments.getJSONArray("arguments").toArray(new String[0]);
+        SubCommand command = SUB_COMMANDS.stream()
+            .filter(each -> each.commandName().equalsIgnoreCase(words[0])).findFirst().orElseThrow();
+        Options options = command.buildCommandlineOptions(ServerUtil.buildCommandlineOptions(new Options()));
+        String[] rest = Arrays.copyOfRange(words, 1, words.length);
+        CommandLine commandLine = ServerUtil.parseCmdLine("mqadmin " + words[0], rest, options, new DefaultParser());
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
-        PrintStream out = System.out;
-        PrintStream err = System.err;
-        PrintStream both = new PrintStream(printed, true, StandardCharsets.UTF_8);
-        System.setOut(both);
-        System.setErr(both);
+        PRINTED.set(printed);
         try {
-            MQAdminStartup.main0(words.toArray(new String[0]), null);
+            execute(command, commandLine, options);
         } finally {
-            System.setOut(out);
-            System.setErr(err);
+            PRINTED.remove();
         }
         return printed.toString(StandardCharsets.UTF_8);
+    }
+
+    private static void execute(SubCommand command, CommandLine commandLine, Options options) throws Exception {
+        while (true) {
+            try {
+                command.execute(commandLine, options, null);
+                return;
+            } catch (SubCommandException problem) {
+                // The millisecond is a command's name as a client: two of the same one exclude each other.
+                Throwable cause = problem.getCause();
+                if (cause == null || !String.valueOf(cause.getMessage()).contains("created already")) {
+                    throw problem;
+                }
+            }
+        }
     }
 }

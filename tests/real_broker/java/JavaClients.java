@@ -29,13 +29,11 @@ public final class JavaClients {
     }
 
     public static void main(String[] args) throws Exception {
-        // Whatever a client or a tool prints is no answer.
-        System.setOut(System.err);
         Map<String, Call> calls = new HashMap<>();
         ProducerCalls.addTo(calls, args[0]);
         PushConsumerCalls.addTo(calls, args[0]);
         LitePullCalls.addTo(calls, args[0]);
-        calls.put("mqadmin", arguments -> AdminCommand.run(args[0], arguments));
+        AdminCommand.addTo(calls, args[0]);
         ExecutorService threads = Executors.newCachedThreadPool();
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {

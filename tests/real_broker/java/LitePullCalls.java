@@ -41,7 +41,7 @@ final class LitePullCalls {
         consumer.setNamesrvAddr(nameServers);
         consumer.setInstanceName(arguments.getString("name"));
         consumer.setAutoCommit(arguments.getBooleanValue("autoCommit"));
-        consumer.setPersistConsumerOffsetInterval(arguments.getIntValue("persistMillis"));
+        consumer.setHeartbeatBrokerInterval(1000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (arguments.containsKey("sql")) {
             consumer.subscribe(arguments.getString("topic"), MessageSelector.bySql(arguments.getString("sql")));
@@ -60,12 +60,12 @@ final class LitePullCalls {
         return null;
     }
 
-    /** Arguments: name, atLeast, timeoutMillis; the messages that came until then, in their order. */
+    /** Arguments: name, count, timeoutMillis; the messages that came until then, in their order. */
     private Object poll(JSONObject arguments) {
         DefaultLitePullConsumer consumer = get(arguments);
         long deadline = System.nanoTime() + arguments.getLongValue("timeoutMillis") * 1_000_000L;
         JSONArray messages = new JSONArray();
-        while (messages.size() < arguments.getIntValue("atLeast") && System.nanoTime() < deadline) {
+        while (messages.size() < arguments.getIntValue("count") && System.nanoTime() < deadline) {
             for (MessageExt message : consumer.poll(100)) {
                 messages.add(Shown.whole(message));
             }

@@ -22,6 +22,7 @@ final class PushConsumerCalls {
         calls.put("push.start", consumers::start);
         calls.put("push.events", consumers::events);
         calls.put("push.assignment", consumers::assignment);
+        calls.put("push.persist", consumers::persist);
         calls.put("push.suspend", arguments -> consumers.pause(arguments, true));
         calls.put("push.resume", arguments -> consumers.pause(arguments, false));
         calls.put("push.stop", consumers::stop);
@@ -67,15 +68,15 @@ final class PushConsumerCalls {
         if (arguments.containsKey("batch")) {
             consumer.setConsumeMessageBatchMaxSize(arguments.getIntValue("batch"));
         }
-        if (arguments.containsKey("persistMillis")) {
-            consumer.setPersistConsumerOffsetInterval(arguments.getIntValue("persistMillis"));
+        if (arguments.containsKey("heartbeatMillis")) {
+            consumer.setHeartbeatBrokerInterval(arguments.getIntValue("heartbeatMillis"));
         }
     }
 
-    /** Arguments: name, atLeast, timeoutMillis; the listener's calls, once that many messages were delivered. */
+    /** Arguments: name, count, timeoutMillis; the listener's calls, once that many messages were delivered. */
     private Object events(JSONObject arguments) throws InterruptedException {
         return listeners.get(arguments.getString("name"))
-            .await(arguments.getIntValue("atLeast"), arguments.getLongValue("timeoutMillis"));
+            .await(arguments.getIntValue("count"), arguments.getLongValue("timeoutMillis"));
     }
 
     private Object assignment(JSONObject arguments) {
@@ -87,6 +88,12 @@ final class PushConsumerCalls {
                 shown.add(each);
             });
         return shown;
+    }
+
+    /** Do at once what the client's timer first does ten seconds after its start. */
+    private Object persist(JSONObject arguments) {
+        consumers.get(arguments.getString("name")).getDefaultMQPushConsumerImpl().persistConsumerOffset();
+        return null;
     }
 
     private Object pause(JSONObject arguments, boolean isPaused) {

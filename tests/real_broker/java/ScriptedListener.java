@@ -58,10 +58,10 @@ final class ScriptedListener {
         };
     }
 
-    /** The calls noted, once atLeast messages were delivered or the time is over. */
-    synchronized JSONArray await(int atLeast, long timeoutMillis) throws InterruptedException {
+    /** The calls noted, once count messages were delivered or the time is over. */
+    synchronized JSONArray await(int count, long timeoutMillis) throws InterruptedException {
         long deadline = System.nanoTime() + timeoutMillis * 1_000_000L;
-        while (deliveries < atLeast) {
+        while (deliveries < count) {
             long leftMillis = (deadline - System.nanoTime()) / 1_000_000L;
             if (leftMillis <= 0) {
                 break;
