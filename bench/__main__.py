@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from bench import micro_batch, offset_commit, planner, simulator, source, wire
+from bench import micro_batch, offset_commit, planner, pull, simulator, source, wire
 from bench.measure import Result
 from bench.page import PAGE, render, tables
 
 _RUNS: dict[str, Callable[..., Result]] = {
     "wire": wire.run,
+    "pull": pull.run,
     "source": source.run,
     "micro_batch": micro_batch.run,
     "planner": planner.run,
@@ -25,8 +26,8 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
-@click.option("--messages", type=int, help="source: messages per body size.")
-@click.option("--rounds", type=int, help="source, micro_batch, simulator: rounds that count.")
+@click.option("--messages", type=int, help="pull, source: messages per body size.")
+@click.option("--rounds", type=int, help="pull, source, micro_batch, simulator: rounds that count.")
 @click.option("--per-trigger", type=int, help="micro_batch: messages per micro-batch.")
 @click.option("--batches", type=int, help="micro_batch: micro-batches per run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")

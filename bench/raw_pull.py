@@ -1,7 +1,7 @@
 """The ceiling of the broker: a bare socket loop that pulls ranges and decodes no message.
 
 As many pulls in flight as the source makes: ``lanes`` queues at a time, each by a connection of its own with
-``depth`` pulls of consecutive offsets under way.  Frames are split and their headers parsed; bodies are dropped.
+``depth`` pulls of consecutive offsets under way; or all queues by one connection.  Frames are split and their headers parsed; bodies are dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 _BUFFER_BYTES = 4 << 20
@@ -106,8 +107,29 @@ def pull_ranges(
 
     Connections are made before the clock starts.
     """
+    return _pull(address, topic, [_cut(*each, messages_per_pull) for each in ranges], lanes, depth)
+
+
+def pull_together(
+    address: str,
+    topic: str,
+    ranges: Sequence[tuple[int, int, int]],
+    *,
+    depth: int,
+    messages_per_pull: int = 32,
+) -> tuple[int, float]:
+    """Pull all ``(queue id, start, end)`` ranges at once by one connection; messages and seconds.
+
+    It is made before the clock starts. Queues take turns pull by pull.
+    """
+    turns = zip_longest(*(_cut(*each, messages_per_pull) for each in ranges))
+    together = [pull for turn in turns for pull in turn if pull is not None]
+    return _pull(address, topic, [together], 1, depth)
+
+
+def _pull(address: str, topic: str, work: list[list[_Pull]], lanes: int, depth: int) -> tuple[int, float]:
     host, _, port = address.rpartition(":")
-    waiting = deque(_cut(*each, messages_per_pull) for each in ranges)
+    waiting = deque(work)
     connections = [_Lane((host, int(port)), topic) for _ in range(lanes)]
     try:
         with selectors.DefaultSelector() as selector:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from bench.raw_pull import pull_ranges
+from bench.raw_pull import pull_ranges, pull_together
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
@@ -35,6 +35,21 @@ def test_every_message_of_the_ranges_is_pulled_once_however_short_the_answers(
     assert messages == 100 + 64 + 1
     assert seconds > 0
     assert asked == Counter((queue_id, at) for queue_id, start, end in ranges for at in range(start, end))
+
+
+@pytest.mark.parametrize("depth", [1, 8])
+def test_all_queues_together_take_turns_on_one_connection(depth: int) -> None:
+    asked: Counter[tuple[int, int]] = Counter()
+    ranges = [(0, 0, 100), (1, 7, 71), (2, 5, 6)]
+    with ScriptedServer(answer_at_most(5, asked)) as server:
+        messages, _ = pull_together(server.address, "orders", ranges, depth=depth)
+        first_three = [int(server.next_request().ext_fields["queueId"]) for _ in range(3)]
+        connections = server.connection_count
+
+    assert messages == 100 + 64 + 1
+    assert connections == 1
+    assert asked == Counter((queue_id, at) for queue_id, start, end in ranges for at in range(start, end))
+    assert depth == 1 or first_three == [0, 1, 2]
 
 
 def test_a_refusal_is_an_error() -> None:
