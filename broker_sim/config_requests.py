@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from broker_sim.json_shapes import data_version
-from broker_sim.replies import Refused, reply
+from broker_sim.replies import SERVER_VERSION, Refused, reply
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -73,6 +73,7 @@ def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> Remotin
     table = {
         "EndTransactionQueueSize": "0",
         "brokerActive": "true",
+        "brokerVersion": str(SERVER_VERSION),
         "brokerVersionDesc": "V5_3_3",
         "bootTimestamp": str(state.started_ms),
         "commitLogDiskRatio": "0.0",
