@@ -10,7 +10,6 @@ from broker_sim.groups import SubscriptionGroup
 from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from broker_sim.topics import group_name_problem
 from pyspark_rocketmq.wire.admin_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
@@ -25,14 +24,14 @@ _NAME_BESIDE: Mapping[str, str] = {"name": "groupName"}
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """200: create or replace a group."""
+    """200: create or replace a group; 5.3.3 takes any name."""
     if command.body:
         state.groups.put(_read_group(read_object(command.body, "SubscriptionGroupConfig")))
     return reply(command)
 
 
 def handle_put_groups(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """225: create or replace several groups, or none if one of them is illegal."""
+    """225: create or replace several groups."""
     body = read_object(command.body, "SubscriptionGroupList")
     for group in [_read_group(each) for each in body.objects("groupConfigList")]:
         state.groups.put(group)
@@ -79,9 +78,6 @@ def _read_group(config: JsonObject) -> SubscriptionGroup:
             values[each.name] = config.integer(java_name)
         else:
             values[each.name] = config.text(java_name)
-    problem = group_name_problem(values.get("name", ""))
-    if problem:
-        raise Refused(ResponseCode.INVALID_PARAMETER, problem)
     return SubscriptionGroup(**values)
 
 

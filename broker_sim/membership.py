@@ -49,6 +49,7 @@ class Membership:
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._fingerprints: dict[str, int] = {}
+        self._subscribed_topics: set[str] = set()
 
     def register(self, client: Client, data: ConsumerData, *, replaces_subscriptions: bool = True) -> bool:
         """Take one group of a heartbeat; whether members or topics changed."""
@@ -57,6 +58,7 @@ class Membership:
         is_new_member = client.peer.connection_id not in group.members
         group.members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
         changed = _update_subscriptions(group, data) if replaces_subscriptions else False
+        self._subscribed_topics.update(group.subscriptions)
         return changed or is_new_member
 
     def note_fingerprint(self, consumer_group: str, fingerprint: int) -> bool:
@@ -100,9 +102,9 @@ class Membership:
         """The member with this client id."""
         return next((each for each in self.members(consumer_group) if each.client_id == client_id), None)
 
-    def groups_of(self, topic: str) -> list[str]:
-        """Groups whose members subscribe to the topic now."""
-        return [name for name, group in self._groups.items() if topic in group.subscriptions]
+    def was_subscribed(self, topic: str) -> bool:
+        """Whether any group's heartbeat ever named the topic."""
+        return topic in self._subscribed_topics
 
     def consumer_data(self, consumer_group: str) -> ConsumerData | None:
         """What the last heartbeat of the group said, None when it has no members."""
@@ -118,6 +120,7 @@ class Membership:
         """Forget all members, as a broker does when it restarts."""
         self._groups.clear()
         self._fingerprints.clear()
+        self._subscribed_topics.clear()
 
     def _forget_if_empty(self, consumer_group: str) -> None:
         if not self._groups[consumer_group].members:

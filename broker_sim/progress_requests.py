@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from broker_sim.admin_headers import (
     CloneGroupOffsetHeader,
     GetConsumeStatsHeader,
@@ -35,10 +37,15 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """300: groups that subscribe to the topic, or ever committed for it."""
+    """300: groups that ever committed for the topic.
+
+    A topic that was ever subscribed to is among them itself: 5.3.3 puts down its name in place of the group's.
+    """
     topic = from_ext_fields(QueryTopicConsumeByWhoRequestHeader, command.ext_fields).topic
-    groups = sorted({*state.membership.groups_of(topic), *state.offsets.groups_of(topic)})
-    return reply(command, body=dumps_java({"groupList": groups}))
+    groups = set(state.offsets.groups_of(topic))
+    if state.membership.was_subscribed(topic):
+        groups.add(topic)
+    return reply(command, body=dumps_java({"groupList": sorted(groups)}))
 
 
 def handle_topics_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -119,10 +126,17 @@ def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> 
     consumed = state.offsets.query(consumer_group, topic, queue_id)
     consumed = -1 if consumed is None else consumed
     delay = state.now_ms() - store.store_timestamp(topic, queue_id, consumed) if consumed < end else 0
-    return {
+    times = {
         "consumeTimeStamp": store.store_timestamp(topic, queue_id, consumed - 1) if consumed > 0 else oldest,
-        "delayTime": delay,
         "maxTimeStamp": store.store_timestamp(topic, queue_id, end - 1),
-        "messageQueue": queue_json(queue),
         "minTimeStamp": oldest,
     }
+    texts = {f"{name}Str": _moment(timestamp_ms) for name, timestamp_ms in times.items()}
+    span = {**times, **texts, "delayTime": delay, "messageQueue": queue_json(queue)}
+    return dict(sorted(span.items()))
+
+
+def _moment(timestamp_ms: int) -> str:
+    """As ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS`` shows it, in the machine's time zone."""
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC).astimezone()
+    return f"{moment:%Y-%m-%d#%H:%M:%S}:{timestamp_ms % 1000:03d}"

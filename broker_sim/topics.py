@@ -15,7 +15,6 @@ AUTO_CREATE_TOPIC_KEY = "TBW102"
 """The topic others are made after at their first message."""
 
 _LONGEST_TOPIC = 127
-_LONGEST_GROUP = 255
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_TOPICS = frozenset(
     {
@@ -143,17 +142,6 @@ def name_problem(topic: str) -> str | None:
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
     if len(topic) > _LONGEST_TOPIC:
         return "The specified topic is longer than topic max length."
-    return None
-
-
-def group_name_problem(consumer_group: str) -> str | None:
-    """Why the name is no consumer group's name, in the broker's words, or None."""
-    if not consumer_group.strip():
-        return "The specified group is blank."
-    if not _LEGAL_NAME.fullmatch(consumer_group):
-        return "The specified group contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if len(consumer_group) > _LONGEST_GROUP:
-        return "The specified group is longer than group max length."
     return None
 
 

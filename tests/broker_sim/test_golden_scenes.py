@@ -200,7 +200,7 @@ _SCENES: Mapping[int, _Scene] = {
     72: _order(3, 2),
     73: _order(3, 2),
     74: _order(3, 2),
-    75: lambda world: world.member("FrOrderG", "FrOrder").commit("FrOrder", "FrOrder", 0),
+    75: lambda world: world.member("FrOrderG", "FrOrder").commit("FrOrderG", "FrOrder", 0),
     77: _nothing,
     78: _order(2, 2),
     81: _nothing,

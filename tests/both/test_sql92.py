@@ -1,0 +1,134 @@
+"""Filtering by SQL92 at the broker: one table of cases, on the simulator and on the real RocketMQ."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.both.support import ANSWER_S
+from tests.broker_sim.exchange import pull, request
+from tests.helpers.sql92_cases import CASES, ILLEGAL
+
+_MESSAGES = sorted({tuple(sorted(properties.items())) for _, properties, _ in CASES})
+_SQL92 = "SQL92"
+
+
+@pytest.fixture(autouse=True)
+def property_filter(broker, soon) -> None:
+    """enablePropertyFilter is off by default."""
+    broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=true\n"), soon)
+
+
+@pytest.fixture
+def filled(put, queue) -> None:
+    """One message for each set of properties; its body tells which."""
+    put(
+        *(
+            Message(topic=queue.topic, body=b"%d" % number, properties=dict(properties))
+            for number, properties in enumerate(_MESSAGES)
+        )
+    )
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_pull_gets_the_messages_its_expression_matches(broker, queue, group, soon):
+    """E1: every case of the table, on the messages of all."""
+    wrong = []
+    for expression, properties, expected in CASES:
+        offset = _MESSAGES.index(tuple(sorted(properties.items())))
+        answer = broker.request(_pull(queue, group, offset, subscription=expression, maxMsgNums=1), soon)
+        assert answer.code in {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}, expression
+        matched = [message.queue_offset for message in decode_messages(answer.body, "broker-a")]
+        if (matched[:1] == [offset]) is not expected:
+            wrong.append((expression, properties))
+
+    assert wrong == []
+
+
+def test_the_client_is_told_whether_its_expression_compiles(broker, queue, group, soon):
+    """E1, golden fact 9: code 46."""
+    legal = {expression: ResponseCode.SUCCESS for expression, _, _ in CASES}
+    for expression, code in {
+        **legal,
+        **dict.fromkeys(ILLEGAL, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    }.items():
+        subscription = {"topic": queue.topic, "subString": expression, "expressionType": _SQL92}
+        body = dumps_java({"clientId": "c", "group": group, "subscriptionData": subscription})
+        answer = broker.request(request(RequestCode.CHECK_CLIENT_CONFIG, body=body), soon)
+        assert answer.code == code, expression
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_pull_with_an_expression_that_does_not_compile_gets_everything(broker, queue, group, soon):
+    """Golden fact 9."""
+    command = _pull(queue, group, 0, subscription=ILLEGAL[0])
+    answer = broker.request(command, soon)
+    assert len(decode_messages(answer.body, "broker-a")) == min(32, len(_MESSAGES))
+
+
+def test_an_expression_comes_with_the_heartbeat_and_must_be_as_new_as_the_pull(
+    broker, queue, group, soon, put
+):
+    """E1, E4: codes 24, 25, 27 and 0, by one group's registered expression."""
+    put(*(Message(topic=queue.topic, body=b"x", properties={"a": str(number)}) for number in (1, 10)))
+
+    def answer_to_pull(sub_version: int) -> int:
+        command = _pull(queue, group, 0, sysFlag=0, subVersion=sub_version, subscription=None)
+        answer = broker.request(command, soon)
+        bodies.append(len(decode_messages(answer.body, "broker-a")) if answer.body else 0)
+        return answer.code
+
+    def register(expression: str, sub_version: int) -> None:
+        subscription = build_subscription(
+            queue.topic, expression, sub_version=sub_version, expression_type=_SQL92
+        )
+        consumer = ConsumerData(group_name=group, subscriptions=(subscription,))
+        body = encode_heartbeat(HeartbeatData(client_id="client", consumers=(consumer,)))
+        broker.request(request(RequestCode.HEART_BEAT, body=body), soon)
+
+    bodies: list[int] = []
+    codes = [answer_to_pull(1)]
+    register("a > 5", 2)
+    codes += [answer_to_pull(2), answer_to_pull(3)]
+    register("a >>> 5", 3)
+    codes.append(answer_to_pull(3))
+
+    assert codes == [
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUCCESS,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+    ]
+    assert bodies == [0, 1, 0, 0]
+
+
+def test_only_a_message_that_matches_wakes_a_held_pull(broker, queue, group, soon, put):
+    """B4 with SQL92: the first message passes by, the second ends the wait."""
+    command = _pull(
+        queue, group, 0, subscription="a > 5", sysFlag=6, suspendTimeoutMillis=int(ANSWER_S * 1000)
+    )
+    answers: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
+    broker.submit(command, answers.put, soon)
+    put(Message(topic=queue.topic, body=b"small", properties={"a": "1"}))
+    put(Message(topic=queue.topic, body=b"large", properties={"a": "10"}))
+
+    answer = answers.get(timeout=ANSWER_S)
+    assert isinstance(answer, RemotingCommand)
+    assert [message.body for message in decode_messages(answer.body, "broker-a")] == [b"large"]
+    assert answer.ext_fields["nextBeginOffset"] == "2"
+
+
+def _pull(queue: MessageQueue, group: str, queue_offset: int, **fields: object) -> RemotingCommand:
+    return pull(
+        queue_offset,
+        **{"consumerGroup": group, "topic": queue.topic, "expressionType": _SQL92, **fields},
+    )
