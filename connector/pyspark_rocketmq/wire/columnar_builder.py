@@ -76,7 +76,7 @@ class ColumnBuilder:
 
     def sys_flag(self) -> pa.Int32Array:
         """Without the compressed bit, since the bodies are shown as they were."""
-        return fixed_column(pa.int32(), self._rows.fixed["sysFlag"].astype(np.int32) & ~np.int32(_COMPRESSED))
+        return fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED))
 
     def property(self, name: str) -> pa.StringArray:
         """One of the properties; null where a row lacks it."""
@@ -121,7 +121,7 @@ class ColumnBuilder:
             distinct = pa.array(hosts).dictionary_encode()
             texts = list(map(_ipv4_host, distinct.dictionary.to_pylist()))
         else:
-            is_ipv6 = (self._rows.fixed["sysFlag"] & ipv6_flag) != 0
+            is_ipv6 = (self._rows.sys_flag & ipv6_flag) != 0
             distinct = _marked(self._rows.ipv6_hosts[:, number], is_ipv6).dictionary_encode()
             texts = [
                 decode_host(host[1:] if host[0] else host[1 : 1 + IPV4_HOST_BYTES])
@@ -135,12 +135,11 @@ class ColumnBuilder:
         starts, lengths = rows.body_at, rows.body_length
         if not rows.sys_flag_bits() & _COMPRESSED:
             return take_ranges(self._buffer, starts, starts + lengths, pa.binary())
-        sys_flag = rows.fixed["sysFlag"]
-        compressed = np.flatnonzero(((sys_flag & _COMPRESSED) != 0) & (lengths > 0))
+        compressed = np.flatnonzero(((rows.sys_flag & _COMPRESSED) != 0) & (lengths > 0))
         stored = zip(
             starts[compressed].tolist(),
             lengths[compressed].tolist(),
-            sys_flag[compressed].tolist(),
+            rows.sys_flag[compressed].tolist(),
             strict=True,
         )
         bodies = [decompress(rows.data[at : at + length], flags) for at, length, flags in stored]
@@ -158,9 +157,8 @@ class ColumnBuilder:
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
     """Microseconds of Spark; null if they cannot hold it."""
-    if not len(milliseconds) or (
-        milliseconds.min() >= -_MAX_TIMESTAMP_MS and milliseconds.max() <= _MAX_TIMESTAMP_MS
-    ):
+    # As unsigned numbers those below zero are great too.
+    if not len(milliseconds) or milliseconds.view(np.uint64).max() <= _MAX_TIMESTAMP_MS:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
     fits = (milliseconds >= -_MAX_TIMESTAMP_MS) & (milliseconds <= _MAX_TIMESTAMP_MS)
     return pa.array(np.where(fits, milliseconds, 0) * 1000, pa.int64(), mask=~fits).view(TIMESTAMP_TYPE)

@@ -48,7 +48,7 @@ def expand_inner_batches(rows: Rows) -> Rows:
     """
     if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return rows
-    batches = np.flatnonzero((rows.fixed["sysFlag"] & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS)
+    batches = np.flatnonzero((rows.sys_flag & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS)
     if not len(batches):
         return rows
     data, body_at, body_length = _with_plain_bodies(rows, batches)
@@ -76,7 +76,7 @@ def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes, IntArray, 
     """The data with decompressed batch bodies behind it, and where each batch's body is there."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
-    flags = rows.fixed["sysFlag"][batches].tolist()
+    flags = rows.sys_flag[batches].tolist()
     for number, (at, length, flag) in enumerate(
         zip(body_at.tolist(), body_length.tolist(), flags, strict=True)
     ):
@@ -120,6 +120,6 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
     rows.fixed["queueOffset"][at] += number
     rows.fixed["flag"][at] = fixed["flag"]
     rows.fixed["reconsumeTimes"][at] = 0
-    rows.fixed["sysFlag"][at] &= ~_COMPRESSED
+    rows.sys_flag[at] &= ~_COMPRESSED
     rows.body_at[at], rows.body_length[at] = body_at, body_length
     rows.properties_at[at], rows.properties_length[at] = properties_at, properties_length

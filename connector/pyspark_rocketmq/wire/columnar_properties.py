@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_rocketmq.wire.columnar_ranges import (
+    BoolArray,
     ByteArray,
     IntArray,
     IrregularLayout,
@@ -80,9 +81,9 @@ class _Tokens:
     row_at: IntArray
     """The number of each row's first entry, and at last their count."""
 
-    def values(self, entries: IntArray, is_missing: np.ndarray | None = None) -> pa.StringArray:
-        """Values of some entries; null where missing."""
-        return self.tokens.take(pa.array(2 * entries + 1, mask=is_missing))
+    def take(self, numbers: IntArray, is_missing: BoolArray | None = None) -> pa.StringArray:
+        """Some of the tokens; null where missing."""
+        return self.tokens.take(pa.array(numbers, mask=is_missing))
 
 
 def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
@@ -103,33 +104,35 @@ def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
     text = np.frombuffer(buffer, np.uint8)[: row_at[-1]]
     text[row_at[:-1] if all_present else row_at[:-1][is_present]] = _PROPERTY_SEPARATOR
     _check_utf8(text, buffer)
-    separators = _find_separators(text)
-    if len(separators) % 2:
+    bounds = _find_separators(text)
+    if len(bounds) % 2 == 0:
         raise IrregularLayout
-    bounds = np.empty(len(separators) + 1, np.int32)
-    bounds[:-1] = separators
-    bounds[1:-1:2] += 1
-    bounds[-1] = len(text)
-    tokens = pa.Array.from_buffers(pa.string(), len(separators), [None, pa.py_buffer(bounds), buffer])
-    row_at = _first_entries(separators, row_at)
-    is_filled = bounds[1::2] != bounds[2::2]
+    names_at, values_at, values_end = bounds[:-1:2], bounds[1::2], bounds[2::2]
+    values_at += 1
+    tokens = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
+    row_at = _first_entries(names_at, row_at)
+    is_filled = values_at != values_end
     if is_filled.all():
         return _Tokens(tokens, row_at)
     # A name that is left out has to be checked here.
-    require_all(text[separators[0::2]] == _PROPERTY_SEPARATOR)
-    require_all(text[separators[1::2]] == _NAME_VALUE_SEPARATOR)
+    require_all(text[names_at] == _PROPERTY_SEPARATOR)
+    require_all(text[values_at - 1] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
 
 
 def _find_separators(text: ByteArray) -> IntArray:
-    """Find the bytes below the first other one; in pieces, so that what is found stays in the cache."""
+    """Find the bytes below the first other one, and at last the end of the text.
+
+    In pieces, so that what is found stays in the cache.
+    """
     pieces = []
     for at in range(0, len(text), _PIECE):
         piece = np.flatnonzero(text[at : at + _PIECE] < _FIRST_OTHER_BYTE).astype(np.int32)
         if at:
             piece += at
         pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    pieces.append(np.array([len(text)], np.int32))
+    return np.concatenate(pieces)
 
 
 def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
@@ -138,16 +141,16 @@ def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
         checked_text(pa.Array.from_buffers(pa.binary(), 1, [None, bounds, buffer]))
 
 
-def _first_entries(separators: IntArray, row_at: IntArray) -> IntArray:
+def _first_entries(names_at: IntArray, row_at: IntArray) -> IntArray:
     """Turn where rows begin into the number of entries before each; first try equal numbers."""
     rows = len(row_at) - 1
-    width, rest = divmod(len(separators), 2 * rows)
-    if not rest and (separators[:: 2 * width] == row_at[:-1]).all():
+    width, rest = divmod(len(names_at), rows)
+    if not rest and (names_at[::width] == row_at[:-1]).all():
         return np.arange(0, width * rows + 1, width)
-    return np.searchsorted(separators[0::2], row_at)
+    return np.searchsorted(names_at, row_at)
 
 
-def _without_empty(tokens: pa.StringArray, is_filled: np.ndarray, row_at: IntArray) -> _Tokens:
+def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArray) -> _Tokens:
     """Leave out the entries with an empty value, which Java's parser drops."""
     kept = np.add.outer(2 * np.flatnonzero(is_filled), np.arange(2)).ravel()
     kept_before = np.concatenate(([0], np.cumsum(is_filled)))
@@ -155,7 +158,7 @@ def _without_empty(tokens: pa.StringArray, is_filled: np.ndarray, row_at: IntArr
 
 
 def _names_of(tokens: _Tokens) -> pa.StringArray:
-    return tokens.tokens.take(pa.array(np.arange(0, len(tokens.tokens), 2, dtype=np.int32)))
+    return tokens.take(np.arange(0, len(tokens.tokens), 2, dtype=np.int32))
 
 
 def _kept(layout: bytes) -> _Kept:
@@ -183,21 +186,28 @@ class _Alike:
         entry = self.kept.get(name)
         if entry is None:
             return None
-        return self.tokens.values(np.arange(entry, self.rows * self.width, self.width, dtype=np.int32))
+        return self.tokens.take(self._values_in_rows(entry))
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
         """Offsets, keys and values."""
-        entries = np.arange(self.rows * self.width, dtype=np.int32)
-        if len(self.kept) != self.width:
-            entries = entries.reshape(self.rows, self.width)[:, list(self.kept.values())].ravel()
-        offsets = np.arange(0, len(self.kept) * self.rows + 1, len(self.kept), dtype=np.int32)
-        return offsets, repeated_texts(list(self.kept), self.rows), self.tokens.values(entries)
+        kept = len(self.kept)
+        numbers = np.arange(1, 2 * self.rows * self.width, 2, dtype=np.int32)
+        if kept != self.width:
+            numbers = np.empty(self.rows * kept, np.int32)
+            for place, entry in enumerate(self.kept.values()):
+                numbers[place::kept] = self._values_in_rows(entry)
+        offsets = np.arange(0, kept * self.rows + 1, kept, dtype=np.int32)
+        return offsets, repeated_texts(list(self.kept), self.rows), self.tokens.take(numbers)
+
+    def _values_in_rows(self, entry: int) -> IntArray:
+        """The numbers of the values of each row's ``entry``."""
+        return np.arange(2 * entry + 1, 2 * self.rows * self.width, 2 * self.width, dtype=np.int32)
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
     """Whether every row has the first row's names in the first row's order."""
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
-    if len(names) != rows * width or (np.diff(tokens.row_at) != width).any():
+    if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
         return None
     layout = "".join(names[:width].to_pylist()).encode()
     _, offsets, buffer = names.buffers()
@@ -219,7 +229,8 @@ class _Various:
     def column(self, name: str) -> pa.StringArray | None:
         entry = np.array([kept.get(name, -1) for kept in self.layouts], np.int32)[self.layout_of]
         is_missing = entry < 0
-        return self.tokens.values(self.tokens.row_at[:-1] + entry, is_missing if is_missing.any() else None)
+        numbers = 2 * (self.tokens.row_at[:-1] + entry) + 1
+        return self.tokens.take(numbers, is_missing if is_missing.any() else None)
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
         """Offsets, keys and values."""
@@ -231,7 +242,8 @@ class _Various:
         first = (np.cumsum(sizes) - sizes)[self.layout_of]
         which = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
         entries = numbers[which] + np.repeat(self.tokens.row_at[:-1], counts)
-        return offsets, pa.array(names, pa.string()).take(pa.array(which)), self.tokens.values(entries)
+        keys = pa.array(names, pa.string()).take(pa.array(which))
+        return offsets, keys, self.tokens.take(2 * entries + 1)
 
 
 def _various(tokens: _Tokens, names: pa.StringArray) -> _Various:

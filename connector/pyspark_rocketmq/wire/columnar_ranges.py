@@ -77,13 +77,13 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
     """A column of the texts, all of them ``times`` times in a row."""
     parts = [text.encode() for text in texts]
-    ends = np.fromiter(accumulate(map(len, parts)), np.int32, len(parts))
-    width = int(ends[-1])
+    lengths = list(map(len, parts))
+    width = sum(lengths)
     check_column_bytes(width * times)
     offsets = np.zeros(len(parts) * times + 1, np.int32)
-    np.add.outer(
-        np.arange(times, dtype=np.int32) * np.int32(width), ends, out=offsets[1:].reshape(times, len(parts))
-    )
+    row_at = np.arange(times, dtype=np.int32) * np.int32(width)
+    for number, end in enumerate(accumulate(lengths), 1):
+        np.add(row_at, end, out=offsets[number :: len(parts)])
     text = pa.py_buffer(b"".join(parts) * times)
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), text])
 

@@ -64,6 +64,7 @@ class Rows:
     ends: IntArray
     fixed: np.ndarray
     """Structured as ``FIXED``, big-endian."""
+    sys_flag: IntArray
     ipv6_hosts: np.ndarray | None = None
     """20 bytes each of born host and store host, zeros behind IPv4; None if ``fixed`` has all the hosts."""
     topic: bytes | None
@@ -80,7 +81,7 @@ class Rows:
 
     def sys_flag_bits(self) -> int:
         """The bits that any row has."""
-        return int(np.bitwise_or.reduce(self.fixed["sysFlag"]))
+        return int(np.bitwise_or.reduce(self.sys_flag))
 
     def take(self, which: IntArray | BoolArray | slice) -> Rows:
         """Some of the rows."""
@@ -89,6 +90,7 @@ class Rows:
             starts=self.starts[which],
             ends=self.ends[which],
             fixed=self.fixed[which],
+            sys_flag=self.sys_flag[which],
             ipv6_hosts=None if self.ipv6_hosts is None else self.ipv6_hosts[which],
             topic_at=self.topic_at[which],
             topic_end=self.topic_end[which],
@@ -132,9 +134,10 @@ def _locate_from(data: bytes, starts: IntArray) -> Rows:
     if starts[0] or ends[-1] != len(data):
         raise IrregularLayout
     require_all(ends[:-1] == starts[1:])
-    sys_flag = fixed["sysFlag"]
+    sys_flag = fixed["sysFlag"].astype(np.int32)
     is_v1 = fixed["magic"] == _V1
-    require_all(is_v1 | (fixed["magic"] == _V2))
+    if not is_v1.all():
+        require_all(is_v1 | (fixed["magic"] == _V2))
     if int(np.bitwise_or.reduce(sys_flag)) & (BORNHOST_V6 | STOREHOST_V6):
         body_at, ipv6_hosts = _read_ipv6(data, starts, ends, fixed)
     else:
@@ -154,6 +157,7 @@ def _locate_from(data: bytes, starts: IntArray) -> Rows:
         starts=starts,
         ends=ends,
         fixed=fixed,
+        sys_flag=sys_flag,
         ipv6_hosts=ipv6_hosts,
         topic=topic,
         topic_at=topic_at,
