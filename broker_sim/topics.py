@@ -20,6 +20,7 @@ _SYSTEM_TOPICS = frozenset(
     {
         AUTO_CREATE_TOPIC_KEY,
         "BenchmarkTest",
+        "CHECKPOINT_TOPIC",
         "OFFSET_MOVED_EVENT",
         "RMQ_SYS_TRACE_TOPIC",
         "RMQ_SYS_TRANS_HALF_TOPIC",

@@ -1,0 +1,130 @@
+"""What a user need not say means the same here as in Java's client, and what Java refuses is refused."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import (
+    AUTO_CREATE_TOPIC,
+    DEFAULT_TOPIC_QUEUE_NUMS,
+    MAX_MESSAGE_BYTES,
+    SendTerms,
+    send_command,
+)
+from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.option_parsers import resource_name
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.wire import properties
+from tests.helpers.golden import golden
+
+NUMBERS = golden("numbers.json")
+PUSH = NUMBERS["defaults_DefaultMQPushConsumer"]
+LITE_PULL = NUMBERS["defaults_DefaultLitePullConsumer"]
+PRODUCER = NUMBERS["defaults_DefaultMQProducer"]
+REFUSALS = {case["case"]: case["result"] for case in NUMBERS["Validators_checkMessage_and_putUserProperty"]}
+GROUP_LIMIT = NUMBERS["name_limits"]["Validators.CHARACTER_MAX_LENGTH (group)"]
+TOPIC_LIMIT = NUMBERS["name_limits"]["Validators.TOPIC_MAX_LENGTH"]
+_QUEUE = MessageQueue("T", "broker-a", 0)
+
+
+def _default(function, name):
+    return inspect.signature(function).parameters[name].default
+
+
+def test_the_consumer_s_defaults_are_java_s():
+    """D1, D6: batch size, number of redeliveries, pause."""
+    assert _default(PushConsumer, "consume_message_batch_max_size") == PUSH["getConsumeMessageBatchMaxSize"]
+    assert _default(PushConsumer, "max_reconsume_times") == PUSH["getMaxReconsumeTimes"]
+    pause_millis = _default(PushConsumer, "suspend_current_queue_time_millis")
+    assert pause_millis == PUSH["getSuspendCurrentQueueTimeMillis"]
+
+
+def test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s():
+    """A1: the lite pull consumer asks for less, in batches of ten."""
+    options = ReadOptions.parse({"nameServers": "h:1", "topic": "T"})
+    assert options.pull_batch_size == PUSH["getPullBatchSize"] > LITE_PULL["getPullBatchSize"]
+
+
+def test_the_producer_s_defaults_are_java_s():
+    """G1, G2: retries, time, compression, the topic others are made after."""
+    assert _default(Producer, "send_timeout_s") * 1000 == PRODUCER["getSendMsgTimeout"]
+    assert _default(Producer, "retry_times_when_send_failed") == PRODUCER["getRetryTimesWhenSendFailed"]
+    assert _default(Producer, "compress_over_bytes") == PRODUCER["getCompressMsgBodyOverHowmuch"]
+    assert PRODUCER["getCreateTopicKey"] == AUTO_CREATE_TOPIC
+    assert PRODUCER["getDefaultTopicQueueNums"] == DEFAULT_TOPIC_QUEUE_NUMS
+    assert PRODUCER["getMaxMessageSize"] == MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("case", "body"),
+    [("empty body", b""), ("body 4194304", bytes(4194304)), ("body 4194305", bytes(4194305))],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_message_is_refused_before_sending_where_java_refuses_it(case, body):
+    """G2: ``Validators.checkMessage``."""
+    message, terms = Message(topic="T", body=body), SendTerms(producer_group="P")
+    if REFUSALS[case] == "ok":
+        assert send_command(message, _QUEUE, terms, 0).body == body
+    else:
+        with pytest.raises(LocalProtocolError):
+            send_command(message, _QUEUE, terms, 0)
+
+
+def test_what_else_java_refuses_cannot_be_written_in_python_or_is_a_property_of_its_own():
+    """G2: no null message or body by type; reserved names are how tags and keys are given here."""
+    others = REFUSALS.keys() - {"empty body", "body 4194304", "body 4194305"}
+    assert others == {
+        "null body",
+        "null message",
+        "putUserProperty blank value",
+        "putUserProperty empty value",
+        "putUserProperty null value",
+        "putUserProperty reserved name KEYS",
+    }
+    assert all("error" in REFUSALS[case] for case in others)
+
+
+def test_the_properties_we_write_are_names_java_reserves():
+    """G2: a user's own property never has one of these names in Java."""
+    reserved = set(NUMBERS["MessageConst_reserved_property_names"])
+    constants = (
+        value for name, value in vars(properties).items() if name.isupper() and isinstance(value, str)
+    )
+    ours = {value for value in constants if value.replace("_", "").isalpha()}
+
+    assert {"UNIQ_KEY", "WAIT"} <= ours & reserved
+    # Java has constants for these too, but forgot to reserve them.
+    assert ours - reserved == {"INNER_BASE", "INNER_NUM", "__SHARDINGKEY"}
+
+
+@pytest.mark.parametrize(
+    "case", NUMBERS["name_validation"], ids=lambda case: f"{case['name']!s:.12}-{case['len']}"
+)
+def test_topic_and_group_options_take_the_names_java_takes(case):
+    """``Validators.checkTopic`` and ``checkGroup``; blanks around an option's value are not part of it."""
+    name = (case["name"] or "").strip()
+    for kind, limit, judged in (
+        ("topic", TOPIC_LIMIT, case["client_checkTopic"]),
+        ("consumer group", GROUP_LIMIT, case["client_checkGroup"]),
+    ):
+        parse = resource_name(kind, limit)
+        if judged == "ok" or (name and name != case["name"]):
+            assert parse(case["name"]) == name
+        else:
+            with pytest.raises(ValueError):
+                parse(name)
+
+
+def test_topics_are_limited_to_127_characters_and_groups_to_255():
+    """Golden fact 22."""
+    assert (TOPIC_LIMIT, GROUP_LIMIT) == (127, 255)
+    base = {"nameServers": "h:1"}
+    assert ReadOptions.parse({**base, "topic": "t" * TOPIC_LIMIT, "consumerGroup": "g" * GROUP_LIMIT})
+    for key, name in (("topic", "t" * (TOPIC_LIMIT + 1)), ("consumerGroup", "g" * (GROUP_LIMIT + 1))):
+        with pytest.raises(Exception, match="longer than"):
+            ReadOptions.parse({**base, "topic": "T", key: name})
