@@ -28,6 +28,7 @@ from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
+from tests.real_broker.security import Security
 from tests.real_broker.server import PortTaken, Server, await_condition
 
 _BIND_ATTEMPTS = 3
@@ -50,15 +51,17 @@ _VIP, _LISTEN, _HA = -2, 0, 1
 class RealCluster:
     """One name server and ``brokers`` masters named ``broker-a``, ``broker-b`` …
 
-    Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ.
+    Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ. With
+    ``security`` brokers serve only whom they know; name servers serve all, with and without TLS.
 
     Raises:
         HarnessError: If Java or Maven is missing, or a server did not come up within a minute.
     """
 
-    def __init__(self, brokers: int = 1) -> None:
+    def __init__(self, brokers: int = 1, security: Security | None = None) -> None:
         lib = fetch_jars()
         self._environment = java_environment([lib / "*", compile_java(lib)])
+        self._security = security
         self._broker_names = [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         self._directory = Path(tempfile.mkdtemp(prefix="rocketmq-"))
         self._name_server: Server | None = None
@@ -153,7 +156,14 @@ class RealCluster:
         port = free_ports(_LISTEN)
         conf = self._directory / "namesrv.conf"
         conf.write_text(f"listenPort={port}\nbindAddress=127.0.0.1\n", encoding="ascii")
-        self._name_server = self._server("namesrv", port, _NAME_SERVER_MAIN, conf, _NAME_SERVER_HEAP)
+        self._name_server = self._server(
+            "namesrv",
+            port,
+            _NAME_SERVER_MAIN,
+            conf,
+            _NAME_SERVER_HEAP,
+            options=self._tls_options("permissive"),
+        )
         self._name_server.start()
 
     def _launch_broker(self, name: str) -> None:
@@ -163,8 +173,11 @@ class RealCluster:
         text = broker_conf.render(
             name=name, port=port, ha_port=port + _HA, name_servers=self.name_servers, home=home
         )
+        if self._security is not None:
+            text += self._security.broker_conf
         conf.write_text(text, encoding="utf-8")
-        self._brokers[name] = self._server(name, port, _BROKER_MAIN, conf, _BROKER_HEAP)
+        options = self._tls_options("enforcing")
+        self._brokers[name] = self._server(name, port, _BROKER_MAIN, conf, _BROKER_HEAP, options=options)
         self._brokers[name].start()
 
     def _await_name_server(self) -> None:
@@ -184,16 +197,29 @@ class RealCluster:
         permission, even unchanged, registers it (``AdminBrokerProcessor.updateBrokerConfig``).
         """
         with contextlib.suppress(OSError):
-            plain_remoting.call(broker_address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6")
+            tls = self._security.tls.client_context() if self._security is not None else None
+            plain_remoting.call(broker_address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6", tls=tls)
         return False
 
-    def _server(self, name: str, port: int, main_class: str, conf: Path, heap: Sequence[str]) -> Server:
+    def _tls_options(self, mode: str) -> Sequence[str]:
+        return [] if self._security is None else self._security.tls.properties(mode)
+
+    def _server(
+        self,
+        name: str,
+        port: int,
+        main_class: str,
+        conf: Path,
+        heap: Sequence[str],
+        *,
+        options: Sequence[str],
+    ) -> Server:
         home = self._directory / name
         home.mkdir(exist_ok=True)
         return Server(
             name=name,
             address=f"127.0.0.1:{port}",
-            command=java_command(home, main_class, ["-c", str(conf)], heap=heap),
+            command=java_command(home, main_class, ["-c", str(conf)], heap=heap, options=options),
             environment=self._environment,
             log_file=self._directory / f"{name}.log",
         )

@@ -22,7 +22,14 @@ _LOGGING = Path(__file__).parent / "rmq.logback.xml"
 _LOG_TAIL_BYTES = 4000
 
 
-def java_command(home: Path, main_class: str, arguments: Sequence[str], *, heap: Sequence[str]) -> list[str]:
+def java_command(
+    home: Path,
+    main_class: str,
+    arguments: Sequence[str],
+    *,
+    heap: Sequence[str],
+    options: Sequence[str] = (),
+) -> list[str]:
     """Command line of a RocketMQ program that keeps all its files under ``home``."""
     java = require_program("java", "install a JDK of version 17 or later")
     properties = [
@@ -30,7 +37,7 @@ def java_command(home: Path, main_class: str, arguments: Sequence[str], *, heap:
         f"-Drocketmq.home.dir={home}",
         f"-Drmq.logback.configurationFile={_LOGGING}",
     ]
-    return [java, *_JVM_FLAGS, *heap, *properties, main_class, *arguments]
+    return [java, *_JVM_FLAGS, *heap, *properties, *options, main_class, *arguments]
 
 
 def java_environment(classpath: Sequence[Path]) -> dict[str, str]:

@@ -5,8 +5,10 @@ The harness must be able to judge a cluster without the codec that is under test
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ def call(
     *,
     body: bytes = b"",
     timeout_s: float = 5.0,
+    tls: ssl.SSLContext | None = None,
 ) -> PlainAnswer:
     """Send one request with a JSON header on a connection of its own and return the answer.
 
@@ -41,7 +44,10 @@ def call(
         OSError: If the server cannot be reached, is too slow or closes the connection.
     """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=timeout_s))
+        if tls is not None:
+            connection = stack.enter_context(tls.wrap_socket(connection, server_hostname=host))
         connection.sendall(_request_frame(code, ext_fields or {}, body))
         frame = _read_exactly(connection, _LENGTH.unpack(_read_exactly(connection, 4))[0])
     header_length = _LENGTH.unpack_from(frame)[0] & 0xFFFFFF
