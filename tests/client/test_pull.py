@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullSeries, PullStatus, pull_result
+from pyspark_rocketmq.client.pull import (
+    PullOfSeries,
+    PullRequest,
+    PullResult,
+    PullSeries,
+    PullStatus,
+    pull_result,
+)
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
@@ -56,7 +63,7 @@ def test_a_pull_of_a_series_is_the_pull_on_its_own(
 ) -> None:
     """A1: also when the tags contain a percent sign."""
     like = replace(REQUEST, subscription=subscription + "%d", sys_flag=sys_flag, commit_offset=5)
-    pull = PullSeries(like).at(queue_offset, max_msg_nums)
+    pull = PullOfSeries(PullSeries(like), queue_offset, max_msg_nums)
     alone = replace(like, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
     assert pull.encode(opaque) == alone.encode(opaque)

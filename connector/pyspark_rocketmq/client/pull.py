@@ -127,10 +127,6 @@ class PullSeries:
         rest = b"".join(part for pair in zip(_REST.split(b"%d"), [*fixed, b""], strict=True) for part in pair)
         self._template = request.unchanging().replace(b"%", b"%%") + rest
 
-    def at(self, queue_offset: int, max_msg_nums: int) -> PullOfSeries:
-        """The pull of at most so many messages from an offset on."""
-        return PullOfSeries(self, queue_offset, max_msg_nums)
-
     def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
         """One pull's whole frame."""
         return _framed(self._template % (max_msg_nums, queue_offset, opaque))

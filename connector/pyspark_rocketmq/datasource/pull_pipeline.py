@@ -160,7 +160,8 @@ class PullPipeline:
                 continue
             touched.add(sent.of)
             if isinstance(outcome, PullResult):
-                self._gone_away.discard(place)
+                if self._gone_away:
+                    self._gone_away.discard(place)
                 self._largest_answer = max(self._largest_answer, len(outcome.body))
             elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
                 refused.append(sent)
@@ -198,10 +199,13 @@ class PullPipeline:
         if not steps and not in_flight:
             steps = self._only_step()
         by_place: dict[_Place, list[tuple[_Sent, PullOfSeries]]] = {}
-        for of, step in steps:
-            place = _Place(of.address, of.partition.connection)
-            pull = (_Sent(of, step, of.broker_id), of.request(step))
-            by_place.setdefault(place, []).append(pull)
+        for of, next_steps in steps:
+            pulls = by_place.setdefault(_Place(of.address, of.partition.connection), [])
+            broker_id, series = of.broker_id, of.series
+            pulls += [
+                (_Sent(of, step, broker_id), PullOfSeries(series, step.queue_offset, step.max_msg_nums))
+                for step in next_steps
+            ]
         for place, pulls in by_place.items():
             self._send_to(place, pulls)
         return bool(steps)
@@ -209,26 +213,27 @@ class PullPipeline:
     def _bytes_left(self) -> int:
         return self._max_bytes - sum(each.window.buffered_bytes for _, each in self._open)
 
-    def _fair_steps(self, room: int) -> list[tuple[RangePull, PullStep]]:
+    def _fair_steps(self, room: int) -> list[tuple[RangePull, list[PullStep]]]:
         asking = [each for _, each in self._open if not each.is_over and not each.pause_left_s()]
         share = max(1, self._depth // max(1, len(asking)))
-        steps: list[tuple[RangePull, PullStep]] = []
+        steps: list[tuple[RangePull, list[PullStep]]] = []
         for each in asking:
-            at_most = min(share - each.in_flight, room - len(steps))
-            if at_most > 0:
-                steps += [(each, step) for step in each.steps(at_most)]
+            at_most = min(share - each.in_flight, room)
+            if at_most > 0 and (next_steps := each.steps(at_most)):
+                steps.append((each, next_steps))
+                room -= len(next_steps)
         # Whoever comes last now comes first some time.
         self._open.rotate(-1)
         return steps
 
-    def _only_step(self) -> list[tuple[RangePull, PullStep]]:
+    def _only_step(self) -> list[tuple[RangePull, list[PullStep]]]:
         """The one pull that frees most memory, when there is room for none and nothing that could be handed out."""
         if any(each.window.takeable_bytes for _, each in self._open):
             return []
         waiting = sorted((each for _, each in self._open), key=lambda each: -each.window.buffered_bytes)
         for each in waiting:
             if not each.is_over and not each.pause_left_s():
-                return [(each, step) for step in each.steps(1, may_run_ahead=False)]
+                return [(each, steps)] if (steps := each.steps(1, may_run_ahead=False)) else []
         return []
 
     def _send_to(self, place: _Place, pulls: list[tuple[_Sent, PullOfSeries]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from pyspark_rocketmq.client.pull import PullOfSeries, PullRequest, PullResult, PullSeries, PullStatus
+from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullSeries, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.pull_from import MASTER_ID, PullFrom
 from pyspark_rocketmq.consume.pull_window import AnswerOutcome, PullStep, PullWindow
@@ -59,8 +59,9 @@ class RangePull:
             max_msg_nums=partition.pull_batch_size,
             max_ahead_bytes=_AHEAD_BYTES,
         )
+        self.series = PullSeries(_request(partition))
+        """What the steps are sent as."""
         self._clock = clock
-        self._series = PullSeries(_request(partition))
         self._from = PullFrom(partition.replicas)
         self._troubles: list[RocketMQError] = []
         """Met since the last ``settle``."""
@@ -96,10 +97,6 @@ class RangePull:
         steps = self.window.requests(at_most, may_run_ahead=may_run_ahead)
         self.in_flight += len(steps)
         return steps
-
-    def request(self, step: PullStep) -> PullOfSeries:
-        """What to send for a step."""
-        return self._series.at(step.queue_offset, step.max_msg_nums)
 
     def lost(self, step: PullStep, by: int, error: RocketMQError | None) -> None:
         """A pull brought nothing from broker ``by``; without an error, or from a replica, it is sent again at once."""
