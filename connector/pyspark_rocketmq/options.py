@@ -98,7 +98,8 @@ class ReadOptions(OptionSet):
         default=None,
         secret=True,
         doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
-        "together with `secretKey`.",
+        "together with `secretKey`. The user needs `Sub` and `Get` on the topic and `Sub` on the consumer group; "
+        "without `consumerGroup` the brokers see the group `pyspark-rocketmq-source`.",
     )
     secret_key: str | None = option(
         "secretKey",

@@ -162,7 +162,7 @@ class RealCluster:
             _NAME_SERVER_MAIN,
             conf,
             _NAME_SERVER_HEAP,
-            options=self._tls_options("permissive"),
+            options=self._tls_options(self._security.name_server_mode if self._security else ""),
         )
         self._name_server.start()
 

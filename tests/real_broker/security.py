@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.helpers.certificates import Certificate
 
-_ADMIN, _ADMIN_SECRET = "harness-admin", "harness-admin-secret"
+ADMIN, ADMIN_SECRET = "harness-admin", "harness-admin-secret"
 # The harness makes a broker register by code 25, which it does not sign.
 _ACCESS_CONTROL = f"""\
 authenticationEnabled=true
@@ -19,8 +19,8 @@ authenticationProvider=org.apache.rocketmq.auth.authentication.provider.DefaultA
 authenticationMetadataProvider=org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider
 authenticationWhitelist=25
 authorizationWhitelist=25
-initAuthenticationUser={{"username":"{_ADMIN}","password":"{_ADMIN_SECRET}"}}
-innerClientAuthenticationCredentials={{"accessKey":"{_ADMIN}","secretKey":"{_ADMIN_SECRET}"}}
+initAuthenticationUser={{"username":"{ADMIN}","password":"{ADMIN_SECRET}"}}
+innerClientAuthenticationCredentials={{"accessKey":"{ADMIN}","secretKey":"{ADMIN_SECRET}"}}
 authorizationEnabled=true
 authorizationProvider=org.apache.rocketmq.auth.authorization.provider.DefaultAuthorizationProvider
 authorizationMetadataProvider=org.apache.rocketmq.auth.authorization.provider.LocalAuthorizationMetadataProvider
@@ -61,13 +61,13 @@ class Tls:
 class Security:
     """Of a whole cluster: its brokers take only signed requests through TLS.
 
-    The name server takes both kinds of connections and checks nobody, as that of 5.3.3 does.
+    The name server takes both kinds of connections and checks nobody, as that of 5.3.3 does. ``ADMIN`` may do
+    everything.
     """
 
     tls: Tls
-    admin: str = _ADMIN
-    """A user who may do everything."""
-    admin_secret: str = _ADMIN_SECRET
+    name_server_mode: str = "permissive"
+    """Its ``tls.server.mode``."""
 
     @property
     def broker_conf(self) -> str:
