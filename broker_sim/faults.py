@@ -7,10 +7,11 @@ written; what nothing fits yet stays. Nothing is random.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
 _NEWEST_WITHOUT_GO_AWAY = 475  # V5_3_1
 
@@ -77,7 +78,7 @@ class Corrupt:
     at: int = 4
     size: int = 1
 
-    def apply(self, frame: bytes) -> bytes:
+    def inverted(self, frame: bytes) -> bytes:
         """The frame as it is sent."""
         start = self.at if self.at >= 0 else max(0, len(frame) + self.at)
         end = start + self.size
@@ -89,13 +90,42 @@ class Twice:
     """Do the work once and send the answer two times."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recode:
+    """Do the work and answer with another code: a message stored but not flushed (10) or copied (11, 12)."""
+
+    response_code: int
+
+
 ConnectionFault = DropConnection | Stall | HalfOpen
 """What can meet a new connection."""
 RequestFault = Fail | GoAway | DropConnection | Stall | HalfOpen
 """What can meet a request in place of being served."""
-AnswerFault = Cut | Lose | Delay | Split | Corrupt | Twice
+AnswerFault = Cut | Lose | Delay | Split | Corrupt | Twice | Recode
 """What can meet an answer, after the work was done."""
 Fault = RequestFault | AnswerFault
+
+
+def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
+    """What is written in place of ``answer``'s frame, one write each."""
+    frame = encode_frame(answer)
+    match fault:
+        case Cut():
+            pieces = [frame[: fault.keep_bytes]]
+        case Lose():
+            pieces = []
+        case Split():
+            pieces = [frame[at : at + 1] for at in range(len(frame))]
+        case Corrupt():
+            pieces = [fault.inverted(frame)]
+        case Twice():
+            pieces = [frame, frame]
+        case Recode():
+            pieces = [encode_frame(replace(answer, code=fault.response_code))]
+        case Delay():
+            pieces = [frame]
+    return pieces
+
 
 FAULTS: Mapping[str, Callable[..., Fault]] = MappingProxyType(
     {
@@ -107,6 +137,7 @@ FAULTS: Mapping[str, Callable[..., Fault]] = MappingProxyType(
         "split": Split,
         "corrupt": Corrupt,
         "answer-code": Fail,
+        "recode": Recode,
         "twice": Twice,
         "stall": Stall,
         "half-open": HalfOpen,
@@ -149,8 +180,8 @@ class FaultScript:
             on: request code it is meant for; None means a new connection.
             times: how often it happens.
             where: a broker name, ``broker-a:1`` for a replica, or ``namesrv``; None means anywhere.
-            **options: ``response_code`` and ``remark`` of answer-code, ``seconds`` of delay, ``keep_bytes``
-                of cut, ``at`` and ``size`` of corrupt.
+            **options: ``response_code`` of answer-code and recode, ``remark`` of answer-code, ``seconds`` of
+                delay, ``keep_bytes`` of cut, ``at`` and ``size`` of corrupt.
 
         Raises:
             ValueError: If there is no such fault, an option is wrong, or the fault cannot happen there.

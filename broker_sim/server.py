@@ -15,7 +15,6 @@ from typing import Protocol
 from broker_sim.connection import Connection
 from broker_sim.faults import (
     AnswerFault,
-    Corrupt,
     Cut,
     Delay,
     DropConnection,
@@ -23,11 +22,9 @@ from broker_sim.faults import (
     FaultScript,
     GoAway,
     HalfOpen,
-    Lose,
     RequestFault,
-    Split,
     Stall,
-    Twice,
+    spoiled,
 )
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
@@ -227,33 +224,25 @@ class EndpointServer:
             connection = self._connections.get(peer.connection_id)
             if connection is None:
                 continue
-            frame = encode_frame(command)
             fault = None
             if self._faults.pending and command.is_response:
                 fault = self._faults.take_for_answer(self._endpoint.name, request_code)
             if fault is None:
-                connection.send(frame)
+                connection.send(encode_frame(command))
             else:
-                self._spoil(connection, peer, frame, fault)
+                self._spoil(connection, peer, command, fault)
 
-    def _spoil(self, connection: Connection, peer: Peer, frame: bytes, fault: AnswerFault) -> None:
-        match fault:
-            case Cut():
-                connection.send(frame[: fault.keep_bytes])
-                connection.close()
-            case Lose():
-                pass
-            case Delay():
-                due_s = self.clock.monotonic_s() + fault.seconds
-                heapq.heappush(self._delayed, (due_s, next(self._delayed_numbers), peer, frame))
-            case Split():
-                for at in range(len(frame)):
-                    connection.send(frame[at : at + 1])
-            case Corrupt():
-                connection.send(fault.apply(frame))
-            case Twice():
-                connection.send(frame)
-                connection.send(frame)
+    def _spoil(
+        self, connection: Connection, peer: Peer, command: RemotingCommand, fault: AnswerFault
+    ) -> None:
+        if isinstance(fault, Delay):
+            due_s = self.clock.monotonic_s() + fault.seconds
+            heapq.heappush(self._delayed, (due_s, next(self._delayed_numbers), peer, encode_frame(command)))
+            return
+        for piece in spoiled(fault, command):
+            connection.send(piece)
+        if isinstance(fault, Cut):
+            connection.close()
 
     # --- time ----------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def test_only_clients_newer_than_5_3_1_are_sent_away() -> None:
     ],
 )
 def test_corrupt_bytes_are_the_named_ones(at: int, size: int, expected: bytes) -> None:
-    assert Corrupt(at, size).apply(bytes(4)) == expected
+    assert Corrupt(at, size).inverted(bytes(4)) == expected
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,11 @@ def test_a_line_that_makes_no_sense_is_explained(name: str, options: dict[str, o
 
 
 def test_every_fault_can_be_written_by_its_name() -> None:
-    options = {"delay": {"seconds": 1.0}, "answer-code": {"response_code": 2}}
+    options = {
+        "delay": {"seconds": 1.0},
+        "answer-code": {"response_code": 2},
+        "recode": {"response_code": 12},
+    }
     script = FaultScript()
     for name in FAULTS:
         script.add(name, on=None if name == "refuse" else _PULL, **options.get(name, {}))

@@ -23,7 +23,7 @@ from pyspark_rocketmq.errors import (
     RequestTimeout,
     TransportError,
 )
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.wait import wait_until
@@ -161,6 +161,16 @@ def test_an_error_code_is_a_broker_error(
     assert _stored(cluster) == 0
 
 
+@pytest.mark.parametrize("status", [SendStatus.FLUSH_DISK_TIMEOUT, SendStatus.SLAVE_NOT_AVAILABLE])
+def test_a_message_may_be_stored_less_safely_than_wanted(
+    cluster: SimCluster, client: Client, status: SendStatus
+) -> None:
+    """G2: not SEND_OK, and yet stored."""
+    cluster.faults.add("recode", on=_SEND, response_code=int(status))
+    assert client.send().status is status
+    assert _stored(cluster) == 1
+
+
 def test_an_answer_that_comes_twice_is_taken_once(cluster: SimCluster, client: Client) -> None:
     """A1: an opaque is answered once."""
     cluster.faults.add("twice", on=_SEND)
@@ -189,11 +199,13 @@ def test_this_client_is_never_told_to_go_away_but_a_newer_one_is(
     assert client.send().queue_offset == 0
     cluster.faults.add("go-away", on=RequestCode.GET_MAX_OFFSET)
     soon = Deadline.after(SystemClock(), _LONG_S)
-    channel = pool.get(cluster.broker_addresses["broker-a"], soon)
+    address = cluster.broker_addresses["broker-a"]
     fields = {"topic": "orders", "queueId": "0"}
     newer = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, version=479, ext_fields=fields)
-    assert channel.request(newer, soon).code == 1500
-    assert channel.request(newer, soon).code == 0
+    first = pool.get(address, soon)
+    assert first.request(newer, soon).code == 1500
+    wait_until(lambda: not first.is_open)
+    assert pool.get(address, soon).request(newer, soon).code == 0
 
 
 def test_a_producer_sends_again_where_a_broker_is_busy(cluster: SimCluster) -> None:

@@ -1,0 +1,45 @@
+"""docs/simulator.md keeps its word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from broker_sim.faults import FAULTS
+
+_ROOT = Path(__file__).parents[2]
+_TEXT = (_ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+
+
+def test_the_example_is_ten_lines_and_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", _TEXT, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(example, "docs/simulator.md", "exec"), names)
+    tests: list[Callable[[], None]] = [
+        value for name, value in names.items() if name.startswith("test_") and callable(value)
+    ]
+    assert len(tests) == 1
+    assert len([line for line in example.splitlines() if line]) <= 10
+    tests[0]()
+
+
+def test_every_test_the_document_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", _TEXT))
+    assert len(named) > 30
+    written = {
+        (path.name, name)
+        for path in (_ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^\s*def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named - written == set()
+
+
+def test_every_fault_is_described() -> None:
+    described = re.findall(r"^\| `([a-z-]+)` \|", _TEXT, re.MULTILINE)
+    assert sorted(described) == sorted(FAULTS)
+
+
+def test_every_link_leads_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", _TEXT):
+        assert (_ROOT / "docs" / target).exists(), target
