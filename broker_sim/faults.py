@@ -109,6 +109,7 @@ Fault = RequestFault | AnswerFault
 def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
     """What is written in place of ``answer``'s frame, one write each."""
     frame = encode_frame(answer)
+    pieces = [frame]
     match fault:
         case Cut():
             pieces = [frame[: fault.keep_bytes]]
@@ -122,8 +123,6 @@ def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
             pieces = [frame, frame]
         case Recode():
             pieces = [encode_frame(replace(answer, code=fault.response_code))]
-        case Delay():
-            pieces = [frame]
     return pieces
 
 
