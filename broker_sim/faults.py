@@ -123,6 +123,8 @@ def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
             pieces = [frame, frame]
         case Recode():
             pieces = [encode_frame(replace(answer, code=fault.response_code))]
+        case Delay():
+            pass
     return pieces
 
 
