@@ -64,9 +64,11 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Deliver delayed messages, end held pulls whose time is over, drop silent members."""
+        """Deliver delayed messages, end held pulls whose time is over, drop silent members and old messages."""
         state = self.state
         deliver_due(state)
+        if state.settings.retention_s is not None:
+            state.store.drop_stored_before(state.now_ms() - int(state.settings.retention_s * 1000))
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
             state.outbox.append(let_go(state, pull))
         for group in state.membership.expire():

@@ -1,8 +1,8 @@
 """The broker's one growing store of bytes, cut into segments so that the oldest can be dropped.
 
 Rule 1: an offset never changes its meaning; dropping only raises ``min_offset``.  Rule 2: one append lies in
-one segment.  Rule 3: the segment being written is never dropped, so the bound is exceeded by one large append
-at most.
+one segment.  Rule 3: the segment being written is never dropped to keep the bound, which is exceeded by one large
+append at most.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class CommitLog:
         self._segment_bytes = min(max(bound // _SEGMENTS_PER_LOG, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
         self._bases = [0]
         self._segments: list[bytearray] = [bytearray()]
+        self._floor = 0
 
     @property
     def min_offset(self) -> int:
         """Commit log offset of the oldest byte still held."""
-        return self._bases[0]
+        return max(self._bases[0], self._floor)
 
     @property
     def end_offset(self) -> int:
@@ -54,6 +55,13 @@ class CommitLog:
             index += 1
             found += _copy(self._segments[index], 0, size - len(found))
         return found
+
+    def drop_before(self, offset: int) -> None:
+        """Let go of what lies below ``offset``; memory goes by whole segments."""
+        self._floor = max(self._floor, min(offset, self.end_offset))
+        while len(self._segments) > 1 and self._bases[1] <= self._floor:
+            del self._bases[0]
+            del self._segments[0]
 
     def _drop_oldest(self) -> None:
         if self._retention_bytes is None:

@@ -110,6 +110,15 @@ class MessageStore:
             message_count=scan.message_count,
         )
 
+    def drop_stored_before(self, timestamp_ms: int) -> None:
+        """Let go of the messages stored before a moment; each is looked at once, when it goes."""
+        at = self._log.min_offset
+        while (message := self.message_at(at)) is not None and store_timestamp_of(message) < timestamp_ms:
+            at += len(message)
+        if at != self._log.min_offset:
+            self._log.drop_before(at)
+            self._drop_from_queues()
+
     def delete_topic(self, topic: str) -> None:
         """Forget the queues of the topic; made again, they begin at offset 0."""
         for key in [key for key in self._queues if key[0] == topic]:
@@ -182,8 +191,11 @@ class MessageStore:
         self._log.append(encoded.data)
         queue.extend(encoded.commit_log_offsets, encoded.sizes, encoded.tag_hashes)
         if self._log.min_offset != oldest:
-            for each in self._queues.values():
-                each.drop_before(self._log.min_offset)
+            self._drop_from_queues()
+
+    def _drop_from_queues(self) -> None:
+        for queue in self._queues.values():
+            queue.drop_before(self._log.min_offset)
 
     def _read_by(self, accepts: Callable[[bytes], bool]) -> Callable[[int, int], bool]:
         return lambda offset, size: accepts(self._log.read(offset, size))

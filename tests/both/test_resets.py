@@ -12,10 +12,8 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.datasource.schema import planned_range
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
-from tests.helpers.cluster import REAL_ONLY
-from tests.real_broker.harness import RealCluster
-
-pytestmark = REAL_ONLY
+from pyspark_rocketmq.wire.codes import RequestCode
+from tests.broker_sim.exchange import request
 
 COUNT = 40
 
@@ -28,12 +26,17 @@ def queue(queue, put) -> MessageQueue:
 
 
 @pytest.fixture
-def reset(cluster, client, address, queue, group) -> Iterator[None]:
-    """``mqadmin resetOffsetByTime`` of a group that has read from the queue."""
-    assert isinstance(cluster.backend, RealCluster)
+def has_read(client, address, queue, group) -> None:
+    """The group read the queue to its end."""
     client.pull(address, PullRequest(consumer_group=group, queue=queue, queue_offset=0))
     client.update_consumer_offset(address, group, queue, COUNT)
-    cluster.backend.mqadmin("resetOffsetByTime", "-g", group, "-t", queue.topic, "-s", "0")
+
+
+@pytest.fixture
+def reset(broker, queue, group, soon, has_read) -> Iterator[None]:
+    """A reset to the beginning, as ``mqadmin resetOffsetByTime`` asks for it."""
+    fields = {"group": group, "topic": queue.topic, "timestamp": 0, "isForce": "true", "queueId": -1}
+    broker.request(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), soon)
     yield
     close_idle_lines()
 
