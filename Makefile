@@ -1,13 +1,15 @@
 # Every target makes what it needs first; see scripts/bootstrap.sh.
 ENV      := ./scripts/with-env.sh
 CHECK    := $(ENV) --no-java dev
-SOURCES  := connector broker_sim jobs scripts tests bench
+SOURCES  := connector broker_sim jobs scripts tests bench fuzz
 PYTEST   ?= python -m pytest
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
+# How long make fuzz takes
+SECONDS  ?= 300
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test kill-test bench docs lock wheel clean
+.PHONY: help venv check test kill-test fuzz bench docs lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +32,9 @@ test: ## All tests, the real RocketMQ broker included
 kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and real broker
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
+
+fuzz: ## Feed mutated bytes to everything that reads foreign ones: SECONDS=300, ARGS="frames --seed 7"
+	@$(CHECK) python -m fuzz --seconds $(SECONDS) $(ARGS)
 
 bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch

@@ -1,0 +1,58 @@
+"""Answers to pulls, decoded message by message and as columns: the two must see the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.messages import decode_messages
+
+# Arrow's own pools keep what they once had; only malloc gives it back, so that the next input's limit is right.
+pa.set_memory_pool(pa.system_memory_pool())
+
+_BROKER = "broker-a"
+_MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
+_TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})
+
+
+def run_messages(data: bytes) -> None:
+    """Decode both ways; a refusal must be a refusal of both."""
+    columns = _columns(data)
+    try:
+        messages = decode_messages(data, _BROKER)
+    except RemoteProtocolError:
+        assert columns is None, "the columns have what the plain decoder refuses"
+        raise
+    assert columns is not None, "the plain decoder has what the columns refuse"
+    for name, found, expected in _both(columns, messages):
+        assert found == expected, f"column {name} is {found!r:.300}, the plain decoder has {expected!r:.300}"
+
+
+def _columns(data: bytes) -> pa.RecordBatch | None:
+    try:
+        columns = decode_columns(data, _BROKER)
+    except RemoteProtocolError:
+        return None
+    columns.validate(full=True)
+    return columns
+
+
+def _both(columns: pa.RecordBatch, messages: list[MessageExt]) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    plain = zip(*messages, strict=True) if messages else iter([()] * len(MESSAGE_SCHEMA))
+    for field, values in zip(MESSAGE_SCHEMA, plain, strict=False):
+        column = columns.column(field.name)
+        if field.name in _TIMESTAMPS:
+            yield field.name, column.cast(pa.int64()).to_pylist(), [_microseconds(each) for each in values]
+        elif field.name == "properties":
+            yield field.name, [dict(entries) for entries in column.to_pylist()], list(values)
+        else:
+            yield field.name, column.to_pylist(), list(values)
+
+
+def _microseconds(milliseconds: int) -> int | None:
+    return milliseconds * 1000 if abs(milliseconds) <= _MAX_TIMESTAMP_MS else None

@@ -1,0 +1,87 @@
+"""One target in a process of its own, watched from outside: what crashes or hangs it for good is a finding too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fuzz.engine import CurrentInput
+from fuzz.judge import Finding
+
+FOLDER: Final = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
+_STUCK_S: Final = 60.0
+"""Seconds with one input after which nothing inside the process can end it any more."""
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one target's run came to."""
+
+    target: str
+    engine: str
+    inputs: int
+    seconds: float
+    findings: tuple[Path, ...]
+
+    @property
+    def inputs_per_s(self) -> float:
+        """Inputs by the seconds they took, the start of the process left out."""
+        return self.inputs / self.seconds if self.seconds else 0.0
+
+
+def run_target(name: str, *, seconds: float, seed: int, is_blind: bool) -> Outcome:
+    """Fuzz ``name`` for ``seconds`` in a child process and wait for it."""
+    work = FOLDER / "run" / name
+    current = CurrentInput.create(work / "current")
+    result = work / "result.json"
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "fuzz.child", name, str(seconds), str(seed), str(int(is_blind))]
+    with (work / "log").open("wb") as log:
+        child = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            cwd=FOLDER.parents[1],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        try:
+            is_stuck = _wait(child, current)
+        finally:
+            child.kill()
+            child.wait()
+    if result.exists():
+        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        return Outcome(
+            name, found["engine"], found["inputs"], found["seconds"], tuple(map(Path, found["findings"]))
+        )
+    number, data = current.read()
+    why = "it was still running after a minute" if is_stuck else f"the process ended with {child.returncode}"
+    log_end = (work / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
+    path = Finding(name, data, f"{log_end}\n{why}\n").save(FOLDER)
+    return Outcome(name, "none", number, 0.0, (path,))
+
+
+def _wait(child: subprocess.Popen[bytes], current: CurrentInput) -> bool:
+    """Wait for the end; True if one input took longer than anything inside could have allowed."""
+    seen, since_s = 0, time.monotonic()
+    while True:
+        try:
+            child.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            number, _ = current.read()
+            if number != seen:
+                seen, since_s = number, time.monotonic()
+            elif time.monotonic() - since_s > _STUCK_S:
+                # Its fault handler writes into the log where it hangs.
+                os.kill(child.pid, signal.SIGABRT)
+                return True
+        else:
+            return False
