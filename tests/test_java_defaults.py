@@ -123,7 +123,7 @@ def test_topic_and_group_options_take_the_names_java_takes(case):
 def test_topics_are_limited_to_127_characters_and_groups_to_255():
     """Golden fact 22."""
     assert (TOPIC_LIMIT, GROUP_LIMIT) == (127, 255)
-    base = {"nameServers": "h:1"}
+    base = {"nameServers": "h:1", "offsetStore": "offsets"}
     assert ReadOptions.parse({**base, "topic": "t" * TOPIC_LIMIT, "consumerGroup": "g" * GROUP_LIMIT})
     for key, name in (("topic", "t" * (TOPIC_LIMIT + 1)), ("consumerGroup", "g" * (GROUP_LIMIT + 1))):
         with pytest.raises(Exception, match="longer than"):
