@@ -148,8 +148,9 @@ _SETTINGS: Mapping[str, _Setting] = {
     "autoCreateTopicEnable": _flag("auto_create_topic_enable"),
     "brokerPermission": _number("broker_permission"),
     "enablePropertyFilter": _flag("enable_property_filter"),
+    # 0 hours: for ever.
     "fileReservedTime": _Setting(
-        lambda settings, text: replace(settings, retention_s=float(int(text) * _HOUR_S)),
+        lambda settings, text: replace(settings, retention_s=float(int(text) * _HOUR_S) or None),
         lambda settings: str(int((settings.retention_s or 0) // _HOUR_S)),
     ),
     "litePullMessageEnable": _flag("lite_pull_message_enable"),

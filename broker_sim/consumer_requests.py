@@ -5,6 +5,7 @@ Sources: ``ConsumerManageProcessor``, ``ClientManageProcessor``, ``AdminBrokerPr
 
 from __future__ import annotations
 
+from broker_sim.filters import is_by_tags
 from broker_sim.membership import Client
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import Refused, reply
@@ -30,7 +31,7 @@ from pyspark_rocketmq.wire.headers import (
     from_ext_fields,
 )
 from pyspark_rocketmq.wire.json_fields import as_object, read_object
-from pyspark_rocketmq.wire.subscription import SQL92, TAG
+from pyspark_rocketmq.wire.subscription import SQL92
 
 
 def handle_query_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -101,7 +102,7 @@ def handle_check_client(state: BrokerState, command: RemotingCommand) -> Remotin
     if body.members.get("subscriptionData") is None:
         return reply(command)
     subscription = subscription_from_json(as_object(body.members["subscriptionData"], body.where))
-    if subscription.expression_type == TAG:
+    if is_by_tags(subscription):
         return reply(command)
     if not state.settings.enable_property_filter:
         raise Refused(

@@ -35,6 +35,11 @@ class MessageFilter:
 EVERYTHING = MessageFilter()
 
 
+def is_by_tags(subscription: SubscriptionData) -> bool:
+    """Whether the subscription is no expression of another type (``ExpressionType.isTagType``)."""
+    return subscription.expression_type in {TAG, ""}
+
+
 def tag_filter(subscription: SubscriptionData) -> MessageFilter:
     """The filter of a subscription by tags."""
     return EVERYTHING if subscription.sub_string == ALL else MessageFilter(subscription.code_set)
@@ -70,7 +75,7 @@ class RegisteredFilters:
     def register(self, consumer_group: str, subscriptions: Iterable[SubscriptionData]) -> None:
         """Take the expressions of a heartbeat; an older one is ignored, one that does not compile removes the old."""
         for subscription in subscriptions:
-            if subscription.expression_type != TAG and subscription.sub_string:
+            if not is_by_tags(subscription) and subscription.sub_string:
                 self._register(consumer_group, subscription)
 
     def find(self, topic: str, consumer_group: str) -> RegisteredFilter | None:

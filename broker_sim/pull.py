@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_sim.filters import MessageFilter, RegisteredFilter, compile_or_none, tag_filter
+from broker_sim.filters import MessageFilter, RegisteredFilter, compile_or_none, is_by_tags, tag_filter
 from broker_sim.held_pulls import HeldPull
 from broker_sim.message_store import GetMessageResult, GetMessageStatus
 from broker_sim.peers import Outgoing, Peer
@@ -185,7 +185,7 @@ def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilt
     """By the pull's own subscription if it brings one, else by what the group's heartbeats said."""
     brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
     subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)
-    if subscription.expression_type == TAG:
+    if is_by_tags(subscription):
         return tag_filter(subscription)
     registered = None if brings_its_own else _registered_filter(state, header)
     if not state.settings.enable_property_filter:
