@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker_sim.replies import SERVER_VERSION
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import dlq_topic, retry_topic
+from pyspark_rocketmq.wire.bodies import decode_heartbeat, encode_heartbeat
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, MessageSysFlag
 from pyspark_rocketmq.wire.compression import CompressionType, compress, decompress
+from pyspark_rocketmq.wire.hashing import java_string_hash
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import body_crc
 from tests.helpers.golden import golden
@@ -106,3 +110,15 @@ def test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign(case):
         assert rest == "@".join(parts)
     else:
         assert rest.startswith(f"{case['pid']}#")
+
+
+def test_the_fingerprint_of_a_heartbeat_is_the_hash_of_what_does_not_change():
+    """B1: its JSON without client id and versions, by ``String.hashCode``: members of one group have the same."""
+    heartbeat = decode_heartbeat(golden("filter.json")["heartbeat_json"].encode())
+    consumers = tuple(
+        replace(data, subscriptions=tuple(replace(each, sub_version=0) for each in data.subscriptions))
+        for data in heartbeat.consumers
+    )
+    lasting = encode_heartbeat(replace(heartbeat, client_id="", fingerprint=0, consumers=consumers))
+
+    assert java_string_hash(lasting.decode()) == golden("filter.json")["heartbeat_fingerprint"]
