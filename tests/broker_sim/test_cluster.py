@@ -9,7 +9,7 @@ from broker_sim.async_cluster import AsyncCluster
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.bodies import decode_consumer_list
+from pyspark_rocketmq.wire.bodies import LockBatchRequest, decode_consumer_list, encode_lock_request
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import SerializeType, encode_frame
 from pyspark_rocketmq.wire.messages import decode_messages
@@ -137,7 +137,13 @@ def test_a_stopped_broker_refuses_connections_leaves_the_route_and_comes_back_wi
     """A2: the same address serves again; locks are lost, messages are not."""
     cluster.put(_QUEUE, [message(b"kept")])
     address = cluster.broker_addresses["broker-a"]
+    lock = encode_lock_request(
+        LockBatchRequest(consumer_group=GROUP, client_id="c1", queues=frozenset({_QUEUE}))
+    )
+    client.call(request(RequestCode.LOCK_BATCH_MQ, body=lock))
+    assert cluster.lock_holder(GROUP, _QUEUE) == "c1"
     cluster.stop_broker("broker-a")
+    assert cluster.lock_holder(GROUP, _QUEUE) is None
     assert client.read_to_end() == b""
     with pytest.raises(ConnectionRefusedError):
         RawClient(address)

@@ -65,6 +65,24 @@ def test_a_frame_that_never_ends_is_dropped_after_two_minutes_of_silence(
         assert lively.call(send()).code == ResponseCode.SUCCESS
 
 
+def test_an_answer_counts_against_silence_as_a_request_does(
+    cluster: SimCluster, address: str, clock: FakeClock
+) -> None:
+    """A1: IdleStateHandler watches both directions at once."""
+    cluster.faults.add("delay", on=RequestCode.SEND_MESSAGE_V2, seconds=100)
+    with RawClient(address) as client:
+        client.send(send())
+        wait_until(lambda: cluster.faults.pending == 0)
+        for _ in range(2):
+            clock.advance(100)
+            cluster.look_at_clock()
+        assert client.receive().code == ResponseCode.SUCCESS
+        assert client.call(send()).code == ResponseCode.SUCCESS
+        clock.advance(_IDLE_S)
+        cluster.look_at_clock()
+        assert _is_closed(client)
+
+
 def test_hundreds_of_frames_that_never_end_hinder_nobody(
     cluster: SimCluster, address: str, clock: FakeClock
 ) -> None:
