@@ -66,9 +66,16 @@ class MessageStore:
         self._write(queue, encoded)
         return StoredRun(first, encoded.commit_log_offsets, encoded.tag_hashes)
 
-    def append_copy(self, message: bytes, *, topic: str, queue_id: int, tag_hash: int) -> None:
-        """Store a message as it lies at this very offset of another broker's log."""
+    def append_copy(
+        self, message: bytes, *, topic: str, queue_id: int, queue_offset: int, tag_hash: int
+    ) -> None:
+        """Store a message as it lies at this very offset of another broker's log.
+
+        A queue offset that goes back means that the topic was deleted there and made again.
+        """
         queue = self._queues.setdefault((topic, queue_id), ConsumeQueue())
+        if queue_offset < queue.max_offset:
+            queue = self._queues[topic, queue_id] = ConsumeQueue()
         self._write(queue, EncodedRun(message, [self._log.end_offset], [len(message)], [tag_hash]))
 
     @property

@@ -58,5 +58,6 @@ class LogCopy:
             message,
             topic=parts.run.topic,
             queue_id=parts.run.queue_id,
+            queue_offset=parts.queue_offset,
             tag_hash=tag_hash(parts.member.properties),
         )

@@ -13,7 +13,7 @@ from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, held_pull, message, pull, request, send
@@ -85,6 +85,16 @@ def test_a_replica_lags_as_far_as_a_test_wants(cluster: SimCluster, slave: RawCl
     cluster.set_replica_lag("broker-a", messages=0)
     bodies = [each.body for each in decode_messages(slave.call(pull()).body, "broker-a")]
     assert bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_topic_made_anew_begins_at_0_on_the_replica_too(
+    cluster: SimCluster, master: RawClient, slave: RawClient
+) -> None:
+    _put(cluster, 3)
+    master.call(request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC}))
+    cluster.create_topic(TOPIC, queues=2)
+    _put(cluster, 1)
+    assert [client.call(pull()).ext_fields["maxOffset"] for client in (master, slave)] == ["1", "1"]
 
 
 def test_a_slave_without_slave_reads_refuses_pulls(clock: FakeClock) -> None:
