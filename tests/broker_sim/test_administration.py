@@ -169,6 +169,20 @@ def test_a_reset_wakes_no_held_pull(broker: Broker, clock: FakeClock) -> None:
     assert (ended.command.remark, ended.command.ext_fields["nextBeginOffset"]) == ("OFFSET_RESET", "0")
 
 
+def test_a_reset_is_answered_once_and_shuts_out_commits_until_then(broker: Broker) -> None:
+    """F5, section 2.9; the pull that takes it still commits what it brings."""
+    queue = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": 0}
+    commit = request(RequestCode.UPDATE_CONSUMER_OFFSET, {**queue, "commitOffset": 4})
+    ask(broker, _reset())
+    assert ask(broker, commit).remark == "Offset has been previously reset"
+    assert broker.state.offsets.query(GROUP, TOPIC, 0) == 0
+
+    pulls = [ask(broker, pull(5, sysFlag=5, commitOffset=3)).remark for _ in range(2)]
+
+    assert pulls == ["OFFSET_RESET", "OFFSET_OVERFLOW_ONE"]
+    assert broker.state.offsets.query(GROUP, TOPIC, 0) == 3
+
+
 def test_one_queue_is_reset_to_an_offset(broker: Broker) -> None:
     """222 with queueId and offset; the end + 1 is still allowed."""
     body = ask(broker, _reset(queueId=1, offset=6)).body
