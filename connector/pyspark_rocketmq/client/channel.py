@@ -6,14 +6,16 @@ back*: the reader with the answer, the reader's deadline sweep with ``RequestTim
 channel with the reason.  That is why every callback comes exactly once.
 
 Rule 1: under ``_lock`` only the table and the end reason are touched.  Rule 2: under ``_send_lock`` only the
-transport sends (or is closed); a stuck peer ends that by the transport's own time-out.  Rule 3: neither lock is
-held while the other is taken, while waiting, or during a callback.
+transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the deadline of who is
+sending; who waits behind him gives up by his own.  Rule 3: neither lock is held while the other is taken, while
+waiting, or during a callback.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -106,7 +108,7 @@ class Channel:
             RemoteProtocolError: If the server sent something that is no answer.
         """
         outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
-        opaque = self.submit(request, outcomes.put)
+        opaque = self.submit(request, outcomes.put, deadline)
         try:
             outcome = outcomes.get(timeout=min(deadline.remaining_s(), threading.TIMEOUT_MAX))
         except Empty:
@@ -144,7 +146,8 @@ class Channel:
             logger.debug(
                 "> %s opaque=%d address=%s", describe_request(outgoing.command()), opaque, self.address
             )
-        self._send(frame)
+        if not self._send(frame, deadline):
+            self._give_up(opaque)
         return opaque
 
     def oneway(self, command: RemotingCommand) -> None:
@@ -184,13 +187,26 @@ class Channel:
             return PlainRequest(self._signer(plain))
         return PlainRequest(request) if isinstance(request, RemotingCommand) else request
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes, deadline: Deadline | None = None) -> bool:
+        """Send a frame; False if the deadline passed while others were sending, so that nothing of it is out."""
+        if not self._send_lock.acquire(timeout=_seconds_left(deadline, threading.TIMEOUT_MAX)):
+            return False
         try:
-            with self._send_lock:
-                self._transport.sendall(frame)
+            self._transport.sendall(frame, _seconds_left(deadline, math.inf))
         except ChannelClosed as error:
-            # Part of the frame may be out: nothing that follows could be understood.
-            self._end(error)
+            failure = error
+        else:
+            return True
+        finally:
+            self._send_lock.release()
+        # Part of the frame may be out: nothing that follows could be understood.
+        self._end(failure)
+        return True
+
+    def _give_up(self, opaque: int) -> None:
+        waiting = self._take(opaque)
+        if waiting is not None:
+            self._call_back(waiting, self._timeout(waiting))
 
     def _answer(self, answer: RemotingCommand) -> None:
         self._send(encode_frame(answer))
@@ -271,6 +287,10 @@ class Channel:
         logger.debug("= channel ended address=%s reason=%s", self.address, reason)
         for waiting in failed.values():
             self._call_back(waiting, _reason_for(reason, waiting.request))
+
+
+def _seconds_left(deadline: Deadline | None, without: float) -> float:
+    return without if deadline is None else min(deadline.remaining_s(), without)
 
 
 def _with_tls_hint(reason: RocketMQError) -> RocketMQError:

@@ -8,6 +8,7 @@ the first byte.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -15,7 +16,13 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, SEND_STALL_S, open_socket, split_address
+from pyspark_rocketmq.client.transport import (
+    RECEIVE_TICK_S,
+    SEND_STALL_S,
+    SendingTime,
+    open_socket,
+    split_address,
+)
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 
 _PIECE_BYTES: Final = 256 * 1024
@@ -134,21 +141,20 @@ class TlsTransport:
         """``host:port`` of the peer."""
         return self._address
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or accepts nothing for ``stall_s``. Part of the data may be
-                sent, so the connection is of no use afterwards.
+            ChannelClosed: If the peer is gone, or ``SendingTime`` is over. Part of the data may be sent, so the
+                connection is of no use afterwards.
         """
         rest = memoryview(data)
+        time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
             while rest:
-                rest = rest[self._send_some(rest[:_PIECE_BYTES]) :]
+                rest = rest[self._send_some(rest[:_PIECE_BYTES], time_left) :]
         except TimeoutError as exc:
-            raise ChannelClosed(
-                self._address, f"the peer accepted no data for {self._stall_s:.3g} s"
-            ) from exc
+            raise ChannelClosed(self._address, time_left.complaint(len(rest))) from exc
         except (OSError, ValueError) as exc:  # ValueError: the socket was closed meanwhile
             raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
 
@@ -188,16 +194,16 @@ class TlsTransport:
         """Give the socket back."""
         self._secured.close()
 
-    def _send_some(self, piece: memoryview) -> int:
+    def _send_some(self, piece: memoryview, time_left: SendingTime) -> int:
         # After a want, OpenSSL insists on the same piece again.
         while True:
             try:
                 with self._lock:
                     return self._secured.send(piece)
             except ssl.SSLWantWriteError:
-                is_ready = _wait(self._secured, select.POLLOUT, self._stall_s)
+                is_ready = _wait(self._secured, select.POLLOUT, time_left.next_s())
             except ssl.SSLWantReadError:
-                is_ready = _wait(self._secured, select.POLLIN, self._stall_s)
+                is_ready = _wait(self._secured, select.POLLIN, time_left.next_s())
             if not is_ready:
                 raise TimeoutError
 

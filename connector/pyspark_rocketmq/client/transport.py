@@ -7,8 +7,10 @@ without a bound.  Nothing here knows frames or requests.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -16,8 +18,20 @@ from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
 SEND_STALL_S: Final = 5.0
 """Seconds without a single byte accepted by the peer after which it counts as stuck."""
+SLOWEST_BYTES_PER_S: Final = 64 * 1024
+"""A peer that takes less counts as stuck too, or one byte every few seconds could hold a sender for ever."""
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can look after its deadlines."""
+
+
+# A peer that is gone without a word (power, a firewall that forgot the connection) is noticed within a minute, by
+# unanswered probes in silence and by unacknowledged data otherwise; the system's defaults are hours.
+_VANISHED_PEER: Final = (
+    ("TCP_KEEPIDLE", 30),
+    ("TCP_KEEPINTVL", 10),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 30_000),
+)
 
 
 class Transport(Protocol):
@@ -28,8 +42,8 @@ class Transport(Protocol):
         """``host:port`` of the peer."""
         ...
 
-    def sendall(self, data: bytes) -> None:
-        """Send all of ``data``; raises ``ChannelClosed`` when the peer is gone or accepts nothing."""
+    def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
+        """Send all of ``data``; raises ``ChannelClosed`` when the peer is gone or does not accept it in time."""
         ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
@@ -72,6 +86,27 @@ def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[Rea
     return [by_number[number] for number, _ in poll.poll(timeout_s * 1000)]
 
 
+class SendingTime:
+    """How long one sending may last: for each step ``stall_s``, for all of it what its size and its caller allow."""
+
+    __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
+
+    def __init__(self, byte_count: int, timeout_s: float, stall_s: float) -> None:
+        self._bytes = byte_count
+        self._stall_s = stall_s
+        self._limit_s = min(timeout_s, stall_s + byte_count / SLOWEST_BYTES_PER_S)
+        self._began_s = time.monotonic()
+
+    def next_s(self) -> float:
+        """Seconds to wait for the next step, above 0: what can be sent at once always is."""
+        return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
+
+    def complaint(self, rest: int) -> str:
+        """What is wrong with a peer that did not take the last ``rest`` bytes."""
+        waited_s = time.monotonic() - self._began_s
+        return f"the peer accepted {self._bytes - rest} of {self._bytes} bytes within {waited_s:.3g} s"
+
+
 def open_socket(address: str, timeout_s: float) -> socket.socket:
     """Connect to ``host:port`` within ``timeout_s`` seconds.
 
@@ -88,6 +123,9 @@ def open_socket(address: str, timeout_s: float) -> socket.socket:
     # Small requests must not wait for the answer to the one before.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _VANISHED_PEER:
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connected
 
 
@@ -115,7 +153,7 @@ class TcpTransport:
         self._receiver = connected
         self._sender = connected.dup()
         self._receiver.settimeout(RECEIVE_TICK_S)
-        self._sender.settimeout(stall_s)
+        self._stall_s = stall_s
 
     @classmethod
     def connect(cls, address: str, timeout_s: float) -> TcpTransport:
@@ -131,22 +169,23 @@ class TcpTransport:
         """``host:port`` of the peer."""
         return self._address
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or accepts nothing for ``stall_s``. Part of the data may be
-                sent, so the connection is of no use afterwards.
+            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent, so
+                the connection is of no use afterwards.
         """
         rest = memoryview(data)
+        time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
             # send() in a loop and not sendall(): its time-out counts from the last progress, so a large
             # frame on a slow line is not taken for a stuck peer.
             while rest:
+                self._sender.settimeout(time_left.next_s())
                 rest = rest[self._sender.send(rest) :]
         except TimeoutError as exc:
-            stalled_s = self._sender.gettimeout() or 0.0
-            raise ChannelClosed(self._address, f"the peer accepted no data for {stalled_s:.3g} s") from exc
+            raise ChannelClosed(self._address, time_left.complaint(len(rest))) from exc
         except OSError as exc:
             raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
 
