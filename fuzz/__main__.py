@@ -7,13 +7,17 @@ import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 import click
 
 from fuzz.engine import has_coverage_engine
 from fuzz.judge import judge
+from fuzz.reconnects import reconnect
 from fuzz.run import FOLDER, Outcome, run_target
 from fuzz.targets import TARGETS
+
+_RECONNECTS: Final = 10_000
 
 
 @click.command()
@@ -43,6 +47,8 @@ def main(
             outcomes.append(run.result())
             _show(outcomes[-1])
     failures = sum(len(outcome.findings) for outcome in outcomes)
+    if not names:
+        failures += _reconnect()
     click.echo(f"{sum(outcome.inputs for outcome in outcomes):,} inputs, {failures} failures")
     sys.exit(1 if failures else 0)
 
@@ -56,6 +62,13 @@ def _show(outcome: Outcome) -> None:
         shown = path.relative_to(FOLDER.parents[1])
         reason = path.with_suffix(".txt").read_text(encoding="utf-8").strip().splitlines()[-1]
         click.echo(f'    {reason[:200]}\n    again: make fuzz ARGS="--again {shown}"')
+
+
+def _reconnect() -> int:
+    """Whether connections that come and go leave something behind: 1 or 0."""
+    before, after = reconnect(_RECONNECTS)
+    click.echo(f"  {_RECONNECTS:,} reconnects: before {before}, after {after}")
+    return int(before != after)
 
 
 def _run_again(path: Path) -> int:

@@ -44,7 +44,7 @@ _LARGE_BYTES: Final = 1 << 16
 def _run_frames(data: bytes) -> None:
     """The first byte says into which pieces the rest is cut: the outcome must not depend on it."""
     stream = data[1:]
-    step = 1 + data[0] % 64 * (1 + len(stream) // 4096) if data else 1
+    step = (1 + data[0] % 64) * (1 + len(stream) // 4096) if data else 1
     whole = _outcome(stream, max(1, len(stream)))
     assert _outcome(stream, step) == whole, f"pieces of {step} bytes are decoded to something else"
 

@@ -1,0 +1,146 @@
+"""Connections that come and go in every way there is, ten thousand of them: what is left of them must be nothing."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.pull import PullRequest
+from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.tls import TlsConnector
+from pyspark_rocketmq.client.transport import TcpTransport
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+
+_CLOCK: Final = SystemClock()
+_SOON_S: Final = 10.0
+_SETTLE_S: Final = 30.0
+_RESET: Final = struct.pack("ii", 1, 0)
+_ANSWER: Final = encode_frame(RemotingCommand(code=0, flag=1, ext_fields={"offset": "7"}, body=b"body"))
+_QUESTION: Final = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
+_PULL: Final = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), queue_offset=0)
+
+
+class Held(NamedTuple):
+    """What a process holds that a connection may leave behind."""
+
+    sockets: int
+    threads: int
+
+    @classmethod
+    def now(cls) -> Held:
+        """Count open sockets and living threads."""
+        gc.collect()
+        links = (_target(entry) for entry in Path("/proc/self/fd").iterdir())
+        return cls(sum(link.startswith("socket:") for link in links), threading.active_count())
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except FileNotFoundError:  # closed meanwhile, by now or by a thread that ends
+        return ""
+
+
+class _Server:
+    """Ends each connection in the next of its ways."""
+
+    _WAYS: Final[tuple[tuple[bytes, bool], ...]] = (
+        (_ANSWER, False),
+        (_ANSWER[:6], False),
+        (_ANSWER[:-2], True),
+        (b"", False),
+        (b"", True),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", False),
+        (_ANSWER * 3, True),
+    )
+    """What is answered, and whether a reset follows instead of an end."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        ways = cycle(self._WAYS)
+        with suppress(OSError):
+            while True:
+                connected, _ = self._listener.accept()
+                answer, is_reset = next(ways)
+                with connected, suppress(OSError):
+                    connected.settimeout(_SOON_S)
+                    connected.recv(1 << 16)
+                    connected.sendall(answer)
+                    if is_reset:
+                        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def _ask(address: str) -> None:
+    channel = Channel(TcpTransport.connect(address, _SOON_S), _CLOCK)
+    try:
+        channel.request(_QUESTION, Deadline.after(_CLOCK, _SOON_S))
+    finally:
+        channel.close()
+
+
+def _come_and_go(address: str) -> None:
+    Channel(TcpTransport.connect(address, _SOON_S), _CLOCK).close()
+
+
+def _pull(address: str) -> None:
+    line: PullLine[int] = PullLine(TcpTransport.connect(address, _SOON_S), _CLOCK)
+    try:
+        line.send([(1, _PULL)])
+        line.receive(_SOON_S)
+    finally:
+        line.close()
+
+
+def reconnect(count: int) -> tuple[Held, Held]:
+    """Connect ``count`` times with every kind of client, TLS to the plain port included; what was held before, after.
+
+    Raises:
+        AssertionError: If a client ended in anything but an answer or an error of ours.
+    """
+    tls = TlsConnector(verify_certificate=False)
+    clients: tuple[Callable[[str], object], ...] = (
+        *(_ask, _pull, _come_and_go) * 3,
+        lambda address: tls.connect(address, _SOON_S),
+    )
+    before = Held.now()
+    server = _Server()
+    try:
+        for client in islice(cycle(clients), count):
+            with suppress(RocketMQError):
+                client(server.address)
+    finally:
+        server.close()
+    return before, _settled(before)
+
+
+def _settled(before: Held) -> Held:
+    """What is held once the threads that are just ending have ended."""
+    deadline = Deadline.after(_CLOCK, _SETTLE_S)
+    pause = threading.Event()
+    while (now := Held.now()) != before and not deadline.has_passed:
+        pause.wait(0.02)
+    return now
