@@ -195,26 +195,26 @@ def test_a_thousand_connections_that_come_and_go_leave_nothing(
     def come_and_go(count: int) -> None:
         for number in range(count):
             with RawClient(address) as client:
-                client.send(heartbeat(f"c{number}", group=f"g{number % 50}"))
+                client.send(heartbeat(f"c{number}", group=f"g{number % 200}"))
                 client.send(held_pull(timeout_ms=60000))
         wait_until(lambda: cluster.connections("broker-a") == 0)
         clock.advance(60)
         cluster.look_at_clock()
 
-    come_and_go(50)
+    come_and_go(200)
     before = len(_open_files()), threading.active_count()
     tracemalloc.start()
     try:
         gc.collect()
         memory, _ = tracemalloc.get_traced_memory()
-        come_and_go(950)
+        come_and_go(800)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - memory
     finally:
         tracemalloc.stop()
     assert (len(_open_files()), threading.active_count()) == before
     assert cluster.held_pulls() == 0
-    assert grown < 950 * 200, "each connection left 200 bytes or more behind"
+    assert grown < 800 * 200, "each connection left 200 bytes or more behind"
 
 
 def _open_files() -> list[Path]:
