@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.wire import columnar_properties
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
 from tests.wire.columnar_cases import (
     PROPERTIES,
@@ -35,6 +37,8 @@ OPTIONS = st.fixed_dictionaries(
         ),
     }
 )
+HEAD_BYTES = 88
+HOSTS = ["127.0.0.1:65535", "[2001:db8::1]:65535"]
 COLUMNS = [[name] for name in MESSAGE_SCHEMA.names] + [["flag", "msgId"], ["tags", "keys", "queueOffset"], []]
 
 
@@ -57,7 +61,7 @@ def test_any_messages_with_any_options_give_what_the_plain_decoder_gives(data, o
     assert_same_reaction(data, **options)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(damaged(), OPTIONS)
 def test_damaged_bytes_give_the_rows_or_the_error_of_the_plain_decoder(data, options):
     assert_same_reaction(data, **options)
@@ -101,9 +105,40 @@ def test_a_body_that_nobody_asks_for_is_not_decompressed():
     assert decode_columns(data, "b", columns=["queueOffset"]).num_rows == 1
 
 
+def test_every_short_properties_string_is_read_as_the_plain_decoder_reads_it():
+    strings = ["".join(symbols) for length in range(7) for symbols in product("a\x01\x02", repeat=length)]
+    for text in strings:
+        assert_same_reaction(encoded(stored_message(properties_data=text.encode())), columns=["properties"])
+    for first, second in product(strings[:13], repeat=2):
+        messages = (stored_message(properties_data=text.encode()) for text in (first, second))
+        assert_same_reaction(encoded(*messages), columns=["properties"])
+
+
+@pytest.mark.parametrize(("born_host", "store_host"), [*product(HOSTS, repeat=2)])
+def test_an_impossible_port_is_malformed_even_if_nobody_asks_for_the_host(born_host, store_host):
+    data = encoded(stored_message(queue_offset=1, born_host=born_host, store_host=store_host))
+    ports = [at for at in range(len(data)) if data[at : at + 4] == b"\0\0\xff\xff"]
+
+    assert len(ports) == 2
+    for at in ports:
+        changed = data[: at + 1] + b"\x01" + data[at + 2 :]
+        with pytest.raises(RemoteProtocolError, match="impossible port"):
+            decode_columns(changed, "b", columns=["flag"], limit=0)
+        assert_same_reaction(changed, columns=["flag"])
+
+
+@pytest.mark.parametrize("topic_bytes", [32767, 32768, 65535])
+def test_a_topic_length_of_layout_v2_is_a_signed_short(topic_bytes):
+    head = bytearray(encoded(stored_message(topic="t" * 128, body=b""))[:HEAD_BYTES])
+    head[:4] = (HEAD_BYTES + 2 + topic_bytes + 2).to_bytes(4, "big")
+
+    assert_same_reaction(bytes(head) + topic_bytes.to_bytes(2, "big") + b"t" * topic_bytes + b"\0\0")
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_decoded(seed):
+def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_decoded(seed, monkeypatch):
     """Some have bodies that hold messages, whose magic numbers lead astray those who look for them."""
+    monkeypatch.setattr(columnar_properties, "_PIECE", 1000)
     chance = random.Random(seed)
     data = many_messages(chance, odd_share=[0, 0, 0.01, 0.2, 1, 0.01][seed], decoys=seed % 2 == 0)
 
@@ -115,11 +150,13 @@ def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_
 
 
 def many_messages(chance, *, odd_share, decoys):
-    decoy = encoded(stored_message(body=b"decoy"))
+    """Some bodies end with the head of a message, to which the topic and the properties behind it belong too."""
     messages = []
     for at in range(700):
-        body = decoy * 3 if decoys and chance.random() < 0.2 else chance.randbytes(chance.randrange(300))
         properties = b"KEYS\x01%d\x02TAGS\x01TagA\x02" % chance.randrange(1 << chance.randrange(1, 40))
+        body = chance.randbytes(chance.randrange(300))
+        if decoys and chance.random() < 0.2:
+            body += encoded(stored_message(body=b"", properties_data=properties))[:HEAD_BYTES]
         if chance.random() < odd_share:
             properties += chance.choice([b"\x01\x01\x02", b"\xff\x01v\x02", b"no separator\x02"])
         messages.append(stored_message(queue_offset=at, body=body, properties_data=properties))

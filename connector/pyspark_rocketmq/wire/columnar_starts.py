@@ -71,7 +71,7 @@ def _in_lockstep(data: bytes, min_bytes: int, chains: int) -> IntArray | None:
     magic, stride = data[_MAGIC_AT : _MAGIC_AT + 4], len(data) // chains
     seen = (data.find(magic, at, at + stride) for at in range(_MAGIC_AT, len(data) - stride, stride))
     entries = np.array([at - _MAGIC_AT for at in seen if at >= 0])
-    if len(entries) < 2 or entries[0]:
+    if len(entries) < 2:
         return None
     sizes = every_position(data, _SIZE_BYTES)
     position, ends = entries[:-1], entries[1:]
