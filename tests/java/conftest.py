@@ -21,7 +21,7 @@ SIM = pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.java])
 REAL = pytest.param("real", marks=pytest.mark.real)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sim_like_the_real_one() -> Iterator[Backend]:
     """A simulator configured as the harness configures the real brokers."""
     settings = BrokerSettings(delay_levels_s=(1.0,) * 18, enable_property_filter=True)
@@ -29,7 +29,7 @@ def sim_like_the_real_one() -> Iterator[Backend]:
         yield cluster
 
 
-@pytest.fixture(scope="session", params=[SIM, REAL])
+@pytest.fixture(scope="package", params=[SIM, REAL])
 def backend(request: pytest.FixtureRequest) -> tuple[str, Backend]:
     """``sim`` or ``real``, and the cluster of that kind."""
     kind = str(request.param)
@@ -43,7 +43,7 @@ def cluster(backend: tuple[str, Backend]) -> ClusterUnderTest:
     return ClusterUnderTest(running, kind)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def java(backend: tuple[str, Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClients]:
     """RocketMQ's own clients; members look at their groups every two seconds."""
     kind, running = backend

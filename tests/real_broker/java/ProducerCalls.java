@@ -12,6 +12,7 @@ import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /** DefaultMQProducer: one per producer group, started at its first use. */
 final class ProducerCalls {
@@ -28,6 +29,7 @@ final class ProducerCalls {
         ProducerCalls producers = new ProducerCalls(nameServers);
         calls.put("producer.send", producers::send);
         calls.put("producer.queues", producers::queues);
+        calls.put("producer.ask", producers::ask);
         calls.put("producer.stop", producers::stop);
     }
 
@@ -52,6 +54,22 @@ final class ProducerCalls {
 
     private Object queues(JSONObject arguments) throws Exception {
         return Shown.queues(producer(arguments).fetchPublishMessageQueues(arguments.getString("topic")));
+    }
+
+    /** Arguments: group, queue, key, newTopic; what a producer can ask of a broker, one call after another. */
+    private Object ask(JSONObject arguments) throws Exception {
+        DefaultMQProducer producer = producer(arguments);
+        MessageQueue queue = Shown.asQueue(arguments.getJSONObject("queue"));
+        JSONObject answers = new JSONObject();
+        answers.put("maxOffset", producer.maxOffset(queue));
+        answers.put("minOffset", producer.minOffset(queue));
+        answers.put("earliestMsgStoreTime", producer.earliestMsgStoreTime(queue));
+        answers.put("searchOffset", producer.searchOffset(queue, 0));
+        long now = System.currentTimeMillis();
+        answers.put("found", Shown.whole(producer.queryMessage(
+            queue.getTopic(), arguments.getString("key"), 10, 0, now).getMessageList()));
+        producer.createTopic("TBW102", arguments.getString("newTopic"), 2, null);
+        return answers;
     }
 
     private Object stop(JSONObject arguments) {
@@ -124,6 +142,9 @@ final class ProducerCalls {
         }
         if (described.containsKey("delayLevel")) {
             message.setDelayTimeLevel(described.getIntValue("delayLevel"));
+        }
+        if (described.containsKey("delayMillis")) {
+            message.setDelayTimeMs(described.getLongValue("delayMillis"));
         }
         message.setFlag(described.getIntValue("flag"));
         JSONObject properties = described.getJSONObject("properties");
