@@ -26,6 +26,7 @@ from broker_sim.faults import (
     Stall,
     spoiled,
 )
+from broker_sim.frames import frame_of
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import reply
@@ -228,7 +229,7 @@ class EndpointServer:
             if self._faults.pending and command.is_response:
                 fault = self._faults.take_for_answer(self._endpoint.name, request_code)
             if fault is None:
-                connection.send(encode_frame(command))
+                connection.send(frame_of(command))
             else:
                 self._spoil(connection, peer, command, fault)
 

@@ -157,6 +157,23 @@ def test_answers_to_nobody_and_second_answers_disturb_no_caller() -> None:
     assert counts.empty()
 
 
+def test_an_answer_of_ours_that_cannot_be_sent_stops_no_other_answer() -> None:
+    """A1: a server's request may hold texts that our answer must not repeat."""
+
+    def repeat(request: RemotingCommand) -> RemotingCommand:
+        return request.response(0, remark="\ud800" if request.opaque == 1 else "fine")
+
+    with ScriptedServer(silent) as server:
+        channel = Channel(TcpTransport.connect(server.address, 5.0), CLOCK, request_handler=repeat)
+        peer = server.next_peer()
+        for opaque in (1, 2):
+            peer.send(RemotingCommand(code=307, opaque=opaque))
+        answers = [server.next_answer(), server.next_answer()]
+        channel.close()
+
+    assert [(answer.opaque, answer.code) for answer in answers] == [(1, 1), (2, 0)]
+
+
 class DeafServer:
     """Accepts connections and never reads a byte, so that the sockets' buffers fill up."""
 

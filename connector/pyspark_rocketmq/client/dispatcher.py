@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
@@ -61,7 +62,17 @@ class RequestDispatcher:
         while (request := self._requests.get()) is not None:
             answer = self._answer_to(request)
             if answer is not None and not request.is_oneway:
-                self._answer(answer)
+                self._send(request, answer)
+
+    def _send(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        try:
+            self._answer(answer)
+        except LocalProtocolError as error:
+            # A text of the request in it, perhaps, that JSON could carry and UTF-8 cannot: the next request counts.
+            logger.warning("answer cannot be sent code=%d: %s", request.code, error)
+            self._answer(
+                request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")
+            )
 
     def _answer_to(self, request: RemotingCommand) -> RemotingCommand | None:
         try:
