@@ -43,6 +43,7 @@ _TOKENS: Final = (
     b"(", b")", b" OR ", b" NOT ", b"'", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00",
     b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab",
 )  # fmt: skip
+_TEXT: Final = re.compile(rb'(?<=")[^"\\]*(?=")')
 _DIGITS: Final = re.compile(rb"[0-9]+")
 
 
@@ -65,6 +66,7 @@ class Mutator:
             self._cut,
             self._splice,
             self._replace_digits,
+            self._replace_text,
         )
 
     def seed(self) -> bytes:
@@ -129,3 +131,11 @@ class Mutator:
         if found:
             start, end = self._random.choice(found).span()
             data[start:end] = self._random.choice(_TEXT_NUMBERS)
+
+    def _replace_text(self, data: bytearray) -> None:
+        found = list(_TEXT.finditer(data))
+        if found:
+            start, end = self._random.choice(found).span()
+            data[start:end] = self._random.choice((*_TOKENS, *_TEXT_NUMBERS)) * self._random.choice(
+                (1, 1, 300)
+            )

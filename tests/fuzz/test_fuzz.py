@@ -15,6 +15,7 @@ from fuzz.run import run_target
 from fuzz.target import Target, with_frame_lengths, with_total_sizes
 from fuzz.targets import TARGETS
 from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
 SEED = 20_240_601
@@ -42,6 +43,43 @@ def test_any_bytes_give_a_value_or_a_protocol_error(name: str) -> None:
 
         assert not session.findings, "\n".join(finding.trace for finding in session.findings.values())
         assert session.inputs >= CONVERSATIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("expression", b" " * (1 << 20)),
+        ("expression", b"a > " + b"9" * 5000),
+        ("expression", b"a IN (" + b"'x'," * 200_000),
+        ("json", b"[" + b"{}," * (1 << 22) + b"{}]"),
+        ("json-header", b'{"extFields":{' + b'"a":{},' * (1 << 20) + b'"a":0}}'),
+        ("topic-stats", b'{"offsetTable":{' + b'{"topic":"T","brokerName":"b","queueId":0}:{},' * 200_000),
+        ("compression", b"\x02" + compress(bytes(1 << 28), CompressionType.ZSTD)[0]),
+        ("compression", b"\x03" + compress(bytes(1 << 28), CompressionType.ZLIB)[0]),
+        ("frames", b"\x00" + bytes.fromhex("00ffffff 00fffff0") + b"{"),
+        ("messages", bytes.fromhex("7fffffff daa320a7") + bytes(100)),
+    ],
+)
+def test_what_once_took_too_much_or_may(name: str, data: bytes) -> None:
+    """A1: findings, and what announces more than it brings."""
+    target = TARGETS[name]
+    for seed in target.seeds():
+        judge(target, seed)
+    finding = judge(target, data)
+    assert finding is None, finding.trace
+
+
+def test_a_broker_answers_a_topic_that_no_encoding_can_write() -> None:
+    """A1: half a surrogate pair, in the request and in the remark of the answer."""
+    target = TARGETS["broker-server"]
+    header = (
+        b'{"code":202,"extFields":{"topic":"\\ud800"},"flag":0,"language":"JAVA","opaque":1,"version":479}'
+    )
+    try:
+        frame = with_frame_lengths(bytes(5) + len(header).to_bytes(3, "big") + header)
+        assert judge(target, frame) is None
+    finally:
+        target.close()
 
 
 def target_of(run, **changes) -> Target:
