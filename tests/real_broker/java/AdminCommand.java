@@ -76,8 +76,11 @@ final class AdminCommand extends MQAdminStartup {
                 return;
             } catch (SubCommandException problem) {
                 // The millisecond is a command's name as a client: two of the same one exclude each other.
-                Throwable cause = problem.getCause();
-                if (cause == null || !String.valueOf(cause.getMessage()).contains("created already")) {
+                Throwable cause = problem;
+                while (cause.getCause() != null) {
+                    cause = cause.getCause();
+                }
+                if (!String.valueOf(cause.getMessage()).contains("created already")) {
                     throw problem;
                 }
             }
