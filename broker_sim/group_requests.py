@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from broker_sim.groups import SubscriptionGroup
 from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
+from broker_sim.topics import MOST_QUEUES
 from pyspark_rocketmq.wire.admin_headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
@@ -70,7 +71,7 @@ def _read_group(config: JsonObject) -> SubscriptionGroup:
     values: dict[str, Any] = {}
     for each in fields(SubscriptionGroup):
         java_name = _java_name(each.name)
-        if config.members.get(java_name) is None:
+        if each.default is not MISSING and config.members.get(java_name) is None:
             continue
         if isinstance(each.default, bool):
             values[each.name] = config.flag(java_name, default=each.default)
@@ -78,7 +79,14 @@ def _read_group(config: JsonObject) -> SubscriptionGroup:
             values[each.name] = config.integer(java_name)
         else:
             values[each.name] = config.text(java_name)
-    return SubscriptionGroup(**values)
+    group = SubscriptionGroup(**values)
+    if group.retry_queue_nums > MOST_QUEUES:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"The retry topic of group {group.name} would have {group.retry_queue_nums} queues; the simulator takes "
+            f"at most {MOST_QUEUES}.",
+        )
+    return group
 
 
 def _group_json(group: SubscriptionGroup) -> dict[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from broker_sim.topics import PERM_READ_WRITE, TopicConfig, is_system_topic, name_problem
+from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, TopicConfig, is_system_topic, name_problem
 from pyspark_rocketmq.wire.admin_headers import DeleteTopicRequestHeader, GetTopicConfigRequestHeader
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -20,6 +20,7 @@ def handle_create_topic(state: BrokerState, command: RemotingCommand) -> Remotin
     """17: create a topic or change its queue numbers and permission."""
     header = from_ext_fields(CreateTopicRequestHeader, command.ext_fields)
     _check_name(header.topic)
+    _check_queues(header.topic, header.read_queue_nums, header.write_queue_nums)
     state.topics.put(
         TopicConfig(
             name=header.topic,
@@ -41,6 +42,7 @@ def handle_create_topics(state: BrokerState, command: RemotingCommand) -> Remoti
     configs = [_read_topic(each) for each in body.objects("topicConfigList")]
     for config in configs:
         _check_name(config.name)
+        _check_queues(config.name, config.read_queue_nums, config.write_queue_nums)
     for config in configs:
         state.topics.put(config)
     return reply(command)
@@ -88,6 +90,14 @@ def _check_name(topic: str) -> None:
         raise Refused(ResponseCode.INVALID_PARAMETER, problem)
     if is_system_topic(topic):
         raise Refused(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+
+
+def _check_queues(topic: str, *counts: int) -> None:
+    if max(counts) > MOST_QUEUES:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"The topic[{topic}] would have {max(counts)} queues; the simulator takes at most {MOST_QUEUES}.",
+        )
 
 
 def _attributes(state: BrokerState, header: CreateTopicRequestHeader) -> Mapping[str, str]:

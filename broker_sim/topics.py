@@ -14,6 +14,9 @@ PERM_READ_WRITE = PERM_READ | PERM_WRITE
 AUTO_CREATE_TOPIC_KEY = "TBW102"
 """The topic others are made after at their first message."""
 
+MOST_QUEUES = 1 << 16
+"""Of one topic here; a real broker sets no limit, and runs out of memory when it lists them."""
+
 _LONGEST_TOPIC = 127
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _SYSTEM_TOPICS = frozenset(
