@@ -27,6 +27,12 @@ MAX_EXPANSION: Final = 64
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
 
+# What one byte can become at most; inputs too short for a bomb take the quickest way.
+_ZLIB_EXPANSION: Final = 1040
+_LZ4_EXPANSION: Final = 256
+_USUAL_BYTES: Final = 1 << 16
+_USUAL_EXPANSION: Final = 32
+
 
 class CompressionType(IntEnum):
     """The compression type bits (``CompressionType``); 0 means zlib too, as old producers wrote it."""
@@ -89,8 +95,10 @@ def compress(body: bytes, compression_type: CompressionType) -> tuple[bytes, int
 
 
 def _decompress_zlib(body: bytes) -> bytes:
-    decompressor = zlib.decompressobj()
     try:
+        if len(body) <= MAX_BODY_BYTES // _ZLIB_EXPANSION:
+            return zlib.decompress(body)
+        decompressor = zlib.decompressobj()
         result = decompressor.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error as exc:
         raise RemoteProtocolError(f"A message body is marked as zlib but is not: {exc}.") from exc
@@ -102,8 +110,9 @@ def _decompress_zlib(body: bytes) -> bytes:
 
 def _decompress_lz4(body: bytes) -> bytes:
     decompressor = lz4.frame.LZ4FrameDecompressor()
+    most = -1 if len(body) <= MAX_BODY_BYTES // _LZ4_EXPANSION else MAX_BODY_BYTES + 1
     try:
-        result = bytes(decompressor.decompress(body, MAX_BODY_BYTES + 1))
+        result = bytes(decompressor.decompress(body, most))
     except RuntimeError as exc:
         raise RemoteProtocolError(f"A message body is marked as LZ4 but is not: {exc}.") from exc
     _check_size("LZ4", len(result))
@@ -113,13 +122,34 @@ def _decompress_lz4(body: bytes) -> bytes:
 
 def _decompress_zstd(body: bytes) -> bytes:
     try:
-        _check_size("Zstandard", zstandard.frame_content_size(body))  # -1 when the frame does not tell
-        # In one go, which needs no window beside the result if the frame tells its size.
-        return _zstd_decompressor.decompress(body, max_output_size=MAX_BODY_BYTES, allow_extra_data=False)
+        size = zstandard.frame_content_size(body)
+        _check_size("Zstandard", size)
+        if size >= 0:
+            return _zstd_result(body, size)
+        # The frame does not tell, as Java's streams never do: a guess, then the most there may be.
+        try:
+            return _zstd_result(body, min(MAX_BODY_BYTES, _USUAL_BYTES + _USUAL_EXPANSION * len(body)))
+        except zstandard.ZstdError:
+            return _zstd_result(body, MAX_BODY_BYTES)
     except zstandard.ZstdError as exc:
         raise RemoteProtocolError(
             f"A message body is marked as Zstandard but is not one frame of at most {MAX_BODY_BYTES} bytes: {exc}."
         ) from exc
+
+
+def _zstd_result(body: bytes, most: int) -> bytes:
+    """Decompress in one go, which needs no window beside a result of known size."""
+    # Making one costs more than using it, and no two threads may use the same at a time; list operations are atomic.
+    try:
+        decompressor = _idle_zstd.pop()
+    except IndexError:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
+    try:
+        result = decompressor.decompress(body, max_output_size=most, allow_extra_data=False)
+    finally:
+        _idle_zstd.append(decompressor)
+    # A result much smaller than its room may keep memory pages of its own: copy it.
+    return result if len(result) == most else bytes(memoryview(result))
 
 
 def _check_size(name: str, size: int) -> None:
@@ -136,9 +166,6 @@ def _check_one_frame(name: str, *, is_complete: bool, rest: bytes | None) -> Non
         raise RemoteProtocolError(f"{len(rest)} bytes follow the {name} frame of a message body.")
 
 
-_zstd_decompressor: Final = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
-
-
 def _compress_lz4(body: bytes) -> bytes:
     return bytes(lz4.frame.compress(body))
 
@@ -147,6 +174,7 @@ def _compress_zstd(body: bytes) -> bytes:
     return zstandard.ZstdCompressor().compress(body)
 
 
+_idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
 _DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
     CompressionType.LZ4: _decompress_lz4,
     CompressionType.ZSTD: _decompress_zstd,
