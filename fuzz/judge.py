@@ -85,12 +85,14 @@ def _deadline(target: Target) -> Iterator[None]:
         raise TookTooLong(f"more than {target.max_seconds:g} s")
 
     before = signal.signal(number, expired)
-    signal.setitimer(timer, target.max_seconds)
+    # Another's timer, such as that of a test run, goes on afterwards.
+    others = signal.setitimer(timer, target.max_seconds)
     try:
         yield
     finally:
         signal.setitimer(timer, 0)
         signal.signal(number, before)
+        signal.setitimer(timer, *others)
 
 
 @contextmanager
