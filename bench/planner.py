@@ -22,12 +22,12 @@ from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
 from pyspark_rocketmq.datasource.queue_reader import partitions_of
-from pyspark_rocketmq.group.ownership import SoleOwnership
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
+from tests.helpers.ownership import OneMember
 
 _BROKERS = 2
 _QUEUES = 1_024
@@ -144,7 +144,7 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
         consumer_group=_GROUP,
         client_id="bench",
         store=Timed(DeltaOffsetStore(table), watch, read=_STORE),  # type: ignore[arg-type]
-        ownership=SoleOwnership(),
+        ownership=OneMember(lambda: view.snapshot().bounds),
         view=view,
         default_start=StartingOffsets.earliest(),
         clock=_CLOCK,

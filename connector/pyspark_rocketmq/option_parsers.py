@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from pyspark_rocketmq.model import MessageModel
+
 T = TypeVar("T")
 Parser = Callable[[str], T]
 
@@ -82,6 +84,14 @@ def address_list(text: str) -> tuple[str, ...]:
         if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"holds '{address}', which is not host:port")
     return addresses
+
+
+def message_model(text: str) -> MessageModel:
+    """Parser of the message model."""
+    try:
+        return MessageModel(text.strip().upper())
+    except ValueError:
+        raise ValueError("is neither CLUSTERING nor BROADCASTING") from None
 
 
 def tag_expression(text: str) -> str:

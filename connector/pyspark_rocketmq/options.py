@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.option_parsers import (
     address_list,
     boolean,
     int_between,
+    message_model,
     namespace_name,
     resource_name,
     secret_value,
@@ -84,6 +86,31 @@ class ReadOptions(OptionSet):
         parse=text_value,
         default=None,
         doc="Where the group's offsets are: the path or URI of a Delta table.",
+    )
+    message_model: MessageModel = option(  # noqa: RUF009 - declares the field
+        "messageModel",
+        parse=message_model,
+        default=MessageModel.CLUSTERING,
+        default_text="CLUSTERING",
+        doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. `BROADCASTING`: "
+        "every query reads every queue, with progress of its own under its `instanceName`.",
+    )
+    allocate_message_queue_strategy: str = option(
+        "allocateMessageQueueStrategy",
+        parse=text_value,
+        default="averagely",
+        doc="How the members of the group share the queues; all must use the same: `averagely`, `averagelyByCircle`, "
+        "`consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, `byConfig:TOPIC/BROKER/QUEUE,…` or "
+        "`module:Class`.",
+    )
+    instance_name: str | None = option(
+        "instanceName",
+        parse=resource_name("instance", 100),
+        default=None,
+        default_text="unique for every start",
+        doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a query "
+        "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
+        "No two members of a group may have the same.",
     )
     namespace: str | None = option(
         "namespace",
@@ -203,6 +230,10 @@ class ReadOptions(OptionSet):
             )
         if self.offset_store is not None and self.consumer_group is None:
             problems.append("option 'offsetStore' needs 'consumerGroup', whose offsets are to be used")
+        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
+            problems.append(
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+            )
         if self.starting_offsets is not None and self.starting_timestamp is not None:
             problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
         return problems + self._other_topics() + self._security_problems() + self._too_long_names()

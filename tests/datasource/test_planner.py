@@ -11,13 +11,13 @@ from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
 from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.group.ownership import SoleOwnership
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.ownership import OneMember
 
 A0 = MessageQueue("orders", "broker-a", 0)
 A1 = MessageQueue("orders", "broker-a", 1)
@@ -79,13 +79,14 @@ class Planning:
         self.on_pause: list[Any] = []
         given = {"nameServers": "n:1", "topic": "orders"} | options
         default = start or StartingOffsets.earliest()
+        self.ownership = OneMember(lambda: self.view.bounds)
         view: Any = self.view
         progress = (
             GroupProgress(
                 consumer_group="g",
                 client_id=client_id,
                 store=self.store,
-                ownership=SoleOwnership(),
+                ownership=self.ownership,
                 view=view,
                 default_start=default,
                 clock=self.clock,

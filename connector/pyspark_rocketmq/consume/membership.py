@@ -18,65 +18,23 @@ Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstan
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyspark_rocketmq.consume.allocation import sorted_members, sorted_queues
+from pyspark_rocketmq.consume.duties import (
+    AskMembers,
+    Duty,
+    Heartbeat,
+    Lock,
+    MembershipTiming,
+    Unlock,
+    Unregister,
+)
 from pyspark_rocketmq.consume.queue_tenure import Effect, Event, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue]]
 """This member's share: ``(client_id, sorted queues, sorted members)``; see :mod:`.allocation`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipTiming:
-    """Intervals in seconds, RocketMQ's by default."""
-
-    heartbeat_s: float = 30.0
-    rebalance_s: float = 20.0
-    shortest_rebalance_s: float = 1.0
-    """Between two looks at the members (``RebalanceService.minInterval``)."""
-    lock_renewal_s: float = 20.0
-    lock_valid_s: float = 30.0
-    """How long a lock counts here since it was asked for; the broker keeps it for 60 s."""
-    lock_retry_s: float = 1.0
-    """Until a refused queue is tried again."""
-    second_look_s: float = 1.0
-    """Until a list of members that got shorter is looked at again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """Tell every broker of the route who this member is."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskMembers:
-    """Ask one broker of the route for the group's client ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """Lock queues of one broker, or renew their locks, in one call (C2)."""
-
-    broker_name: str
-    queues: frozenset[MessageQueue]
-
-
-@dataclass(frozen=True, slots=True)
-class Unlock:
-    """Give queues of one broker free."""
-
-    broker_name: str
-    queues: frozenset[MessageQueue]
-
-
-@dataclass(frozen=True, slots=True)
-class Unregister:
-    """Leave the group at every broker."""
-
-
-Duty = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
 
 class Tenure(NamedTuple):
@@ -192,6 +150,14 @@ class Membership:
             self._terms += 1
             self._tenures[queue] = Tenure(self._terms, self._tenures[queue].asked_at_s)
 
+    def is_planned(self, queue: MessageQueue, now_s: float) -> bool:
+        """Whether the plan under way holds ``queue`` and may still run it."""
+        return queue in self._planned and queue in self._tenures and self._is_fresh(queue, now_s)
+
+    def locked_at_s(self) -> dict[MessageQueue, float]:
+        """When the lock of each held queue was asked for last."""
+        return {queue: tenure.asked_at_s for queue, tenure in self._tenures.items()}
+
     def phase(self, queue: MessageQueue) -> Phase:
         """How far this member has ``queue``."""
         return self._phases.get(queue, Phase.ABSENT)
@@ -243,7 +209,7 @@ class Membership:
 
     def route_changed(self, queues: Iterable[MessageQueue], now_s: float) -> None:
         """The readable queues of all subscribed topics; a new broker gets a heartbeat at once."""
-        ordered = tuple(sorted(queues))
+        ordered = tuple(sorted_queues(queues))
         if ordered == self._queues:
             return
         known = {queue.broker_name for queue in self._queues}
@@ -251,6 +217,10 @@ class Membership:
         if any(queue.broker_name not in known for queue in ordered):
             self._heartbeat_at_s = now_s
         self._rebalance(now_s)
+
+    def heartbeat_wanted(self, now_s: float) -> None:
+        """A broker forgot this member, or its connection broke: show up before the others miss us."""
+        self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:
         """A broker said that the group changed (NOTIFY_CONSUMER_IDS_CHANGED): look now."""
@@ -272,7 +242,7 @@ class Membership:
             self._heartbeat_at_s = now_s
         wait_s = self._timing.second_look_s if spared else self._timing.rebalance_s
         self._look_at_s = now_s + wait_s
-        self._members = tuple(sorted(listed | spared))
+        self._members = tuple(sorted_members(listed | spared))
         self._rebalance(now_s)
 
     def members_unknown(self, now_s: float) -> None:
@@ -330,7 +300,14 @@ class Membership:
             return None
         if self._client_id not in self._members or not self._queues:
             return frozenset()
-        return frozenset(self._allocate(self._client_id, self._queues, self._members))
+        by_topic: dict[str, list[MessageQueue]] = {}
+        for queue in self._queues:
+            by_topic.setdefault(queue.topic, []).append(queue)
+        return frozenset(
+            queue
+            for queues in by_topic.values()
+            for queue in self._allocate(self._client_id, queues, self._members)
+        )
 
     def _happened(
         self, queue: MessageQueue, event: Event, now_s: float, asked_at_s: float | None = None

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_FIRST_OWNERSHIP_S = 5.0
+"""How long the first plan waits for a group to give this member its queues."""
 _PAUSE_S = 0.5
 """Between two looks at a cluster that is not there, or at a suspended queue that has no due time."""
 
@@ -58,6 +60,7 @@ class MicroBatchPlanner:
         self._limits = ReadLimits(max_offsets_per_trigger=options.max_offsets_per_trigger)
         self._caps: dict[MessageQueue, int] | None = None
         self._in_contact = False
+        self._is_ready = False
         self._initial: Offset | None = None
         self._newest: Mapping[MessageQueue, QueueBounds] = {}
         self._addresses: Mapping[str, BrokerAddress] = {}
@@ -128,12 +131,13 @@ class MicroBatchPlanner:
         """
         seq, previous = self.plan_of(start)
         patience: Deadline | None = None
+        self._await_ready()
         while True:
             attempt = self._attempt(previous)
             if isinstance(attempt, _Attempt):
                 if attempt.ranges:
                     return self._remember(plan_to_offset(seq + 1, attempt.ranges), attempt.ranges)
-                trouble = self._missing_error(attempt.snapshot, previous)
+                trouble = self._missing_error(attempt.snapshot, previous) or self._unsettled_error()
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
                 if self._caps is None or is_drained:
                     return start
@@ -146,6 +150,22 @@ class MicroBatchPlanner:
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _await_ready(self) -> None:
+        """At the first plan; a group that takes longer gets its first micro-batch at a later trigger."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._progress.await_ready(_FIRST_OWNERSHIP_S)
+
+    def _unsettled_error(self) -> RocketMQError | None:
+        """Why an AvailableNow query cannot end yet: queues of its own are still in another member's hands."""
+        if self._caps is None or self._progress.await_ready(0.0):
+            return None
+        return RocketMQError(
+            f"Queues of topic {self._options.topic} allocated to this member of group {self._options.consumer_group} "
+            f"were locked by another one for {self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
+            "or raise retryTimeoutMs."
+        )
 
     def _attempt(self, previous: Sequence[QueueRange]) -> _Attempt | RocketMQError:
         """One look at cluster and progress, and the plan from it; or the fault that may pass."""

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress
 from pyspark_rocketmq.consume.stalls import StallCounter
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
@@ -31,6 +32,10 @@ class ProgressSource(Protocol):
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
+        ...
+
+    def await_ready(self, timeout_s: float) -> bool:
+        """Wait until it is settled which queues may be planned; whether it is."""
         ...
 
     def begin_reading(self) -> None:
@@ -79,6 +84,10 @@ class CheckpointProgress:
         positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
         return [QueueRange(queue=queue, start=start, end=start) for queue, start in positions.items()]
 
+    def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """At once: every queue is this query's."""
+        return True
+
     def begin_reading(self) -> None:
         """Nothing: Spark hands the progress in."""
 
@@ -115,8 +124,8 @@ class CheckpointProgress:
 class GroupProgress:
     """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
 
-    A queue is claimed when it is first owned; afterwards the row's owner tells whether it is still ours, and its
-    epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
+    A queue is claimed once in every term of its ownership; afterwards the row's owner tells whether it is still
+    ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
@@ -139,7 +148,11 @@ class GroupProgress:
         self._view = view
         self._default_start = default_start
         self._clock = clock
-        self._claimed: set[MessageQueue] = set()
+        self._terms: Mapping[MessageQueue, int] = {}
+        """Of the plan in the making."""
+        self._claimed: dict[MessageQueue, int] = {}
+        """The term in which a queue was claimed."""
+        self._left_out = LeftOut()
         self._stalls = StallCounter()
         self._stood_still: Mapping[MessageQueue, int] = {}
         self._last_read: dict[MessageQueue, tuple[int, float]] = {}
@@ -153,22 +166,30 @@ class GroupProgress:
         """Nothing: a group's positions are in its offset store."""
         return ()
 
+    def await_ready(self, timeout_s: float) -> bool:
+        """Wait for the locks of the queues allocated to this member."""
+        return self._ownership.await_settled(timeout_s)
+
     def begin_reading(self) -> None:
         """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
         """Rows of the queues owned and claimed, after claiming those that are new."""
-        # Asked about reachable queues only, so a broker that is away must not look like a queue that was lost:
-        # a claim ends when the store says so, and not before.
-        owned = self._ownership.owned(snapshot.bounds.keys(), self._clock.monotonic_s())
+        held = self._ownership.begin_plan()
+        self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
-        new = owned - self._claimed
+        new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
             rows |= self._claim(new, rows, snapshot)
         self._rows = rows
-        progress = {queue: rows[queue] for queue in owned & self._claimed if self._still_ours(queue, rows)}
+        progress = {
+            queue: rows[queue]
+            for queue, term in self._terms.items()
+            if self._claimed.get(queue) == term and self._still_ours(queue, rows)
+        }
+        self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
         return {
             queue: QueueProgress(
                 next_offset=row.next_offset,
@@ -189,24 +210,42 @@ class GroupProgress:
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
             self._store.reset(self._group, gaps)
-        ranges = tuple(new for new in plan.ranges if new.queue not in gaps and not self._is_pointless(new))
+        wanted = [new for new in plan.ranges if new.queue not in gaps and not self._is_pointless(new)]
+        valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
+        ranges = tuple(new for new in wanted if new.queue in valid)
+        for queue in self._left_out.planned(valid, self._clock.now_s()):
+            logger.error(
+                "queue not planned for %g s although it is held and has messages, claiming it anew group=%s %s",
+                LONGEST_LEFT_OUT_S,
+                self._group,
+                queue,
+            )
+            self._ownership.reclaim(queue)
         self._stalls.planned(ranges)
         now_s = self._clock.monotonic_s()
         self._last_read |= {new.queue: (new.end, now_s) for new in ranges}
         return ranges
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Those whose epoch is the stored one.
+        """Those whose queue is held, and whose epoch is the stored one.
 
-        A plan in Spark's log is run again after a restart. If the queue was claimed or reset meanwhile, its data
-        must not reach the sink: the watermark would pass messages that the new position brings again.
+        A plan in Spark's log is run again after a restart. By then the queue may belong to another member, who
+        would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach the sink
+        either: the watermark would pass messages that the new position brings again.
         """
         rows = self._store.read(self._group)
         kept = []
         for old in planned:
             row = rows.get(old.queue)
             if row is not None and row.epoch == old.epoch:
-                kept.append(old)
+                if self._ownership.holds(old.queue):
+                    kept.append(old)
+                else:
+                    logger.info(
+                        "logged range not run again before its queue is locked, to be planned anew group=%s %s",
+                        self._group,
+                        old.queue,
+                    )
                 continue
             logger.warning(
                 "logged range not run again, its queue was claimed or reset since group=%s %s from=%d to=%d "
@@ -255,7 +294,7 @@ class GroupProgress:
         claimed = self._store.claim(
             self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
         )
-        self._claimed |= new
+        self._claimed |= {queue: self._terms[queue] for queue in new}
         for queue in sorted(new):
             logger.info(
                 "queue claimed group=%s %s epoch=%d next_offset=%d",
@@ -276,6 +315,6 @@ class GroupProgress:
             queue,
             row.owner if row is not None else "none",
         )
-        self._claimed.discard(queue)
-        self._ownership.lost(queue)
+        self._claimed.pop(queue, None)
+        self._ownership.claimed_by_other(queue)
         return False

@@ -6,9 +6,7 @@ first call in the source runner.
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,16 +19,16 @@ from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
-from pyspark_rocketmq.group.ownership import SoleOwnership
+from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
-from pyspark_rocketmq.wire.namespace import with_namespace
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -98,12 +96,16 @@ def _progress(options: ReadOptions, view: ClusterView, clock: SystemClock) -> Pr
     default_start = StartingOffsets.latest()
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, default_start)
+    store = open_offset_store(options.offset_store)
+    member_id = client_id(options)
+    member = join_group(options, member_id, store, clock)
+    leave_at_the_end(member)
+    member.start()
     return GroupProgress(
-        # Groups of one name in two namespaces may share a store; a group's topics are all of its own namespace.
-        consumer_group=with_namespace(options.namespace or "", options.consumer_group),
-        client_id=f"{os.uname().nodename}@{os.getpid()}#{uuid.uuid4().hex[:12]}",
-        store=open_offset_store(options.offset_store),
-        ownership=SoleOwnership(),
+        consumer_group=progress_name(options),
+        client_id=member_id,
+        store=store,
+        ownership=member,
         view=view,
         default_start=default_start,
         clock=clock,

@@ -16,8 +16,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -28,7 +30,6 @@ from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
-from pyspark_rocketmq.wire.namespace import with_namespace
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
 """A backlog of millions must not become one micro-batch: a queue's share is sorted in memory."""
@@ -44,6 +45,9 @@ _SET_BY = {
     "startingOffsets": "parameter consume_from_where",
     "startingTimestamp": "parameters consume_from_where and consume_timestamp",
     "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+    "messageModel": "parameter message_model",
+    "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
+    "instanceName": "parameter instance_name",
 }
 """Options of the source that this consumer sets itself, and from what."""
 _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
@@ -57,13 +61,16 @@ class PushConsumer:
         consumer_group: The group whose offsets are used.
         name_servers: ``host:port``, several separated by ``;``.
         offset_store: Where the group's offsets are kept.
-        message_model: CLUSTERING.
+        message_model: CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
+            query, with progress of its own under ``instance_name``.
         consume_from_where: Where a group without stored offsets begins.
         consume_timestamp: ``yyyyMMddHHmmss`` in UTC for CONSUME_FROM_TIMESTAMP; half an hour ago by default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: -1, no limit: a message that fails is retried until it passes.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         max_offsets_per_trigger: Most messages of one micro-batch.
+        allocate_message_queue_strategy: How the members share the queues; the same for all of them.
+        instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """
@@ -81,6 +88,8 @@ class PushConsumer:
         max_reconsume_times: int = -1,
         suspend_current_queue_time_millis: int = 1000,
         max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+        allocate_message_queue_strategy: str = "averagely",
+        instance_name: str | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._group = consumer_group
@@ -93,6 +102,8 @@ class PushConsumer:
         self._max_reconsume_times = max_reconsume_times
         self._suspend_millis = suspend_current_queue_time_millis
         self._max_offsets_per_trigger = max_offsets_per_trigger
+        self._strategy = allocate_message_queue_strategy
+        self._instance_name = instance_name
         self._options = dict(options or {})
         self._subscriptions: dict[str, str] = {}
         self._listener: MessageListenerOrderly | None = None
@@ -157,7 +168,6 @@ class PushConsumer:
             RocketMQError: If the executors' Python lacks this package.
         """
         options, settings = self._checked()
-        namespace = ReadOptions.parse(options).namespace or ""
         assert self._listener is not None
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
@@ -169,7 +179,7 @@ class PushConsumer:
         rows = consume_orderly(messages, self._listener, schema, settings)
         started = _Started()
         committer = BatchCommitter(
-            consumer_group=with_namespace(namespace, self._group),
+            consumer_group=progress_name(ReadOptions.parse(options)),
             store=self._store,
             sink=sink,
             query_id=started.query_id,
@@ -193,14 +203,18 @@ class PushConsumer:
             "consumerGroup": self._group,
             "offsetStore": self._store.spec,
             "maxOffsetsPerTrigger": str(self._max_offsets_per_trigger),
+            "messageModel": self._message_model.value,
+            "allocateMessageQueueStrategy": self._strategy,
+            **({} if self._instance_name is None else {"instanceName": self._instance_name}),
             **dict(zip(("topic", "subscription"), next(iter(self._subscriptions.items()), ()), strict=False)),
             **self._start_option(problems),
             **{key: text for key, text in self._options.items() if key.lower() not in _SETTER_OF},
         }
-        try:
-            ReadOptions.parse(options)
-        except OptionError as error:
-            problems += error.problems
+        for check in (lambda: ReadOptions.parse(options), lambda: allocation_strategy(self._strategy)):
+            try:
+                check()
+            except OptionError as error:
+                problems += error.problems
         if problems:
             raise OptionError(tuple(problems), where=f"configuration of consumer group '{self._group}'")
         return options, OrderlySettings(
@@ -217,10 +231,6 @@ class PushConsumer:
                     f"a consumer reads one topic, but {', '.join(self._subscriptions)} are subscribed; "
                     "start one consumer per topic, each with its own group"
                 ),
-            ),
-            (
-                self._message_model is not MessageModel.CLUSTERING,
-                "message_model must be CLUSTERING; to read all queues in every query, give each its own group",
             ),
             (
                 self._store.spec.startswith("memory:"),

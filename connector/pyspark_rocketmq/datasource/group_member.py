@@ -1,0 +1,109 @@
+"""Makes a running member of a group from the options of a source."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.server_requests import ServerRequests
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.allocation_names import allocation_strategy
+from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.datasource.member_desk import MemberDesk
+from pyspark_rocketmq.group.member import GroupCalls, RunningMember
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, retry_topic
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
+from pyspark_rocketmq.wire.namespace import with_namespace
+from pyspark_rocketmq.wire.subscription import build_subscription
+
+
+def progress_name(options: ReadOptions) -> str:
+    """Under which name the offset store and the sink know this consumer's progress.
+
+    Groups of one name in two namespaces may share a store; a broadcasting instance has progress of its own.
+    """
+    assert options.consumer_group is not None
+    name = with_namespace(options.namespace or "", options.consumer_group)
+    return f"{name}@{options.instance_name}" if options.message_model is MessageModel.BROADCASTING else name
+
+
+def client_id(options: ReadOptions) -> str:
+    """``HOST@instance``; without an instance name one that no other process and no later start has.
+
+    Source: ``ClientConfig.buildMQClientId``, ``changeInstanceNameToPID``.
+    """
+    instance = options.instance_name or f"{os.getpid()}#{uuid.uuid4().hex[:12]}"
+    return f"{os.uname().nodename}@{instance}"
+
+
+def join_group(options: ReadOptions, member_id: str, store: OffsetStore, clock: Clock) -> RunningMember:
+    """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
+
+    Raises:
+        OptionError: If there is no such allocation strategy, or a certificate cannot be used.
+    """
+    group = options.consumer_group
+    assert group is not None
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    machine = Membership(
+        member_id,
+        allocation_strategy(options.allocate_message_queue_strategy).allocate,
+        needs_locks=not is_broadcast,
+        is_broadcast=is_broadcast,
+    )
+    now_ms = int(clock.now_s() * 1000)
+    heartbeat = HeartbeatData(
+        client_id=member_id,
+        consumers=(
+            ConsumerData(
+                group_name=group,
+                consume_type=ConsumeType.CONSUME_PASSIVELY,
+                message_model=options.message_model,
+                consume_from_where=_consume_from_where(options),
+                subscriptions=tuple(
+                    build_subscription(topic, expression, sub_version=now_ms)
+                    for topic, expression in _subscriptions(options)
+                ),
+            ),
+        ),
+    )
+    timeout_s = options.request_timeout_ms / 1000
+    namespace = options.namespace or ""
+    desk = MemberDesk(options, store, progress_name(options), clock)
+    pool = ConnectionSettings.of(options).open_pool(clock, ServerRequests(desk, namespace=namespace))
+    calls = GroupCalls(
+        pool=pool,
+        brokers=BrokerClient(pool, clock, timeout_s, namespace=namespace),
+        admin=AdminClient(pool, clock, timeout_s, namespace=namespace),
+        name_server=NameServerClient(options.name_servers, pool, clock, timeout_s, namespace=namespace),
+    )
+    member = RunningMember(machine, heartbeat, options.topic, calls, clock)
+    desk.serve(member, heartbeat)
+    return member
+
+
+def _subscriptions(options: ReadOptions) -> list[tuple[str, str]]:
+    """All that a Java push consumer of the group would show: a heartbeat replaces the group's whole table (A3)."""
+    assert options.consumer_group is not None
+    own = [(options.topic, options.subscription)]
+    if options.message_model is MessageModel.BROADCASTING:
+        return own
+    return [*own, (retry_topic(options.consumer_group), "*")]
+
+
+def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:
+    if options.starting_timestamp is not None:
+        return ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    is_earliest = options.starting_offsets == StartingOffsets.earliest()
+    return (
+        ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        if is_earliest
+        else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    )

@@ -1,0 +1,127 @@
+"""What this member answers when a broker asks, on an administrator's behalf or its own.
+
+Implements ``client.server_requests.GroupMember``. Everything is read from the offset store, which is the truth, and
+from the running member; nothing here is on the way of a message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.bodies import HeartbeatData
+from pyspark_rocketmq.wire.client_info import (
+    PROP_CLIENT_VERSION,
+    PROP_CONSUME_ORDERLY,
+    PROP_CONSUME_TYPE,
+    PROP_CONSUMER_START_TIMESTAMP,
+    PROP_NAMESERVER_ADDR,
+    PROP_THREADPOOL_CORE_SIZE,
+    ConsumeMessageDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
+from pyspark_rocketmq.wire.codes import CLIENT_VERSION
+
+logger = logging.getLogger(__name__)
+
+
+class MemberDesk:
+    """Answers for one member of one group, once :meth:`serve` said for which."""
+
+    def __init__(self, options: ReadOptions, store: OffsetStore, progress_name: str, clock: Clock) -> None:
+        self._options = options
+        self._store = store
+        self._progress_name = progress_name
+        self._clock = clock
+        self._started_ms = int(clock.now_s() * 1000)
+        self._member: RunningMember | None = None
+        self._heartbeat: HeartbeatData | None = None
+
+    def serve(self, member: RunningMember, heartbeat: HeartbeatData) -> None:
+        """Answer for ``member`` from now on."""
+        self._member, self._heartbeat = member, heartbeat
+
+    def consumer_ids_changed(self, consumer_group: str) -> None:
+        """Rebalance at once (B1)."""
+        if self._member is not None and consumer_group == self._options.consumer_group:
+            self._member.notified()
+
+    def reset_offsets(
+        self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
+    ) -> None:
+        """Store the new positions; the next plan begins there, and the batch under way is fenced off (F5)."""
+        if consumer_group != self._options.consumer_group or topic != self._options.topic:
+            return
+        held = self._held()
+        targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}
+        logger.warning("offsets reset by an administrator group=%s targets=%s", consumer_group, targets)
+        if targets:
+            self._store.reset(self._progress_name, targets)
+
+    def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
+        """Of the queues this member holds, from the offset store."""
+        if consumer_group != self._options.consumer_group:
+            return {}
+        return {queue: row.next_offset for queue, row in self._rows().items() if queue.topic == topic}
+
+    def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
+        """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets."""
+        if consumer_group != self._options.consumer_group or self._heartbeat is None:
+            return None
+        (consumer,) = self._heartbeat.consumers
+        locked_at_ms = self._held()
+        return ConsumerRunningInfo(
+            properties={
+                PROP_NAMESERVER_ADDR: ";".join(self._options.name_servers),
+                PROP_THREADPOOL_CORE_SIZE: "1",
+                PROP_CONSUME_ORDERLY: "true",
+                PROP_CONSUME_TYPE: consumer.consume_type.value,
+                PROP_CLIENT_VERSION: str(CLIENT_VERSION),
+                PROP_CONSUMER_START_TIMESTAMP: str(self._started_ms),
+                "offsetStore": self._store.spec,
+            },
+            subscriptions=consumer.subscriptions,
+            queues={queue: _queue_info(row, locked_at_ms[queue]) for queue, row in self._rows().items()},
+        )
+
+    def consume_directly(
+        self, consumer_group: str, message: MessageExt
+    ) -> ConsumeMessageDirectlyResult | None:
+        """Refused in a sentence: the listener runs on Spark's executors, not in this process (D12)."""
+        if consumer_group != self._options.consumer_group:
+            return None
+        return ConsumeMessageDirectlyResult(
+            consume_result=ConsumeResult.CR_THROW_EXCEPTION,
+            order=True,
+            remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener runs on "
+            "executors only. Reset the group's offset to have the message consumed again.",
+        )
+
+    def _held(self) -> dict[MessageQueue, int]:
+        """Queues held, with the wall-clock millisecond of each lock's last renewal."""
+        if self._member is None:
+            return {}
+        ago = self._clock.now_s() - self._clock.monotonic_s()
+        return {queue: int((at_s + ago) * 1000) for queue, at_s in self._member.held().items()}
+
+    def _rows(self) -> dict[MessageQueue, OffsetRow]:
+        rows = self._store.read(self._progress_name)
+        return {queue: rows[queue] for queue in sorted(self._held()) if queue in rows}
+
+
+def _queue_info(row: OffsetRow, locked_at_ms: int) -> ProcessQueueInfo:
+    updated_ms = int(row.updated_at_s * 1000)
+    return ProcessQueueInfo(
+        commit_offset=row.next_offset,
+        locked=True,
+        last_lock_timestamp=locked_at_ms,
+        last_pull_timestamp=updated_ms,
+        last_consume_timestamp=updated_ms,
+    )

@@ -1,0 +1,310 @@
+"""A member of a consumer group at run time: one thread that does what :mod:`consume.membership` says is due.
+
+Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which brokers
+notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a server has a
+deadline, so the worst round (every broker silent) stays far below the 30 s for which a lock counts.
+
+A connection that broke took the membership at its broker with it, so a lost connection is followed by a heartbeat
+at once, not at the next half minute: otherwise the others would see this member missing and take its queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.duties import AskMembers, Duty, Heartbeat, Lock, Unlock, Unregister
+from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
+from pyspark_rocketmq.group.differences import Differences
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.bodies import HeartbeatData
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOCK_TIMEOUT_S = 1.0
+"""As ``RebalanceImpl`` has it: a broker that does not answer must not cost the others' renewals."""
+_CALL_TIMEOUT_S = 3.0
+_LONGEST_SLEEP_S = 1.0
+"""How soon a broken connection or a new route is noticed."""
+_SETTLE_CHECK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalls:
+    """The clients a member makes its calls through; ``pool`` must hand brokers' requests to the member."""
+
+    pool: ChannelPool
+    brokers: BrokerClient
+    admin: AdminClient
+    name_server: NameServerClient
+
+
+class RunningMember:
+    """Implements :class:`~pyspark_rocketmq.group.ownership.QueueOwnership`. Start it, and stop it in any case."""
+
+    def __init__(
+        self, machine: Membership, heartbeat: HeartbeatData, topic: str, calls: GroupCalls, clock: Clock
+    ) -> None:
+        """Prepare the member.
+
+        Args:
+            machine: What it is to do.
+            heartbeat: What it tells the brokers; its only consumer names group and subscriptions.
+            topic: Whose queues are shared.
+            calls: How servers are called.
+            clock: The machine's.
+        """
+        self._machine = machine
+        self._heartbeat = heartbeat
+        self._client_id = heartbeat.client_id
+        self._group = heartbeat.consumers[0].group_name
+        self._topic = topic
+        self._calls = calls
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._wake = threading.Event()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
+        self._route: TopicRoute | None = None
+        self._channels: dict[BrokerAddress, Channel] = {}
+        """On which a heartbeat was answered."""
+        self._differences = Differences(heartbeat.consumers[0], self._client_id)
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to take part; returns at once."""
+        self._thread.start()
+
+    def stop(self, within_s: float) -> None:
+        """Leave: nothing is planned any more, locks are given back, the others are told; idempotent.
+
+        Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock ends
+        60 s after its last renewal, a membership with the connection.
+        """
+        with self._guard:
+            was_stopping, self._is_stopping = self._is_stopping, True
+            self._machine.stop()
+        self._wake.set()
+        if self._thread.is_alive() and not was_stopping:
+            self._thread.join(within_s)
+        self._calls.pool.close()
+
+    # --- what the planner asks ----------------------------------------------------------------------------------
+
+    def begin_plan(self) -> Mapping[MessageQueue, int]:
+        """See :class:`QueueOwnership`."""
+        return self._tell(lambda machine, now_s: machine.begin_plan(now_s))
+
+    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+        """See :class:`QueueOwnership`."""
+        return self._tell(lambda machine, now_s: machine.planned(terms, now_s))
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """See :class:`QueueOwnership`."""
+        return self._ask(lambda machine, now_s: machine.is_planned(queue, now_s))
+
+    def claimed_by_other(self, queue: MessageQueue) -> None:
+        """See :class:`QueueOwnership`."""
+        self._tell(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
+
+    def reclaim(self, queue: MessageQueue) -> None:
+        """See :class:`QueueOwnership`."""
+        self._tell(lambda machine, _: machine.reclaim(queue))
+
+    def await_settled(self, timeout_s: float) -> bool:
+        """See :class:`QueueOwnership`."""
+        deadline = Deadline.after(self._clock, timeout_s)
+        pause = threading.Event()
+        while not self._ask(lambda machine, _: machine.is_settled):
+            if deadline.has_passed:
+                return False
+            pause.wait(min(_SETTLE_CHECK_S, deadline.remaining_s()))
+        return True
+
+    def batch_over(self) -> None:
+        """The micro-batch under way is known to be committed before the next plan is asked for."""
+        self._tell(lambda machine, now_s: machine.batch_over(now_s))
+
+    def notified(self) -> None:
+        """A broker says that the group changed."""
+        self._tell(lambda machine, now_s: machine.notified(now_s))
+
+    def held(self) -> Mapping[MessageQueue, float]:
+        """Queues held, and the monotonic second at which the lock of each was asked for last."""
+        return self._ask(lambda machine, _: machine.locked_at_s())
+
+    def _tell(self, change: Callable[[Membership, float], T]) -> T:
+        outcome = self._ask(change)
+        self._wake.set()
+        return outcome
+
+    def _ask(self, question: Callable[[Membership, float], T]) -> T:
+        with self._guard:
+            return question(self._machine, self._clock.monotonic_s())
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            try:
+                self._look_at_route()
+                self._look_at_connections()
+                self._do_what_is_due()
+            except Exception:
+                # Nobody watches this thread; without it the group would lose this member and never be told.
+                logger.exception(
+                    "group member failed, going on group=%s client_id=%s", self._group, self._client_id
+                )
+            self._wake.wait(self._sleep_s())
+            self._wake.clear()
+        self._leave()
+
+    def _sleep_s(self) -> float:
+        next_s = self._ask(lambda machine, _: machine.next_due_s())
+        return min(max(next_s - self._clock.monotonic_s(), 0.0), _LONGEST_SLEEP_S)
+
+    def _look_at_route(self) -> None:
+        try:
+            route = self._calls.name_server.route(self._topic, self._within(_CALL_TIMEOUT_S))
+        except RocketMQError as error:
+            # The last route holds: a name server that is away takes nobody's queues.
+            logger.warning(
+                "route could not be refreshed group=%s topic=%s: %s", self._group, self._topic, error
+            )
+            return
+        if route != self._route:
+            self._route = route
+            queues = route.subscribe_queues(self._topic)
+            self._ask(lambda machine, now_s: machine.route_changed(queues, now_s))
+
+    def _look_at_connections(self) -> None:
+        if any(not channel.is_open for channel in self._channels.values()):
+            self._ask(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+
+    def _do_what_is_due(self) -> None:
+        while not self._is_stopping:
+            duties = self._ask(lambda machine, now_s: machine.due(now_s))
+            if not duties:
+                return
+            for duty in duties:
+                self._do(duty)
+
+    def _do(self, duty: Duty) -> None:
+        match duty:
+            case Heartbeat():
+                self._beat()
+            case AskMembers():
+                self._ask_members()
+            case Lock():
+                self._lock(duty)
+            case Unlock():
+                self._unlock(duty)
+            case Unregister():
+                self._unregister()
+
+    def _beat(self) -> None:
+        """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
+        addresses = {address for broker in self._brokers() for address in broker.addresses.values()}
+        for gone in self._channels.keys() - addresses:
+            del self._channels[gone]
+        for address in sorted(addresses):
+            deadline = self._within(_CALL_TIMEOUT_S)
+            try:
+                channel = self._calls.pool.get(address, deadline)
+                self._calls.brokers.heartbeat(address, self._heartbeat)
+            except RocketMQError as error:
+                logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
+                self._calls.name_server.invalidate(self._topic)
+            else:
+                self._channels[address] = channel
+
+    def _ask_members(self) -> None:
+        """Of the first broker that answers: all members ask in the same order, so they see the same list."""
+        for address in self._masters().values():
+            try:
+                listed = self._calls.brokers.consumer_list(address, self._group)
+                told = self._calls.admin.consumer_connection(address, self._group)
+            except BrokerError as error:
+                # "no consumer for this group": this broker has not heard of us, or has forgotten us.
+                logger.info(
+                    "group not known to the broker group=%s broker=%s: %s", self._group, address, error
+                )
+                self._ask(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+            except RocketMQError as error:
+                logger.warning(
+                    "members could not be asked group=%s broker=%s: %s", self._group, address, error
+                )
+            else:
+                self._ask(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023 - called now
+                self._differences.look(listed, told)
+                return
+        self._ask(lambda machine, now_s: machine.members_unknown(now_s))
+
+    def _lock(self, duty: Lock) -> None:
+        try:
+            granted = self._calls.brokers.lock_batch(
+                self._master(duty.broker_name),
+                self._group,
+                self._client_id,
+                duty.queues,
+                self._within(_LOCK_TIMEOUT_S),
+            )
+        except RocketMQError as error:
+            logger.warning("lock call failed group=%s broker=%s: %s", self._group, duty.broker_name, error)
+            self._ask(lambda machine, now_s: machine.locks_unknown(duty.queues, now_s))
+            return
+        self._ask(lambda machine, now_s: machine.locks_answered(duty.queues, granted, now_s))
+
+    def _unlock(self, duty: Unlock) -> None:
+        try:
+            self._calls.brokers.unlock_batch(
+                self._master(duty.broker_name), self._group, self._client_id, duty.queues
+            )
+        except RocketMQError as error:
+            logger.warning(
+                "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s queues=%d: %s",
+                self._group,
+                duty.broker_name,
+                len(duty.queues),
+                error,
+            )
+
+    def _leave(self) -> None:
+        for duty in self._ask(lambda machine, now_s: machine.due(now_s)):
+            self._do(duty)
+
+    def _unregister(self) -> None:
+        for address in sorted(self._channels):
+            try:
+                self._calls.brokers.unregister(address, self._client_id, consumer_group=self._group)
+            except RocketMQError as error:
+                logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
+
+    def _brokers(self) -> tuple[BrokerData, ...]:
+        return () if self._route is None else self._route.brokers
+
+    def _masters(self) -> dict[str, BrokerAddress]:
+        found = {broker.broker_name: broker.master for broker in self._brokers()}
+        return {name: address for name, address in sorted(found.items()) if address is not None}
+
+    def _master(self, broker_name: str) -> BrokerAddress:
+        address = self._masters().get(broker_name)
+        if address is None:
+            raise TransportError(broker_name, "the route names no master for this broker")
+        return address
+
+    def _within(self, seconds: float) -> Deadline:
+        return Deadline.after(self._clock, seconds)

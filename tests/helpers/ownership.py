@@ -1,0 +1,46 @@
+"""An ownership for tests of planning: a group of one member, whose locks are granted without a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from pyspark_rocketmq.model import MessageQueue
+
+
+class OneMember:
+    """Holds all queues there are, except those taken away; implements ``group.ownership.QueueOwnership``."""
+
+    def __init__(self, queues: Callable[[], Collection[MessageQueue]]) -> None:
+        self._queues = queues
+        self.taken: set[MessageQueue] = set()
+        """Held by somebody else now; put queues in and take them out."""
+        self.claimed_elsewhere: list[MessageQueue] = []
+        self.is_settled = True
+        self._terms: dict[MessageQueue, int] = {}
+        self._planned: frozenset[MessageQueue] = frozenset()
+
+    def begin_plan(self) -> Mapping[MessageQueue, int]:
+        held = set(self._queues()) - self.taken
+        return {queue: self._terms.setdefault(queue, 1) for queue in held}
+
+    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+        self._planned = frozenset(queue for queue in terms if queue not in self.taken)
+        return self._planned
+
+    def holds(self, queue: MessageQueue) -> bool:
+        return queue in self._planned and queue not in self.taken
+
+    def claimed_by_other(self, queue: MessageQueue) -> None:
+        self.claimed_elsewhere.append(queue)
+        self.taken.add(queue)
+
+    def reclaim(self, queue: MessageQueue) -> None:
+        self._terms[queue] += 1
+
+    def give(self, queue: MessageQueue) -> None:
+        """Grant a queue that was taken, under a new term."""
+        self.taken.discard(queue)
+        self._terms[queue] = self._terms.get(queue, 0) + 1
+
+    def await_settled(self, timeout_s: float) -> bool:
+        return self.is_settled
