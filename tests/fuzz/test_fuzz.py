@@ -56,6 +56,8 @@ def test_any_bytes_give_a_value_or_a_protocol_error(name: str) -> None:
         ("topic-stats", b'{"offsetTable":{' + b'{"topic":"T","brokerName":"b","queueId":0}:{},' * 200_000),
         ("compression", b"\x02" + compress(bytes(1 << 28), CompressionType.ZSTD)[0]),
         ("compression", b"\x03" + compress(bytes(1 << 28), CompressionType.ZLIB)[0]),
+        ("properties", b"\x02\xff" * (1 << 19)),
+        ("properties", b"a\x01b\x02" * (1 << 18)),
         ("frames", b"\x00" + bytes.fromhex("00ffffff 00fffff0") + b"{"),
         ("messages", bytes.fromhex("7fffffff daa320a7") + bytes(100)),
     ],

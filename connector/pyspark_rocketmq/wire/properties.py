@@ -6,7 +6,7 @@ There is no escaping, so neither separator may occur in a name or a value that i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pyspark_rocketmq.errors import LocalProtocolError
@@ -44,6 +44,7 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
+_ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
@@ -68,11 +69,18 @@ def decode_properties(data: bytes) -> dict[str, str]:
     Source: RocketMQ 5.3.3 ``MessageDecoder.string2messageProperties``.
     """
     properties: dict[str, str] = {}
-    for entry in decode_text(data).split(PROPERTY_SEPARATOR):
+    text = decode_text(data)
+    # More than can be stored comes in requests only; a million entries must not exist at the same time.
+    entries = text.split(PROPERTY_SEPARATOR) if len(data) <= MAX_PROPERTIES_BYTES else _one_by_one(text)
+    for entry in entries:
         name, _, value = entry.partition(NAME_VALUE_SEPARATOR)
         if name and value:
             properties[name] = value
     return properties
+
+
+def _one_by_one(text: str) -> Iterator[str]:
+    return (match[0] for match in _ENTRY.finditer(text))
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
