@@ -5,6 +5,7 @@ import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Map;
+import java.util.concurrent.FutureTask;
 import org.apache.commons.cli.CommandLine;
 import org.apache.commons.cli.DefaultParser;
 import org.apache.commons.cli.Options;
@@ -12,9 +13,8 @@ import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.srvutil.ServerUtil;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 import org.apache.rocketmq.tools.command.SubCommand;
-import org.apache.rocketmq.tools.command.SubCommandException;
 
-/** The commands of mqadmin, run inside this JVM; they may overlap: each sleeps for up to three seconds at its end. */
+/** The commands of mqadmin, run inside this JVM; one begins while others still shut down, which takes three seconds. */
 final class AdminCommand extends MQAdminStartup {
     private static final PrintStream LOG = System.err;
     private static final InheritableThreadLocal<OutputStream> PRINTED = new InheritableThreadLocal<>();
@@ -59,31 +59,27 @@ final class AdminCommand extends MQAdminStartup {
         Options options = command.buildCommandlineOptions(ServerUtil.buildCommandlineOptions(new Options()));
         String[] rest = Arrays.copyOfRange(words, 1, words.length);
         CommandLine commandLine = ServerUtil.parseCmdLine("mqadmin " + words[0], rest, options, new DefaultParser());
-        ByteArrayOutputStream printed = new ByteArrayOutputStream();
-        PRINTED.set(printed);
-        try {
-            execute(command, commandLine, options);
-        } finally {
-            PRINTED.remove();
-        }
-        return printed.toString(StandardCharsets.UTF_8);
+        FutureTask<String> execution = new FutureTask<>(() -> {
+            ByteArrayOutputStream printed = new ByteArrayOutputStream();
+            PRINTED.set(printed);
+            command.execute(commandLine, options, null);
+            return printed.toString(StandardCharsets.UTF_8);
+        });
+        runUntilShutdown(execution);
+        return execution.get();
     }
 
-    private static void execute(SubCommand command, CommandLine commandLine, Options options) throws Exception {
-        while (true) {
-            try {
-                command.execute(commandLine, options, null);
-                return;
-            } catch (SubCommandException problem) {
-                // The millisecond is a command's name as a client: two of the same one exclude each other.
-                Throwable cause = problem;
-                while (cause.getCause() != null) {
-                    cause = cause.getCause();
-                }
-                if (!String.valueOf(cause.getMessage()).contains("created already")) {
-                    throw problem;
-                }
-            }
-        }
+    /** Return when the command has done its work: two that begin in one millisecond would share one client. */
+    private static synchronized void runUntilShutdown(Runnable execution) throws InterruptedException {
+        Thread thread = new Thread(execution);
+        thread.start();
+        do {
+            Thread.sleep(1);
+        } while (thread.isAlive() && !isShuttingDown(thread));
+    }
+
+    private static boolean isShuttingDown(Thread thread) {
+        return Arrays.stream(thread.getStackTrace()).anyMatch(
+            frame -> frame.getMethodName().equals("shutdown") && frame.getClassName().endsWith(".DefaultMQAdminExt"));
     }
 }

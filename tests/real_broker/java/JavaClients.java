@@ -54,7 +54,8 @@ public final class JavaClients {
             problem.printStackTrace(new PrintWriter(trace));
             answer.put("error", trace.toString());
         }
-        String line = JSON.toJSONString(answer, SerializerFeature.WriteMapNullValue, SerializerFeature.BrowserCompatible);
+        String line = JSON.toJSONString(
+            answer, SerializerFeature.WriteMapNullValue, SerializerFeature.BrowserCompatible);
         synchronized (ANSWERS) {
             ANSWERS.println(line);
             ANSWERS.flush();
