@@ -1,0 +1,144 @@
+"""What the planner makes of a share of the queues that comes and goes."""
+
+from __future__ import annotations
+
+import logging
+from typing import ClassVar
+
+import pytest
+
+from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
+from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from tests.datasource.test_planner import A0, A1, Planning
+from tests.helpers.fake_clock import FakeClock
+
+
+def test_a_queue_that_is_not_held_is_in_no_plan() -> None:
+    """C1, B5."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True)
+    planning.ownership.taken.add(A1)
+
+    assert planning.next() == [(A0, 0, 5)]
+    assert A1 not in planning.store.read("g")
+
+
+def test_a_queue_that_comes_back_is_claimed_again_and_planned_from_the_store() -> None:
+    """C3, B5: its offset is read after the lock, under an epoch that fences off whoever had it meanwhile."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.next()
+    first_epoch = planning.store.read("g")[A0].epoch
+    planning.commit(A0, 2)
+    planning.ownership.taken.add(A0)
+    assert planning.next() is None
+    other = planning.store.claim("g", "other", {A0: 0})[A0]
+    planning.ownership.give(A0)
+
+    assert planning.next() == [(A0, 2, 5)]
+    assert planning.store.read("g")[A0].owner == "me"
+    assert planning.store.read("g")[A0].epoch > other.epoch > first_epoch
+
+
+def test_a_queue_that_another_claimed_without_a_lock_is_given_up() -> None:
+    """C5, H5."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True)
+    planning.next()
+    planning.store.claim("g", "other", {A1: 0})
+
+    assert planning.next() == [(A0, 0, 5)]
+    assert planning.ownership.claimed_elsewhere == [A1]
+
+
+def test_a_queue_lost_while_the_plan_was_made_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C1: the last word is spoken after the plan is made."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True)
+    monkeypatch.setattr(
+        planning.ownership, "planned", lambda terms: frozenset(queue for queue in terms if queue != A0)
+    )
+
+    assert planning.next() == [(A1, 0, 3)]
+
+
+def test_a_logged_plan_is_run_again_only_where_the_queue_is_held() -> None:
+    """B5, H5: after a restart another member may have the queue, and would consume it at the same time."""
+    clock = FakeClock()
+    store = MemoryOffsetStore("test", clock=clock)
+    before = Planning({A0: (0, 5), A1: (0, 3)}, group=True, store=store)
+    before.next()
+    assert [r.queue for r in before.planner.runnable(before.offset)] == [A0, A1]
+
+    restarted = Planning({A0: (0, 5), A1: (0, 3)}, group=True, store=store)
+    assert restarted.planner.runnable(before.offset) == []
+    restarted.offset = before.offset
+    assert restarted.next() == [(A0, 0, 5), (A1, 0, 3)]
+
+
+def test_an_available_now_run_waits_for_queues_that_another_member_still_locks() -> None:
+    """H4: ending before would leave their messages behind."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.ownership.taken.add(A0)
+    planning.ownership.is_settled = False
+
+    def come_free() -> None:
+        planning.ownership.is_settled = True
+        planning.ownership.taken.clear()
+
+    planning.on_pause.append(come_free)
+
+    assert planning.next() == [(A0, 0, 5)]
+    assert planning.pauses
+
+
+class TestLeftOut:
+    """B6: the watch itself."""
+
+    bounds: ClassVar = {A0: QueueBounds(0, 10)}
+
+    def rows(self, **facts: object) -> dict[MessageQueue, object]:
+        planning = Planning({A0: (0, 5)}, group=True)
+        planning.next()
+        return {A0: planning.store.read("g")[A0]._replace(**facts)}  # type: ignore[arg-type]
+
+    def test_a_queue_is_told_once_when_it_was_left_out_for_two_minutes(self) -> None:
+        """B6."""
+        watch, rows = LeftOut(), self.rows()
+        told = []
+        for second in range(int(LONGEST_LEFT_OUT_S) * 2):
+            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            told += [(second, queue) for queue in watch.planned((), 1000.0 + second)]
+
+        assert told == [(LONGEST_LEFT_OUT_S, A0)]
+
+    @pytest.mark.parametrize(
+        "facts", [{"next_offset": 10}, {"suspended_until_s": 1e9}], ids=["nothing to read", "suspended"]
+    )
+    def test_a_queue_that_waits_by_right_is_not_told(self, facts: dict[str, float]) -> None:
+        """B6: alibaba/rocketmq#459."""
+        watch, rows = LeftOut(), self.rows(**facts)
+        for second in range(300):
+            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            assert watch.planned((), 1000.0 + second) == []
+
+    def test_a_plan_that_holds_the_queue_begins_the_wait_anew(self) -> None:
+        """B6."""
+        watch, rows = LeftOut(), self.rows()
+        for second in range(300):
+            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            queues = {A0} if second % 100 == 99 else ()
+            assert watch.planned(queues, 1000.0 + second) == []
+
+
+def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B6."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    monkeypatch.setattr(planning.ownership, "planned", lambda _: frozenset())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            planning.next()
+            planning.clock.advance(LONGEST_LEFT_OUT_S / 2)
+
+    assert "claiming it anew" in caplog.text
+    assert planning.store.read("g")[A0].epoch >= 2
