@@ -23,6 +23,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.namespace import with_namespace
 
 
 def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bool) -> None:
@@ -84,13 +85,14 @@ def _bounds_of(topics: Iterable[str], settings: OffsetsShowSettings) -> dict[Mes
 def _read_rows(settings: OffsetsShowSettings) -> list[OffsetRow]:
     groups = _groups_of(settings.offset_store)
     if settings.consumer_group is not None:
-        if settings.consumer_group not in groups:
+        wanted = with_namespace(settings.namespace or "", settings.consumer_group)
+        if wanted not in groups:
             known = ", ".join(groups) or "none"
             raise JobFailed(
                 f"The offset table {settings.offset_store} holds nothing of consumer group "
-                f"'{settings.consumer_group}'; its groups are: {known}."
+                f"'{wanted}'; its groups are: {known}."
             )
-        groups = [settings.consumer_group]
+        groups = [wanted]
     store = open_offset_store(settings.offset_store)
     return [row for group in groups for row in store.read(group).values()]
 

@@ -1,0 +1,73 @@
+"""Credentials reach every process that needs them and nothing that anybody reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.model import Message, MessageQueue
+from tests.helpers.certificates import KEY_PASSWORD
+from tests.helpers.secured import SECRET, TOPIC, USER, secured_sim
+
+REPO = Path(__file__).parent.parent.parent
+TOKEN = "security-token-5d27ee"
+MESSAGES = 40
+
+
+@pytest.mark.sim
+@pytest.mark.spark
+@pytest.mark.timeout(420)
+def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) -> None:
+    """A5 ★: a batch, a stream and a consumer read a secured topic; then everything they left is searched.
+
+    Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event log,
+    checkpoints, both tables, error texts, and the reprs of options, readers and partitions.
+    """
+    with secured_sim(tmp_path) as cluster:
+        with Producer(cluster.name_servers, "P", settings=cluster.settings, send_timeout_s=10.0) as producer:
+            for queue_id in range(4):
+                messages = [Message(topic=TOPIC, body=b"x") for _ in range(MESSAGES // 4)]
+                producer.send_batch(messages, MessageQueue(TOPIC, "broker-a", queue_id))
+        work = tmp_path / "work"
+        work.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.helpers.secrets_driver", str(work)],
+            input=json.dumps({**cluster.options, "securityToken": TOKEN}).encode(),
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"},
+            capture_output=True,
+            check=False,
+            timeout=360,
+        )
+    output = done.stdout.decode(errors="replace")
+
+    assert done.returncode == 0, output[-3000:] + done.stderr.decode(errors="replace")[-3000:]
+    assert "\ndone\n" in output
+    assert b"INFO org.apache.spark" in done.stderr
+    for step in (f"batch {MESSAGES}", f"sink {MESSAGES}", "check signature failed"):
+        assert step in output
+    files = [path for path in work.rglob("*") if path.is_file()]
+    assert {"events", "checkpoint", "stream-checkpoint", "offsets", "sink"} <= {
+        path.relative_to(work).parts[0] for path in files
+    }
+    searched = {"stdout": done.stdout, "stderr": done.stderr} | {
+        str(path.relative_to(work)): path.read_bytes() for path in files
+    }
+    found = [
+        (name, secret, _around(data, secret))
+        for name, data in searched.items()
+        for secret in (SECRET, TOKEN, KEY_PASSWORD, USER)
+        if secret.encode() in data
+    ]
+    assert not found
+
+
+def _around(data: bytes, secret: str) -> bytes:
+    at = data.index(secret.encode())
+    return data[max(0, at - 300) : at + 100]
