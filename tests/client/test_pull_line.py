@@ -166,6 +166,20 @@ def test_a_pull_that_is_passed_over_is_given_up_alone(
     assert line.in_flight == 0
 
 
+def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
+    broker: Broker, line: PullLine[str]
+) -> None:
+    """A replica that is silent while its master talks."""
+    line.send([("only", pull(0))])
+
+    assert line.pass_time(2.9, 3.0) == []
+    ((tag, outcome),) = line.pass_time(0.8, 3.0)
+
+    assert tag == "only"
+    assert isinstance(outcome, RequestTimeout)
+    assert line.in_flight == 0
+
+
 def test_what_was_not_answered_is_told_when_the_line_ends(broker: Broker, line: PullLine[str]) -> None:
     line.send([("first", pull(0)), ("second", pull(32))])
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))

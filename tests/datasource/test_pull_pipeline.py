@@ -203,6 +203,30 @@ def test_a_range_without_answers_holds_up_nobody(server: ScriptedServer) -> None
     assert offsets == whole(4)
 
 
+def test_ranges_without_answers_leave_the_others_their_share(server: ScriptedServer) -> None:
+    """Two of three queues hold two thirds of the pulls in flight; the third is read to its end meanwhile."""
+    other_is_read = threading.Event()
+    held: list[tuple[Peer, RemotingCommand]] = []
+
+    def hold_two(peer: Peer, request: RemotingCommand) -> None:
+        if queue_of(request) < 2 and not other_is_read.is_set():
+            held.append((peer, request))
+        else:
+            found(peer, request)
+
+    server.script = hold_two
+    offsets: dict[int, list[int]] = defaultdict(list)
+    wanted = partitions(server, 3, end=400, pulls_in_flight=32, request_timeout_s=60.0)
+    for arrival in PullPipeline(wanted).arrivals():
+        offsets[arrival.range_index] += offsets_of(arrival.pieces)
+        if arrival.range_index == 2 and arrival.is_last:
+            other_is_read.set()
+            for each in held:
+                found(*each)
+
+    assert offsets == whole(3, 400)
+
+
 def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedServer) -> None:
     def refuse_some(peer: Peer, request: RemotingCommand) -> None:
         if queue_of(request) == 1 and int(request.ext_fields["queueOffset"]) >= 40:
@@ -494,6 +518,16 @@ def test_a_silent_replica_does_not_hold_up_the_queues_that_the_master_serves(
                 found(*each, suggest=1)
 
     assert offsets == whole(3)
+
+
+def test_a_replica_that_stays_silent_is_given_up_for_the_master(
+    server: ScriptedServer, replica: ScriptedServer
+) -> None:
+    server.script = lambda peer, request: found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
+    replica.script = lambda peer, request: None
+    wanted = with_replica(partitions(server, 3, request_timeout_s=0.1), replica)
+
+    assert pulled(PullPipeline(wanted)) == (whole(3), {})
 
 
 def test_silence_of_the_master_is_told_with_the_pull_that_was_not_answered(server: ScriptedServer) -> None:

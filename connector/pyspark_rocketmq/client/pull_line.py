@@ -109,6 +109,15 @@ class PullLine(Generic[TagT]):
             answers += self._overdue(silence_s)
         return answers
 
+    def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
+        """Count time in which somebody waited for this line among others, and nothing came on it.
+
+        Returns:
+            The pulls that are given up now, as by ``receive``.
+        """
+        self._listened_s += waited_s
+        return self._overdue(silence_s) if self._listened_s >= self._next_look_s else []
+
     def close(self) -> list[TagT]:
         """End the connection; the tags of the pulls that were not answered."""
         self._transport.shutdown()

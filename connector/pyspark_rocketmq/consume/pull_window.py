@@ -209,7 +209,9 @@ class PullWindow:
         taken: list[Piece] = []
         segments = self._segments
         while self._taken_id < self._first_open:
-            taken += segments.pop(self._taken_id).pieces
+            segment = segments.pop(self._taken_id, None)
+            if segment is not None:
+                taken += segment.pieces
             self._taken_id += 1
         first_open = segments.get(self._taken_id)
         if first_open is not None and first_open.pieces:
@@ -252,13 +254,16 @@ class PullWindow:
 
     def _find_first_open(self) -> None:
         """Move past the segments that were completed before the one in front of them."""
-        candidate = self._first_open + 1
+        candidate = self._first_open
         segments = self._segments
         while candidate < self._next_id:
             segment = segments[candidate]
-            for piece in segment.pieces:
-                self._takeable_bytes += len(piece.body)
+            if candidate != self._first_open:
+                self._takeable_bytes += sum(len(piece.body) for piece in segment.pieces)
             if segment.next_offset < segment.end:
                 break
+            if not segment.pieces:
+                # A filter may leave thousands of them empty.
+                del segments[candidate]
             candidate += 1
         self._first_open = candidate

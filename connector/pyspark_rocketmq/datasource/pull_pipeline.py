@@ -129,26 +129,35 @@ class PullPipeline:
     # --- receiving -------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
+        waiting = {place: line for place, line in self._lines.items() if line.in_flight}
+        if not waiting:
+            return
+        pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]
         touched: set[RangePull] = set()
-        for place, line in self._answering(can_wait=can_wait):
-            try:
-                answers = line.receive(self._timeout_s)
-            except RocketMQError as error:
-                touched |= self._lose_line(place, error)
-            else:
-                touched |= self._take_in(place, answers)
+        if can_wait and len(waiting) == 1 and not pauses:
+            readable = list(waiting.values())
+        else:
+            # Not longer than the next pause lasts: who waits for nobody is not to wait for a slow answer.
+            began_s = self._clock.monotonic_s()
+            readable = await_readable(
+                list(waiting.values()), min([self._timeout_s, *pauses]) if can_wait else 0.0
+            )
+            waited_s = self._clock.monotonic_s() - began_s
+            for place, line in waiting.items():
+                if line not in readable:
+                    touched |= self._take_in(place, line.pass_time(waited_s, self._timeout_s))
+        for place, line in waiting.items():
+            if line in readable:
+                touched |= self._receive_from(place, line)
         for each in touched:
             each.settle()
 
-    def _answering(self, *, can_wait: bool) -> list[tuple[_Place, PullLine[_Sent]]]:
-        """The lines to receive from, which is without waiting unless one line alone is waited for."""
-        waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
-        if len(waiting) <= 1 and can_wait:
-            return waiting
-        readable = await_readable([line for _, line in waiting], self._timeout_s if can_wait else 0.0)
-        if can_wait and not readable:
-            return waiting
-        return [(place, line) for place, line in waiting if line in readable]
+    def _receive_from(self, place: _Place, line: PullLine[_Sent]) -> set[RangePull]:
+        try:
+            answers = line.receive(self._timeout_s)
+        except RocketMQError as error:
+            return self._lose_line(place, error)
+        return self._take_in(place, answers)
 
     def _take_in(
         self, place: _Place, answers: list[tuple[_Sent, PullResult | RocketMQError]]
@@ -192,7 +201,7 @@ class PullPipeline:
     def _send(self) -> bool:
         """Send what may be sent, in bursts: one by one pulls cost the broker and this process twice as much."""
         in_flight = self._in_flight
-        if in_flight > self._depth // 2:
+        if in_flight > self._depth // 2 and not any(each.is_idle for _, each in self._open):
             return False
         room = min(self._depth, self._bytes_left() // self._largest_answer) - in_flight
         steps = self._fair_steps(room) if room > 0 else []
@@ -214,7 +223,7 @@ class PullPipeline:
         return self._max_bytes - sum(each.window.buffered_bytes for _, each in self._open)
 
     def _fair_steps(self, room: int) -> list[tuple[RangePull, list[PullStep]]]:
-        asking = [each for _, each in self._open if not each.is_over and not each.pause_left_s()]
+        asking = [each for _, each in self._open if each.may_ask]
         share = max(1, self._depth // max(1, len(asking)))
         steps: list[tuple[RangePull, list[PullStep]]] = []
         for each in asking:
@@ -232,7 +241,7 @@ class PullPipeline:
             return []
         waiting = sorted((each for _, each in self._open), key=lambda each: -each.window.buffered_bytes)
         for each in waiting:
-            if not each.is_over and not each.pause_left_s():
+            if each.may_ask:
                 return [(each, steps)] if (steps := each.steps(1, may_run_ahead=False)) else []
         return []
 

@@ -68,7 +68,7 @@ class RangePull:
         self._patience: Deadline | None = None
         """Runs from the first failure to the next success."""
         self._pause_s = _FIRST_PAUSE_S
-        self._resumes_at_s = float("-inf")
+        self._resumes_at_s: float | None = None
         self._has_met_reset = False
         """Since the last success."""
 
@@ -88,9 +88,24 @@ class RangePull:
         """Whether no more pulls will be made."""
         return self.failure is not None or self.window.is_pulled
 
+    @property
+    def may_ask(self) -> bool:
+        """Whether pulls may be sent now."""
+        return not self.is_over and not self.pause_left_s()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way although pulls may be sent: others' slow answers are not to be waited for."""
+        return not self.in_flight and self.may_ask
+
     def pause_left_s(self) -> float:
-        """Seconds to wait before the next pull; 0 if it may be sent now."""
-        return max(0.0, self._resumes_at_s - self._clock.monotonic_s())
+        """Seconds to wait before the next pull; 0 if there is no pause."""
+        if self._resumes_at_s is None:
+            return 0.0
+        left_s = self._resumes_at_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            self._resumes_at_s = None
+        return max(0.0, left_s)
 
     def steps(self, at_most: int, *, may_run_ahead: bool = True) -> list[PullStep]:
         """Pulls to send to ``address`` now."""

@@ -1,0 +1,101 @@
+"""A real master that sends its readers to a real replica."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.client.broker import PullRequest, PullStatus, SendTerms
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.sending import Batch
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.messages import decode_messages
+from tests.both.support import await_readable
+from tests.helpers.cluster import REAL_ONLY
+from tests.helpers.wait import wait_until
+from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
+
+COUNT = 1000
+COMMIT_LOG_FILE = 64 << 20
+
+
+@pytest.fixture
+def queue(cluster, client):
+    """A queue on broker-b with a thousand messages of 1 KiB, all in the newest file of the commit log.
+
+    A new replica gets no older file (``DefaultHAConnection.WriteSocketService``).
+    """
+    address = cluster.broker_addresses["broker-b"]
+    filled = fill(cluster, client, address)
+    if len({position // COMMIT_LOG_FILE for position in positions_of_ends(client, address, filled)}) > 1:
+        filled = fill(cluster, client, address)
+    yield filled
+    close_idle_lines()
+
+
+def fill(cluster, client, address) -> MessageQueue:
+    queue = MessageQueue(cluster.create_topic(queues=1, brokers=["broker-b"]), "broker-b", 0)
+    members = [Message(topic=queue.topic, body=b"x" * 1024)] * 100
+    for _ in range(COUNT // 100):
+        batch = Batch(queue=queue, messages=members, properties={})
+        client.send_batch(address, batch, SendTerms(producer_group="tests"))
+    await_readable(client, address, queue, COUNT)
+    return queue
+
+
+def positions_of_ends(client, address, queue) -> list[int]:
+    """Where the first and the last message are in the commit log."""
+    positions = []
+    for queue_offset in (0, COUNT - 1):
+        request = PullRequest(
+            consumer_group="readers", queue=queue, queue_offset=queue_offset, max_msg_nums=1
+        )
+        found = decode_messages(client.pull(address, request).body, "broker-b")
+        positions.append(found[0].commit_log_offset)
+    return positions
+
+
+@REAL_ONLY
+def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_dies(cluster, client, queue):
+    """A4: suggestWhichBrokerId of a real broker; nothing lost, nothing twice."""
+
+    def has_all(address: str) -> bool:
+        last = PullRequest(consumer_group="readers", queue=queue, queue_offset=COUNT - 1)
+        try:
+            return client.pull(address, last).status is PullStatus.FOUND
+        except RocketMQError:
+            return False
+
+    master_address = cluster.broker_addresses["broker-b"]
+    options = ReadOptions.parse({"topic": queue.topic, "nameServers": cluster.name_servers})
+    with (
+        replica(cluster.name_servers, "broker-b", master_address, has_all) as server,
+        suggesting_replicas(master_address),
+    ):
+        wait_until(
+            lambda: RocketMQBatchReader(options).partitions()[0].replicas,
+            40.0,
+            reason="The replica in the topic's route",
+        )
+        partitions = RocketMQBatchReader(options).partitions()
+        assert partitions[0].replicas == {REPLICA_ID: server.address}
+        offsets: list[int] = []
+        pulled_from: list[int] = []
+        pipeline = PullPipeline(partitions, max_in_flight_bytes=512 << 10)
+        for arrival in pipeline.arrivals():
+            assert arrival.failure is None
+            offsets += offsets_of(b"".join(piece.body for piece in arrival.pieces))
+            pulled_from.append(pipeline.ranges[0].broker_id)
+            if len(offsets) > COUNT // 2:
+                server.kill()
+
+    assert offsets == list(range(COUNT))
+    assert REPLICA_ID in pulled_from
+    assert pulled_from[-1] == 0
+
+
+def offsets_of(body: bytes) -> list[int]:
+    return [message.queue_offset for message in decode_messages(body, "broker-b")]
