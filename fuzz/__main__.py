@@ -14,7 +14,7 @@ import click
 from fuzz.engine import has_coverage_engine
 from fuzz.judge import judge
 from fuzz.reconnects import reconnect
-from fuzz.run import FOLDER, Outcome, run_target
+from fuzz.run import ROOT, Outcome, run_target
 from fuzz.targets import TARGETS
 
 _RECONNECTS: Final = 10_000
@@ -59,7 +59,7 @@ def _show(outcome: Outcome) -> None:
         f"{len(outcome.findings):>3} failures"
     )
     for path in outcome.findings:
-        shown = path.relative_to(FOLDER.parents[1])
+        shown = path.relative_to(ROOT)
         reason = path.with_suffix(".txt").read_text(encoding="utf-8").strip().splitlines()[-1]
         click.echo(f'    {reason[:200]}\n    again: make fuzz ARGS="--again {shown}"')
 

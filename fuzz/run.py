@@ -10,12 +10,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fuzz.engine import CurrentInput
 from fuzz.judge import Finding
 
-FOLDER: Final = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / ".cache" / "fuzz"
+CURRENT: Final = "current"
+RESULT: Final = "result.json"
 _STUCK_S: Final = 60.0
 """Seconds with one input after which nothing inside the process can end it any more."""
 _POLL_S: Final = 0.5
@@ -39,17 +43,23 @@ class Outcome:
 
 def run_target(name: str, *, seconds: float, seed: int, is_blind: bool) -> Outcome:
     """Fuzz ``name`` for ``seconds`` in a child process and wait for it."""
-    work = FOLDER / "run" / name
-    current = CurrentInput.create(work / "current")
-    result = work / "result.json"
-    result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "fuzz.child", name, str(seconds), str(seed), str(int(is_blind))]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    # Of its own: two runs at a time must not write into each other's files.
+    with TemporaryDirectory(prefix=f"{name}-", dir=FOLDER) as folder:
+        return _run_in(Path(folder), name, seconds, seed, is_blind=is_blind)
+
+
+def _run_in(work: Path, name: str, seconds: float, seed: int, *, is_blind: bool) -> Outcome:
+    current = CurrentInput.create(work / CURRENT)
+    command = [
+        sys.executable, "-m", "fuzz.child", name, str(seconds), str(seed), str(int(is_blind)), str(work)
+    ]  # fmt: skip
     with (work / "log").open("wb") as log:
         child = subprocess.Popen(
             command,
             stdout=log,
             stderr=log,
-            cwd=FOLDER.parents[1],
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         try:
@@ -57,11 +67,10 @@ def run_target(name: str, *, seconds: float, seed: int, is_blind: bool) -> Outco
         finally:
             child.kill()
             child.wait()
-    if result.exists():
-        found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-        return Outcome(
-            name, found["engine"], found["inputs"], found["seconds"], tuple(map(Path, found["findings"]))
-        )
+    if (work / RESULT).exists():
+        found: dict[str, Any] = json.loads((work / RESULT).read_text(encoding="utf-8"))
+        saved = tuple(map(Path, found["findings"]))
+        return Outcome(name, found["engine"], found["inputs"], found["seconds"], saved)
     number, data = current.read()
     why = "it was still running after a minute" if is_stuck else f"the process ended with {child.returncode}"
     log_end = (work / "log").read_text(encoding="utf-8", errors="replace")[-4000:]

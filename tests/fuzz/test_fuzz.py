@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from fuzz import seeds
+from fuzz import run, seeds
 from fuzz.engine import CurrentInput, Session, run_blindly
 from fuzz.judge import judge
 from fuzz.run import run_target
@@ -179,3 +180,15 @@ def test_a_target_runs_in_a_process_of_its_own() -> None:
     assert outcome.findings == ()
     assert outcome.inputs > 10
     assert outcome.engine == "blind"
+
+
+def test_a_process_that_dies_is_a_finding_with_the_input_it_died_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
+    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    outcome = run_target("message-id", seconds=0.2, seed=SEED, is_blind=True)
+    (saved,) = outcome.findings
+    assert saved.parent == tmp_path
+    assert "the process ended with 1" in saved.with_suffix(".txt").read_text()
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
