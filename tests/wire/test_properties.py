@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.wire import properties as names
-from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
+from pyspark_rocketmq.wire.properties import (
+    MAX_PROPERTIES_BYTES,
+    decode_properties,
+    decode_text,
+    encode_properties,
+)
 from tests.wire.golden_messages import GOLDEN
 
 NUMBERS = json.loads((GOLDEN / "numbers.json").read_text())
@@ -97,3 +102,12 @@ def test_named_properties_are_spelt_as_in_java():
 
     assert constants
     assert all(name == value for name, value in constants.items())
+
+
+def test_more_than_can_be_stored_is_read_alike():
+    """A1: a request's header may carry any length."""
+    entries = b"KEYS\x01k\x02\x02x\x01y\x01z\x02=\x02\x01v\x02e\x01\x02"
+    longer = entries * 3000 + b"tail\x01v"
+
+    assert len(longer) > MAX_PROPERTIES_BYTES
+    assert decode_properties(longer) == decode_properties(entries + b"tail\x01v")
