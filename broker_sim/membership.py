@@ -1,7 +1,7 @@
 """Which clients consume in which group, and what they subscribe to (``ConsumerManager``).
 
 Rule 1: a heartbeat replaces the group's whole subscription table: the last member to send one decides.
-Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s without heartbeat.
+Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s, unless set otherwise, without heartbeat.
 Rule 3: whoever changes the membership or the topics gets a True back and must notify the members.
 """
 
@@ -45,8 +45,9 @@ class _Group:
 class Membership:
     """Consumer groups that have members now."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, expired_s: float = CHANNEL_EXPIRED_TIMEOUT_S) -> None:
         self._clock = clock
+        self._expired_s = expired_s
         self._groups: dict[str, _Group] = {}
         self._fingerprints: dict[str, int] = {}
         self._subscribed_topics: set[str] = set()
@@ -84,7 +85,7 @@ class Membership:
 
     def expire(self) -> list[str]:
         """Remove members that were silent for too long; the groups they left."""
-        oldest_s = self._clock.monotonic_s() - CHANNEL_EXPIRED_TIMEOUT_S
+        oldest_s = self._clock.monotonic_s() - self._expired_s
         silent = [
             (member.client.peer, name)
             for name, group in self._groups.items()
@@ -130,8 +131,9 @@ class Membership:
 class Producers:
     """Producer groups that have members now (``ProducerManager``)."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, expired_s: float = CHANNEL_EXPIRED_TIMEOUT_S) -> None:
         self._clock = clock
+        self._expired_s = expired_s
         self._groups: dict[str, dict[int, Member]] = {}
 
     def register(self, client: Client, producer_group: str) -> None:
@@ -153,7 +155,7 @@ class Producers:
 
     def expire(self) -> None:
         """Remove producers that were silent for too long."""
-        oldest_s = self._clock.monotonic_s() - CHANNEL_EXPIRED_TIMEOUT_S
+        oldest_s = self._clock.monotonic_s() - self._expired_s
         for name, members in list(self._groups.items()):
             for member in [each for each in members.values() if each.refreshed_at_s < oldest_s]:
                 self.unregister(member.client.peer, name)

@@ -40,5 +40,9 @@ class BrokerSettings:
     in_memory_bytes: int | None = None
     """Newest bytes of the commit log that count as being in memory (accessMessageInMemoryMaxRatio); who pulls
     further back is slow. None: nobody is."""
+    lock_max_live_s: float = 60.0
+    """How long a queue's lock lives without being refreshed (rocketmq.broker.rebalance.lockMaxLiveTime)."""
+    channel_expired_s: float = 120.0
+    """After how long without heartbeat a client is forgotten (channelExpiredTimeout)."""
     mirror_header_form: bool = False
     """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older brokers in kind."""

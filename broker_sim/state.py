@@ -70,9 +70,9 @@ class BrokerState:
             started_ms=int(clock.now_s() * 1000),
             topics=TopicTable(settings.default_queues),
             store=MessageStore(clock, retention_bytes=settings.retention_bytes),
-            locks=LockTable(clock),
-            membership=Membership(clock),
-            producers=Producers(clock),
+            locks=LockTable(clock, settings.lock_max_live_s),
+            membership=Membership(clock, settings.channel_expired_s),
+            producers=Producers(clock, settings.channel_expired_s),
         )
 
 

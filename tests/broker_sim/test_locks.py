@@ -78,3 +78,13 @@ def test_a_queue_never_has_two_holders_within_60_seconds(
             holder, since_s = granted_at.get(queue, (client, now_s))
             assert (queue in granted) == (holder == client or now_s - since_s > LOCK_MAX_LIVE_TIME_S)
         granted_at.update((queue, (client, now_s)) for queue in granted)
+
+
+def test_an_operator_may_let_locks_live_shorter(clock: FakeClock) -> None:
+    """C2: system property rocketmq.broker.rebalance.lockMaxLiveTime."""
+    locks = LockTable(clock, max_live_s=5.0)
+    locks.lock_batch("G", "one", _QUEUES[:1])
+    clock.advance(5.1)
+
+    assert locks.holder("G", _QUEUES[0]) is None
+    assert locks.lock_batch("G", "two", _QUEUES[:1]) == frozenset(_QUEUES[:1])
