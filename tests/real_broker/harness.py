@@ -52,16 +52,20 @@ class RealCluster:
     """One name server and ``brokers`` masters named ``broker-a``, ``broker-b`` …
 
     Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ. With
-    ``security`` brokers serve only whom they know; name servers serve all, with and without TLS.
+    ``security`` brokers serve only whom they know; name servers serve all, with and without TLS. With
+    ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120.
 
     Raises:
         HarnessError: If Java or Maven is missing, or a server did not come up within a minute.
     """
 
-    def __init__(self, brokers: int = 1, security: Security | None = None) -> None:
+    def __init__(
+        self, brokers: int = 1, security: Security | None = None, *, forgetful_s: float | None = None
+    ) -> None:
         lib = fetch_jars()
         self._environment = java_environment([lib / "*", compile_java(lib)])
         self._security = security
+        self._forgetful_ms = None if forgetful_s is None else int(forgetful_s * 1000)
         self._broker_names = [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         self._directory = Path(tempfile.mkdtemp(prefix="rocketmq-"))
         self._name_server: Server | None = None
@@ -175,8 +179,10 @@ class RealCluster:
         )
         if self._security is not None:
             text += self._security.broker_conf
+        if self._forgetful_ms is not None:
+            text += f"channelExpiredTimeout={self._forgetful_ms}\n"
         conf.write_text(text, encoding="utf-8")
-        options = self._tls_options("enforcing")
+        options = [*self._tls_options("enforcing"), *self._lock_options()]
         self._brokers[name] = self._server(name, port, _BROKER_MAIN, conf, _BROKER_HEAP, options=options)
         self._brokers[name].start()
 
@@ -203,6 +209,12 @@ class RealCluster:
 
     def _tls_options(self, mode: str) -> Sequence[str]:
         return [] if self._security is None else self._security.tls.properties(mode)
+
+    def _lock_options(self) -> Sequence[str]:
+        """Source: ``RebalanceLockManager.REBALANCE_LOCK_MAX_LIVE_TIME``."""
+        if self._forgetful_ms is None:
+            return []
+        return [f"-Drocketmq.broker.rebalance.lockMaxLiveTime={self._forgetful_ms}"]
 
     def _server(
         self,

@@ -12,6 +12,7 @@ from pyspark_rocketmq.client.server_requests import ServerRequests
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
+from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import GroupCalls, RunningMember
@@ -43,8 +44,16 @@ def client_id(options: ReadOptions) -> str:
     return f"{os.uname().nodename}@{instance}"
 
 
-def join_group(options: ReadOptions, member_id: str, store: OffsetStore, clock: Clock) -> RunningMember:
+def join_group(
+    options: ReadOptions,
+    member_id: str,
+    store: OffsetStore,
+    clock: Clock,
+    timing: MembershipTiming | None = None,
+) -> RunningMember:
     """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
+
+    Other intervals than RocketMQ's (``timing``) must fit the brokers' own.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -57,6 +66,7 @@ def join_group(options: ReadOptions, member_id: str, store: OffsetStore, clock: 
         allocation_strategy(options.allocate_message_queue_strategy).allocate,
         needs_locks=not is_broadcast,
         is_broadcast=is_broadcast,
+        timing=timing,
     )
     now_ms = int(clock.now_s() * 1000)
     heartbeat = HeartbeatData(

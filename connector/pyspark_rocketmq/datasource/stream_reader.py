@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -34,6 +35,9 @@ from pyspark_rocketmq.starting_offsets import StartingOffsets
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of explicit queue ranges."""
 
+    timing: ClassVar[MembershipTiming] = MembershipTiming()
+    """How often a member of a group does what."""
+
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
@@ -41,9 +45,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planner(self) -> MicroBatchPlanner:
         clock = SystemClock()
         view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
-        return MicroBatchPlanner(
-            self._options, view, _progress(self._options, view, clock), clock, time.sleep
-        )
+        progress = _progress(self._options, view, clock, self.timing)
+        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -92,13 +95,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: this call comes one batch late and never for the last; offsets go with ``foreachBatch``."""
 
 
-def _progress(options: ReadOptions, view: ClusterView, clock: SystemClock) -> ProgressSource:
+def _progress(
+    options: ReadOptions, view: ClusterView, clock: SystemClock, timing: MembershipTiming
+) -> ProgressSource:
     default_start = StartingOffsets.latest()
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, default_start)
     store = open_offset_store(options.offset_store)
     member_id = client_id(options)
-    member = join_group(options, member_id, store, clock)
+    member = join_group(options, member_id, store, clock, timing)
     leave_at_the_end(member)
     member.start()
     return GroupProgress(
