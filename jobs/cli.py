@@ -1,7 +1,7 @@
 """The command line of all jobs, and what their exit codes mean.
 
 0 done; 1 the job failed; 2 bad input, told without a traceback; 130 interrupted.  Heavy imports happen in the
-command that needs them: ``--help`` and ``offsets show`` must not load Spark.
+command that needs them: ``--help`` and ``offsets …`` must not load Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from rich.console import Console
 
 from jobs.errors import JobFailed
 from jobs.option_set import specs_of
-from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, load_settings
+from jobs.settings import (
+    ConsumeSettings,
+    DemoSettings,
+    OffsetsLagSettings,
+    OffsetsShowSettings,
+    load_settings,
+)
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.option_set import OptionSet
 
@@ -76,6 +82,14 @@ def _settings_options(function: _CallableT) -> _CallableT:
     return conf(pairs(function))
 
 
+def _output_options(function: _CallableT) -> _CallableT:
+    form = click.option(
+        "--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
+    )
+    short = click.option("--json", "output", flag_value="json", help="As --format json.")
+    return form(short(function))
+
+
 @click.group(cls=JobGroup)
 def cli() -> None:
     """Jobs of pyspark-rocketmq."""
@@ -104,11 +118,20 @@ def offsets() -> None:
 
 @offsets.command(cls=JobCommand, settings=OffsetsShowSettings)
 @_settings_options
-@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@_output_options
 def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     """Print the progress of consumer groups from their offset table."""
     settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
     import_module("jobs.offsets_show").show_offsets(settings, _console(), as_json=output == "json")
+
+
+@offsets.command(cls=JobCommand, settings=OffsetsLagSettings)
+@_settings_options
+@_output_options
+def lag(conf: Path | None, pairs: Sequence[str], output: str) -> None:
+    """Print how far consumer groups are behind, and who holds their queues."""
+    settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
+    import_module("jobs.offsets_lag").show_lag(settings, _console(), as_json=output == "json")
 
 
 def _console() -> Console:

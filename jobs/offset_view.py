@@ -36,12 +36,12 @@ class OffsetView:
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
             "lag": self.lag,
             "reconsumeTimes": self.row.reconsume_times,
-            "suspendedUntil": _iso(self.row.suspended_until_s),
+            "suspendedUntil": iso(self.row.suspended_until_s),
             "epoch": self.row.epoch,
             "owner": self.row.owner,
             "queryId": self.row.query_id,
             "batchId": self.row.batch_id,
-            "updatedAt": _iso(self.row.updated_at_s),
+            "updatedAt": iso(self.row.updated_at_s),
         }
 
 
@@ -58,7 +58,8 @@ def view_offsets(
     )
 
 
-def _iso(seconds: float | None) -> str | None:
+def iso(seconds: float | None) -> str | None:
+    """ISO 8601 in UTC, with milliseconds."""
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
-from jobs.errors import JobFailed
 from jobs.offset_view import OffsetView, view_offsets
 from jobs.settings import OffsetsShowSettings
+from jobs.stored_groups import read_groups
 from jobs.tables import offset_table
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
@@ -20,10 +18,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.namespace import with_namespace
 
 
 def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bool) -> None:
@@ -32,9 +27,11 @@ def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bo
     Raises:
         JobFailed: If there is no such table or group.
     """
-    views = view_offsets(
-        rows := _read_rows(settings), _bounds_of({row.queue.topic for row in rows}, settings)
-    )
+    views: list[OffsetView] = []
+    groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
+    for name, rows in groups.items():
+        topics = {row.queue.topic for row in rows}
+        views += view_offsets(rows, _bounds_of(topics, name.namespace, settings))
     if as_json:
         console.print_json(json.dumps([view.columns() for view in views]), indent=2)
         return
@@ -71,36 +68,13 @@ def broker_bounds(
         return {}
 
 
-def _bounds_of(topics: Iterable[str], settings: OffsetsShowSettings) -> dict[MessageQueue, QueueBounds]:
+def _bounds_of(
+    topics: Iterable[str], namespace: str, settings: OffsetsShowSettings
+) -> dict[MessageQueue, QueueBounds]:
     if settings.name_servers is None:
         return {}
+    access = settings.access_options(namespace)
     bounds: dict[MessageQueue, QueueBounds] = {}
     for topic in sorted(topics):
-        bounds |= broker_bounds(
-            topic, settings.name_servers, settings.request_timeout_ms, settings.access_options()
-        )
+        bounds |= broker_bounds(topic, settings.name_servers, settings.request_timeout_ms, access)
     return bounds
-
-
-def _read_rows(settings: OffsetsShowSettings) -> list[OffsetRow]:
-    groups = _groups_of(settings.offset_store)
-    if settings.consumer_group is not None:
-        wanted = with_namespace(settings.namespace or "", settings.consumer_group)
-        if wanted not in groups:
-            known = ", ".join(groups) or "none"
-            raise JobFailed(
-                f"The offset table {settings.offset_store} holds nothing of consumer group "
-                f"'{wanted}'; its groups are: {known}."
-            )
-        groups = [wanted]
-    store = open_offset_store(settings.offset_store)
-    return [row for group in groups for row in store.read(group).values()]
-
-
-def _groups_of(path: str) -> list[str]:
-    """The groups of an existing table: opening a store would make a missing one."""
-    try:
-        partitions = DeltaTable(path.removeprefix("delta:")).partitions()
-    except TableNotFoundError as error:
-        raise JobFailed(f"There is no offset table at {path}; correct option 'offsetStore'.") from error
-    return sorted({partition["consumer_group"] for partition in partitions})

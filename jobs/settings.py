@@ -159,12 +159,14 @@ class ClusterAccess(OptionSet):
     tls_verify_certificate: bool = like_source("tls_verify_certificate", default=True)
     tls_verify_hostname: bool = like_source("tls_verify_hostname", default=True)
 
-    def access_options(self) -> dict[str, str]:
-        """What was given of these, as the data source takes it."""
+    def access_options(self, namespace: str | None = None) -> dict[str, str]:
+        """What was given of these, as the data source takes it; in ``namespace``, if it is not None, instead."""
         values = {
             field.metadata["spec"].key: getattr(self, field.name)
             for field in dataclasses.fields(ClusterAccess)
         }
+        if namespace is not None:
+            values["namespace"] = namespace or None
         return {
             key: str(value).lower() if isinstance(value, bool) else value
             for key, value in values.items()
@@ -273,3 +275,20 @@ class OffsetsShowSettings(ClusterAccess):
         "name_servers", default=None, default_text="none: without the broker's bounds and the lag"
     )
     request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsLagSettings(ClusterAccess):
+    """Options of job ``offsets lag``."""
+
+    offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
+    name_servers: tuple[str, ...] = like_source("name_servers")
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text="all groups", doc="The consumer group to look at."
+    )
+    request_timeout_ms: int = like_source(
+        "request_timeout_ms",
+        default=1_500,
+        doc="How long one request to a name server, a broker or a member of the group may take; who does not answer "
+        "in that time leaves empty columns.",
+    )

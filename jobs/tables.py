@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from jobs.lag_view import LagTotal
 from jobs.offset_view import BROKER_COLUMNS, OffsetView
 
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
@@ -21,7 +22,7 @@ def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[
     records = list(records)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        is_number = any(isinstance(record[column], int) for record in records)
+        is_number = any(isinstance(record[column], int | float) for record in records)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for record in records:
         table.add_row(*("" if record[column] is None else str(record[column]) for column in columns))
@@ -39,3 +40,24 @@ def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:
     ]
     title = f"Offsets of consumer group {group} in topic {topic}"
     return records_table(title, (*_ALWAYS, *optional, *_LAST), records)
+
+
+_LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
+_LAG_WHERE_ANY = ("reconsumeTimes", "suspendedUntil")
+_LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
+
+
+def lag_table(total: LagTotal) -> Table:
+    """One group's lag in one topic; who claimed a queue only where that is not who holds it."""
+    records = [view.columns() for view in total.views]
+    optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]
+    is_elsewhere = any(record["claimedBy"] != record["heldBy"] for record in records)
+    claimed = ("claimedBy",) if is_elsewhere else ()
+    title = f"Lag of consumer group {total.group} in topic {total.topic}"
+    return records_table(title, (*_LAG_ALWAYS, *optional, *_LAG_LAST, *claimed), records)
+
+
+def totals_table(sums: Sequence[LagTotal]) -> Table:
+    """One row for each group and topic."""
+    records = [total.columns() for total in sums]
+    return records_table("Totals", tuple(records[0]) if records else ("consumerGroup",), records)

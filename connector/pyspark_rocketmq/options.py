@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.option_parsers import (
@@ -24,6 +25,9 @@ from pyspark_rocketmq.option_parsers import (
 )
 from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
 from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
+
+PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
+"""What brokers see where nobody's progress is read: a pull must name a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -126,7 +130,7 @@ class ReadOptions(OptionSet):
         secret=True,
         doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
         "together with `secretKey`. The user needs `Sub` and `Get` on the topic and `Sub` on the consumer group; "
-        "without `consumerGroup` the brokers see the group `pyspark-rocketmq-source`.",
+        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`.",
     )
     secret_key: str | None = option(
         "secretKey",

@@ -72,9 +72,7 @@ def test_ctrl_c_ends_with_code_130(capsys, monkeypatch):
 
 
 def test_showing_offsets_loads_no_spark():
-    program = (
-        "import sys, jobs.cli, jobs.offsets_show; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
-    )
+    program = "import sys, jobs.cli, jobs.offsets_show, jobs.offsets_lag; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
 
     environment = {"PYTHONPATH": f"{ROOT / 'connector'}:{ROOT}"}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0

@@ -17,22 +17,20 @@ from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import GroupCalls, RunningMember
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, retry_topic
+from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
-from pyspark_rocketmq.wire.namespace import with_namespace
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 
 def progress_name(options: ReadOptions) -> str:
-    """Under which name the offset store and the sink know this consumer's progress.
-
-    Groups of one name in two namespaces may share a store; a broadcasting instance has progress of its own.
-    """
+    """Under which name the offset store and the sink know this consumer's progress."""
     assert options.consumer_group is not None
-    name = with_namespace(options.namespace or "", options.consumer_group)
-    return f"{name}@{options.instance_name}" if options.message_model is MessageModel.BROADCASTING else name
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    instance = options.instance_name if is_broadcast else None
+    return str(ProgressName(options.namespace or "", options.consumer_group, instance))
 
 
 def client_id(options: ReadOptions) -> str:

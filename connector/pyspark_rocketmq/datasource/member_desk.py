@@ -7,11 +7,11 @@ from the running member; nothing here is on the way of a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.group.member import RunningMember
-from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import HeartbeatData
@@ -69,7 +69,9 @@ class MemberDesk:
         """Of the queues this member holds, from the offset store."""
         if consumer_group != self._options.consumer_group:
             return {}
-        return {queue: row.next_offset for queue, row in self._rows().items() if queue.topic == topic}
+        return {
+            queue: row.next_offset for queue, row in self._rows(self._held()).items() if queue.topic == topic
+        }
 
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
         """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets."""
@@ -77,6 +79,7 @@ class MemberDesk:
             return None
         (consumer,) = self._heartbeat.consumers
         locked_at_ms = self._held()
+        is_broadcast = consumer.message_model is MessageModel.BROADCASTING
         return ConsumerRunningInfo(
             properties={
                 PROP_NAMESERVER_ADDR: ";".join(self._options.name_servers),
@@ -88,7 +91,10 @@ class MemberDesk:
                 "offsetStore": self._store.spec,
             },
             subscriptions=consumer.subscriptions,
-            queues={queue: _queue_info(row, locked_at_ms[queue]) for queue, row in self._rows().items()},
+            queues={
+                queue: _queue_info(row, None if is_broadcast else locked_at_ms[queue])
+                for queue, row in self._rows(locked_at_ms).items()
+            },
         )
 
     def consume_directly(
@@ -111,17 +117,17 @@ class MemberDesk:
         ago = self._clock.now_s() - self._clock.monotonic_s()
         return {queue: int((at_s + ago) * 1000) for queue, at_s in self._member.held().items()}
 
-    def _rows(self) -> dict[MessageQueue, OffsetRow]:
+    def _rows(self, held: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetRow]:
         rows = self._store.read(self._progress_name)
-        return {queue: rows[queue] for queue in sorted(self._held()) if queue in rows}
+        return {queue: rows[queue] for queue in sorted(held) if queue in rows}
 
 
-def _queue_info(row: OffsetRow, locked_at_ms: int) -> ProcessQueueInfo:
+def _queue_info(row: OffsetRow, locked_at_ms: int | None) -> ProcessQueueInfo:
     updated_ms = int(row.updated_at_s * 1000)
     return ProcessQueueInfo(
         commit_offset=row.next_offset,
-        locked=True,
-        last_lock_timestamp=locked_at_ms,
+        locked=locked_at_ms is not None,
+        last_lock_timestamp=locked_at_ms or 0,
         last_pull_timestamp=updated_ms,
         last_consume_timestamp=updated_ms,
     )

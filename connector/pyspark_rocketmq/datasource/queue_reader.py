@@ -24,13 +24,12 @@ from pyspark_rocketmq.datasource.range_pull import RangePull, TailLost
 from pyspark_rocketmq.datasource.schema import marker_row, with_marker_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options import PLAIN_SOURCE_GROUP, ReadOptions
 from pyspark_rocketmq.wire.columnar import decode_columns
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
 
-_PLAIN_SOURCE_GROUP = "pyspark-rocketmq-source"
 _TOPIC, _QUEUE_OFFSET = 0, 3
 """Positions of columns."""
 
@@ -62,7 +61,7 @@ def partitions_of(
                 planned=queue_range,
                 address=address,
                 subscription=options.subscription,
-                consumer_group=options.consumer_group or _PLAIN_SOURCE_GROUP,
+                consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
                 with_marker=options.consumer_group is not None,
                 fail_on_data_loss=options.fail_on_data_loss,
                 pull_batch_size=options.pull_batch_size,

@@ -1,0 +1,134 @@
+"""Job ``offsets lag`` against clusters with members in them: who holds what, how far behind, and bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from jobs.errors import JobFailed
+from jobs.offsets_lag import look_at_lag, show_lag
+from jobs.settings import OffsetsLagSettings
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from tests.helpers.wait import wait_until
+
+MESSAGES = 6
+
+
+@pytest.fixture
+def topic(cluster):
+    """Two queues on broker-a with six messages each."""
+    topic = cluster.create_topic(queues=2, brokers=["broker-a"])
+    with Producer((cluster.name_servers,), "lag-producer") as producer:
+        for queue in producer.queues(topic):
+            producer.send_batch([Message(topic=topic, body=b"x")] * MESSAGES, queue)
+    return topic
+
+
+@pytest.fixture
+def table(tmp_path):
+    return DeltaOffsetStore(tmp_path / "offsets")
+
+
+@pytest.fixture
+def join(cluster, topic, table):
+    """Let a member join, claim its queues and commit ``next_offset`` of each."""
+    members = []
+
+    def join_as(group, instance, next_offset, **more):
+        options = ReadOptions.parse(
+            {
+                "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
+                "offsetStore": table.spec, "instanceName": instance, **more,
+            }
+        )  # fmt: skip
+        member_id, name = client_id(options), progress_name(options)
+        member = join_group(options, member_id, table, SystemClock())
+        members.append(member)
+        member.start()
+        wait_until(lambda: len(member.begin_plan()) == 2, 20, reason=f"{instance} holds both queues")
+        rows = table.claim(name, member_id, dict.fromkeys(member.begin_plan(), 0))
+        commits = [
+            QueueCommit(queue=queue, epoch=row.epoch, next_offset=next_offset) for queue, row in rows.items()
+        ]
+        table.commit(name, commits, query_id="q", batch_id=0)
+        return member_id
+
+    yield join_as
+    for member in members:
+        member.stop(10)
+
+
+def settings(cluster, table, **more):
+    return OffsetsLagSettings(
+        offset_store=table.spec, name_servers=(cluster.name_servers,), request_timeout_ms=10_000, **more
+    )
+
+
+def test_a_member_s_lag_lock_and_epoch_are_shown(cluster, topic, table, join):
+    """B5, C2: the lock's age is the member's own account of it."""
+    group = cluster.unique_name("group")
+    member_id = join(group, "one", 4)
+    output = io.StringIO()
+
+    show_lag(settings(cluster, table, consumer_group=group), Console(file=output, width=300), as_json=True)
+
+    report = json.loads(output.getvalue())
+    (total,) = report["totals"]
+    assert (total["queues"], total["lag"], total["members"], total["heldByNobody"]) == (
+        2,
+        2 * (MESSAGES - 4),
+        1,
+        0,
+    )
+    for queue in report["queues"]:
+        assert (queue["nextOffset"], queue["brokerMaxOffset"], queue["lag"]) == (4, MESSAGES, MESSAGES - 4)
+        assert (queue["heldBy"], queue["claimedBy"], queue["epoch"]) == (member_id, member_id, 1)
+        assert 0 <= queue["lockAgeSeconds"] < 60
+        assert 0 <= queue["lagSeconds"] < 600
+
+
+def test_instances_of_a_broadcasting_group_are_shown_one_by_one(cluster, topic, table, join):
+    """B3: all under the group's name, each with its own position, none with a lock."""
+    group = cluster.unique_name("group")
+    ids = [
+        join(group, name, offset, messageModel="BROADCASTING") for name, offset in (("one", 1), ("two", 6))
+    ]
+
+    views = look_at_lag(settings(cluster, table, consumer_group=group))
+
+    shown = [
+        (view.row.consumer_group, view.lag, view.holder.client_id, view.holder.locked_at_s) for view in views
+    ]
+    assert shown == [
+        *[(f"{group}@one", MESSAGES - 1, ids[0], None)] * 2,
+        *[(f"{group}@two", 0, ids[1], None)] * 2,
+    ]
+
+
+def test_a_group_without_members_still_has_a_lag(cluster, topic, table):
+    """B7: nobody holds its queues; the table tells who claimed them last."""
+    group = cluster.unique_name("group")
+    table.claim(group, "gone", {MessageQueue(topic, "broker-a", 0): 2})
+    output = io.StringIO()
+
+    show_lag(settings(cluster, table), Console(file=output, width=300), as_json=False)
+
+    (view,) = look_at_lag(settings(cluster, table))
+    assert (view.lag, view.holder) == (MESSAGES - 2, None)
+    assert view.lag_s is not None
+    assert "claimedBy" in output.getvalue()
+
+
+def test_an_unknown_group_is_refused(cluster, topic, table):
+    table.claim("known", "me", {MessageQueue(topic, "broker-a", 0): 0})
+    with pytest.raises(JobFailed, match="holds nothing of consumer group 'elt'"):
+        look_at_lag(settings(cluster, table, consumer_group="elt"))
