@@ -49,6 +49,8 @@ class JavaClients:
                 stderr=log,
                 text=True,
                 env=self._environment,
+                # Some commands of mqadmin leave files where they run.
+                cwd=home,
                 start_new_session=True,
             )
         self._ids = itertools.count(1)
@@ -92,6 +94,7 @@ class JavaClients:
             capture_output=True,
             text=True,
             env=self._environment,
+            cwd=self._home,
             timeout=ANSWER_S,
             check=False,
         )

@@ -144,6 +144,8 @@ class RealCluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=self._environment,
+            # Some commands of mqadmin leave files where they run.
+            cwd=self._directory,
             timeout=_PROGRAM_TIMEOUT_S,
             check=False,
         )
