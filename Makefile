@@ -22,7 +22,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) ruff check $(SOURCES)
 	@$(CHECK) mypy
 	@$(CHECK) lint-imports --no-cache
-	@$(CHECK) codespell --skip tests/golden --ignore-words-list nam,strng $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
+	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options | diff -u docs/options.md - || { echo "docs/options.md is not what options.py says: run make docs" >&2; exit 1; }'
 
 test: ## All tests, the real RocketMQ broker included

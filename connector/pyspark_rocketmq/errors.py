@@ -29,6 +29,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ OffsetRegressed               a stored value would move back where it must not
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
+    │  ├─ BrokerOffsetUnavailable       retryable: a broker did not tell or take a group's offset
     │  └─ SinkConflict                  another consumer wrote a queue's rows into the sink
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    a message listener broke its contract
@@ -188,16 +189,16 @@ class ConsumerNotOnline(BrokerError):
     """Who was asked for is not connected to this broker, or did not answer it (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()} Only a consumer that is running and connected to this broker can be asked."
+        return (
+            f"{super().__str__()} Only a consumer that is running and connected to this broker can be asked."
+        )
 
 
 class ExpressionInvalid(BrokerError):
     """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED)."""
 
     def __str__(self) -> str:
-        return (
-            f"{super().__str__()} Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
-        )
+        return f"{super().__str__()} Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
 
 
 class GoAway(BrokerError):
