@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -236,7 +236,6 @@ class RunningMember:
         for address in self._masters().values():
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group)
-                told = self._calls.admin.consumer_connection(address, self._group)
             except BrokerError as error:
                 # "no consumer for this group": this broker has not heard of us, or has forgotten us.
                 logger.info(
@@ -249,9 +248,18 @@ class RunningMember:
                 )
             else:
                 self._ask(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023 - called now
-                self._differences.look(listed, told)
+                self._look_for_differences(address, listed)
                 return
         self._ask(lambda machine, now_s: machine.members_unknown(now_s))
+
+    def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
+        """Nothing but a warning comes of it, so a user who may not ask (``Get`` on the group) goes without."""
+        try:
+            told = self._calls.admin.consumer_connection(address, self._group)
+        except RocketMQError as error:
+            logger.debug("subscriptions not compared group=%s broker=%s: %s", self._group, address, error)
+        else:
+            self._differences.look(listed, told)
 
     def _lock(self, duty: Lock) -> None:
         try:
