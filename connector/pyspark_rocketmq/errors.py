@@ -278,6 +278,12 @@ class OffsetStoreUnavailable(OffsetError):
     retryable: ClassVar[bool] = True
 
 
+class BrokerOffsetUnavailable(OffsetError):
+    """A broker did not tell a group's offset, or did not take one; without it a queue cannot be begun."""
+
+    retryable: ClassVar[bool] = True
+
+
 class SchemaError(RocketMQError):
     """Columns are missing, superfluous or of another type."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
@@ -69,6 +70,7 @@ class Planning:
         store: MemoryOffsetStore | None = None,
         client_id: str = "me",
         down: Mapping[str, RocketMQError] | None = None,
+        broker_offsets: BrokerOffsets | None = None,
         **options: str,
     ) -> None:
         self.clock = FakeClock()
@@ -90,6 +92,7 @@ class Planning:
                 view=view,
                 default_start=default,
                 clock=self.clock,
+                broker_offsets=broker_offsets,
             )
             if group
             else CheckpointProgress(view, default)

@@ -6,7 +6,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 
 GROUP = "order-etl"
@@ -44,7 +44,7 @@ class OffsetStoreConformance:
                 reconsume_times=0,
                 suspended_until_s=None,
                 query_id="",
-                batch_id=NO_BATCH,
+                batch_id=TAKEN_OVER,
                 updated_at_s=START_S,
             )
         }
@@ -190,6 +190,18 @@ class OffsetStoreConformance:
 
         assert (row.next_offset, row.epoch, row.owner) == (40, 1, "")
         assert store.claim(GROUP, "client-1", {Q0: 0})[Q0].next_offset == 40
+
+    def test_a_row_tells_until_a_batch_moves_it_that_an_operator_reset_it(self, store: OffsetStore):
+        """F5: through claims too; a reset must be told from where a member has come to."""
+        assert not store.claim(GROUP, "client-1", {Q0: 0})[Q0].was_reset
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        assert not store.read(GROUP)[Q0].was_reset
+
+        assert store.reset(GROUP, {Q0: 2})[Q0].was_reset
+        assert store.claim(GROUP, "client-2", {Q0: 0})[Q0].was_reset
+
+        store.commit(GROUP, [committed(Q0, 3, epoch=3)], query_id="q", batch_id=2)
+        assert not store.read(GROUP)[Q0].was_reset
 
     @pytest.mark.parametrize("change", ["claim", "commit", "reset", "attempts"])
     def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change):

@@ -11,7 +11,9 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress
 from pyspark_rocketmq.consume.stalls import StallCounter
+from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.datasource.queue_claims import QueueClaims
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
@@ -140,13 +142,32 @@ class GroupProgress:
         view: ClusterView,
         default_start: StartingOffsets,
         clock: Clock,
+        broker_offsets: BrokerOffsets | None = None,
     ) -> None:
+        """Prepare the progress of ``consumer_group``.
+
+        Args:
+            consumer_group: The name its progress is stored under.
+            client_id: This member.
+            store: Where the progress is.
+            ownership: Which queues are this member's.
+            view: Tells where queues without progress begin.
+            default_start: Where they begin if the options do not say.
+            clock: Measures what is left out or stands still.
+            broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
+        """
         self._group = consumer_group
         self._client_id = client_id
         self._store = store
         self._ownership = ownership
-        self._view = view
-        self._default_start = default_start
+        self._claims = QueueClaims(
+            consumer_group=consumer_group,
+            client_id=client_id,
+            store=store,
+            view=view,
+            default_start=default_start,
+            broker_offsets=broker_offsets,
+        )
         self._clock = clock
         self._terms: Mapping[MessageQueue, int] = {}
         """Of the plan in the making."""
@@ -182,13 +203,16 @@ class GroupProgress:
         self._reading = None
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
-            rows |= self._claim(new, rows, snapshot)
+            claimed = self._claims.claim(new, rows, snapshot)
+            self._claimed |= {queue: self._terms[queue] for queue in claimed}
+            rows |= claimed
         self._rows = rows
         progress = {
             queue: rows[queue]
             for queue, term in self._terms.items()
             if self._claimed.get(queue) == term and self._still_ours(queue, rows)
         }
+        self._claims.tell_resets(progress, snapshot.addresses)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
         return {
             queue: QueueProgress(
@@ -272,38 +296,6 @@ class GroupProgress:
         end, read_at_s = self._last_read.get(new.queue, (0, 0.0))
         had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER and new.end <= end
         return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
-
-    def _claim(
-        self, new: frozenset[MessageQueue], rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
-    ) -> dict[MessageQueue, OffsetRow]:
-        known_topics = {queue.topic for queue in rows}
-        unknown = [queue for queue in new if queue not in rows]
-        by_option = [queue for queue in unknown if queue.topic not in known_topics]
-        if by_option and snapshot.unreachable:
-            # Where a group begins is decided once, for all queues: those of a broker that comes later would look
-            # like queues made later, which begin at their earliest offset (A2).
-            logger.warning(
-                "group=%s begins when all brokers of its topic answer; waiting for %s",
-                self._group,
-                ", ".join(sorted(snapshot.unreachable)),
-            )
-            return {}
-        starts = {queue: snapshot.bounds[queue].min_offset for queue in unknown}
-        if by_option:
-            starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
-        claimed = self._store.claim(
-            self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
-        )
-        self._claimed |= {queue: self._terms[queue] for queue in new}
-        for queue in sorted(new):
-            logger.info(
-                "queue claimed group=%s %s epoch=%d next_offset=%d",
-                self._group,
-                queue,
-                claimed[queue].epoch,
-                claimed[queue].next_offset,
-            )
-        return {queue: claimed[queue] for queue in new}
 
     def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
         row = rows.get(queue)

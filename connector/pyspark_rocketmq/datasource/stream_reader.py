@@ -19,6 +19,7 @@ from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -27,6 +28,7 @@ from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
 from pyspark_rocketmq.group.leave import leave_at_the_end
+from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
@@ -106,6 +108,8 @@ def _progress(
     member = join_group(options, member_id, store, clock, timing)
     leave_at_the_end(member)
     member.start()
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    pool = process_pool(ConnectionSettings.of(options))
     return GroupProgress(
         consumer_group=progress_name(options),
         client_id=member_id,
@@ -114,4 +118,5 @@ def _progress(
         view=view,
         default_start=default_start,
         clock=clock,
+        broker_offsets=None if is_broadcast else RemoteBrokerOffsets(options, pool, clock),
     )

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import NO_BATCH, CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import NO_BATCH, TAKEN_OVER, CommitResult, OffsetRow, QueueCommit
 
 Rows = Mapping[MessageQueue, OffsetRow]
 ResultT = TypeVar("ResultT")
@@ -95,7 +95,7 @@ def _new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
         reconsume_times=0,
         suspended_until_s=None,
         query_id="",
-        batch_id=NO_BATCH,
+        batch_id=TAKEN_OVER,
         updated_at_s=0.0,
     )
 

@@ -18,7 +18,10 @@ from typing import NamedTuple, Protocol
 from pyspark_rocketmq.model import MessageQueue
 
 NO_BATCH = -1
-"""``batch_id`` of a row that no batch has moved."""
+"""``batch_id`` of a row that no batch has moved since an operator made or reset it."""
+TAKEN_OVER = -2
+"""``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the queue's broker
+says that another member of the group has come."""
 
 
 class OffsetRow(NamedTuple):
@@ -39,7 +42,13 @@ class OffsetRow(NamedTuple):
     query_id: str
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
-    """Batch that moved the row last; ``NO_BATCH`` after a reset or before the first commit."""
+    """Batch that moved the row last; ``NO_BATCH`` after a reset, ``TAKEN_OVER`` when only a claim has set it."""
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether an operator moved the row last, and no batch has begun there."""
+        return self.batch_id == NO_BATCH
+
     updated_at_s: float
     """Wall-clock seconds, whole microseconds."""
 

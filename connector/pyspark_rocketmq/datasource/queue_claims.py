@@ -1,0 +1,158 @@
+"""Claims queues in the offset store for one member of a group, at the offsets where the group has come to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from pyspark_rocketmq.consume.reconcile import go_on_at
+from pyspark_rocketmq.datasource.broker_offsets import Addresses, BrokerOffsets
+from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+
+logger = logging.getLogger(__name__)
+
+Rows = Mapping[MessageQueue, OffsetRow]
+
+
+class QueueClaims:
+    """What happens between the grant of a queue and its first plan (C3).
+
+    With ``broker_offsets`` the group may be a mixed one; without, as for a broadcasting consumer, the store is all.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        client_id: str,
+        store: OffsetStore,
+        view: ClusterView,
+        default_start: StartingOffsets,
+        broker_offsets: BrokerOffsets | None,
+    ) -> None:
+        self._group = consumer_group
+        self._client_id = client_id
+        self._store = store
+        self._view = view
+        self._default_start = default_start
+        self._broker_offsets = broker_offsets
+        self._told: dict[MessageQueue, int] = {}
+        """The epoch of the reset that the queue's broker was told of."""
+
+    def claim(
+        self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Claim ``new``, whose locks are held; their rows, or none while a group cannot begin.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not tell the group's offset. Nothing was claimed.
+        """
+        at_broker: Mapping[MessageQueue, int] = {}
+        if self._broker_offsets is not None:
+            at_broker = self._broker_offsets.read(new, snapshot.addresses)
+        starts = self._starts([queue for queue in new if queue not in rows], rows, at_broker, snapshot)
+        if starts is None:
+            return {}
+        claimed = self._store.claim(
+            self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
+        )
+        claimed = self._moved_on({queue: claimed[queue] for queue in sorted(new)}, at_broker)
+        for queue, row in claimed.items():
+            logger.info(
+                "queue claimed group=%s %s epoch=%d next_offset=%d broker_offset=%s",
+                self._group,
+                queue,
+                row.epoch,
+                row.next_offset,
+                at_broker.get(queue, "none"),
+            )
+        return claimed
+
+    def tell_resets(self, rows: Rows, addresses: Addresses) -> None:
+        """Have the brokers follow each reset of a held queue before anything is consumed from there.
+
+        Otherwise the broker's offset, being larger, would undo the reset at the next claim.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker was not reached: the queue must not be planned.
+        """
+        if self._broker_offsets is None:
+            return
+        news = {
+            queue: row
+            for queue, row in rows.items()
+            if row.was_reset and self._told.get(queue) != row.epoch and queue.broker_name in addresses
+        }
+        if news:
+            self._broker_offsets.write({queue: row.next_offset for queue, row in news.items()}, addresses)
+            self._told |= {queue: row.epoch for queue, row in news.items()}
+
+    def _starts(
+        self,
+        unknown: Collection[MessageQueue],
+        rows: Rows,
+        at_broker: Mapping[MessageQueue, int],
+        snapshot: Snapshot,
+    ) -> dict[MessageQueue, int] | None:
+        """Where queues without a row begin; None while that cannot be said."""
+        known_topics = {queue.topic for queue in (*rows, *at_broker)}
+        nobodys = [queue for queue in unknown if queue not in at_broker]
+        by_option = [queue for queue in nobodys if queue.topic not in known_topics]
+        if by_option and snapshot.unreachable:
+            # Where a group begins is decided once, for all queues: those of a broker that comes later would look
+            # like queues made later, which begin at their earliest offset (A2).
+            logger.warning(
+                "group=%s begins when all brokers of its topic answer; waiting for %s",
+                self._group,
+                ", ".join(sorted(snapshot.unreachable)),
+            )
+            return None
+        starts = {queue: snapshot.bounds[queue].min_offset for queue in nobodys}
+        if by_option:
+            starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
+        taken_over = {
+            queue: offset
+            for queue in unknown
+            if (offset := go_on_at(None, at_broker.get(queue), was_reset=False)) is not None
+        }
+        return starts | taken_over
+
+    def _moved_on(
+        self, claimed: Rows, at_broker: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """The claimed rows, moved to where another member of a mixed group has come meanwhile."""
+        targets = {
+            queue: go_on_at(row.next_offset, at_broker.get(queue), was_reset=row.was_reset)
+            for queue, row in claimed.items()
+        }
+        commits = [
+            QueueCommit(queue=queue, epoch=claimed[queue].epoch, next_offset=target)
+            for queue, target in targets.items()
+            if target is not None and target != claimed[queue].next_offset
+        ]
+        if not commits:
+            return dict(claimed)
+        # Under the new epoch: if somebody has claimed the queue since, this plan has lost it, as the next look shows.
+        accepted = self._store.commit(self._group, commits, query_id="", batch_id=TAKEN_OVER).accepted
+        for commit in accepted:
+            logger.info(
+                "offset taken over from the broker group=%s %s stored=%d broker_offset=%d",
+                self._group,
+                commit.queue,
+                claimed[commit.queue].next_offset,
+                commit.next_offset,
+            )
+        moved = {
+            commit.queue: claimed[commit.queue]._replace(
+                next_offset=commit.next_offset,
+                reconsume_times=0,
+                suspended_until_s=None,
+                query_id="",
+                batch_id=TAKEN_OVER,
+            )
+            for commit in accepted
+        }
+        return {**claimed, **moved}

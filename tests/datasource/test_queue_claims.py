@@ -1,0 +1,209 @@
+"""Where a claimed queue begins when the group has offsets at the brokers too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from pyspark_rocketmq.datasource.broker_offsets import Addresses
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+from tests.datasource.test_planner import A0, A1, B0, Planning
+from tests.helpers.fake_clock import FakeClock
+
+
+class FakeBrokerOffsets:
+    """The brokers' table, and whether they answer."""
+
+    def __init__(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        self.offsets = dict(offsets or {})
+        self.is_down = False
+        self.reads: list[set[MessageQueue]] = []
+        self.writes: list[dict[MessageQueue, int]] = []
+
+    def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
+        self._answer()
+        self.reads.append(set(queues))
+        return {queue: self.offsets[queue] for queue in self.reads[-1] if queue in self.offsets}
+
+    def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
+        self._answer()
+        self.writes.append(dict(next_offsets))
+        self.offsets |= next_offsets
+
+    def _answer(self) -> None:
+        if self.is_down:
+            raise BrokerOffsetUnavailable("broker-a does not answer")
+
+
+def handed_over(planning: Planning, *queues: MessageQueue) -> None:
+    """Another member had the queues and gave them back; nothing of it is in the offset store."""
+    planning.ownership.taken.update(queues)
+    planning.next()
+    for queue in queues:
+        planning.ownership.give(queue)
+
+
+def test_a_group_that_java_members_served_so_far_goes_on_where_they_came() -> None:
+    """F1, C3: this is how a group moves to Spark."""
+    brokers = FakeBrokerOffsets({A0: 3, A1: 1})
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, broker_offsets=brokers)
+
+    assert planning.next() == [(A0, 3, 5), (A1, 1, 3)]
+    assert {row.next_offset for row in planning.store.read("g").values()} == {3, 1}
+
+
+def test_a_group_that_nobody_served_begins_where_the_options_say() -> None:
+    """F2: as without brokers' offsets."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 5)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest())
+
+    assert planning.next() is None
+    assert planning.store.read("g")[A0].next_offset == 5
+
+
+def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_start() -> None:
+    """A2: its messages were sent while the group was there."""
+    brokers = FakeBrokerOffsets({A0: 5})
+    planning = Planning(
+        {A0: (0, 5), A1: (0, 3)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest()
+    )
+
+    assert planning.next() == [(A1, 0, 3)]
+
+
+def test_what_another_member_consumed_meanwhile_is_not_planned_again() -> None:
+    """C3, B5: and it is stored under the new epoch before it is planned."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 4, reconsume_times=2, suspended_until_s=planning.clock.now_s() + 60)
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 7
+
+    assert planning.next() == [(A0, 7, 10)]
+
+    row = planning.store.read("g")[A0]
+    assert (row.next_offset, row.epoch, row.reconsume_times, row.suspended_until_s) == (7, 2, 0, None)
+    assert planning.commit(A0, 9)
+
+
+def test_a_queue_that_no_batch_of_ours_moved_goes_on_where_the_other_member_came() -> None:
+    """C3: a claim alone is no operator's word."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 7
+
+    assert planning.next() == [(A0, 7, 10)]
+
+
+def test_an_offset_that_the_broker_lost_or_never_got_moves_nothing_back() -> None:
+    """B5: a mirror that was late, or the last seconds before a broker's crash."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 4)
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 2
+
+    assert planning.next() == [(A0, 4, 10)]
+
+
+def test_a_reset_stands_although_the_broker_still_knows_a_later_offset() -> None:
+    """F5: through any number of claims, and after the first batch from there too."""
+    brokers = FakeBrokerOffsets({A0: 8})
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    assert planning.next() == [(A0, 8, 10)]
+    planning.commit(A0, 9)
+    planning.store.reset("g", {A0: 2})
+    handed_over(planning, A0)
+
+    assert planning.next() == [(A0, 2, 10)]
+    planning.commit(A0, 3)
+    # The mirror has told nobody of the 3.
+    handed_over(planning, A0)
+    assert planning.next() == [(A0, 3, 10)]
+
+
+def test_the_broker_is_told_of_a_reset_once_and_before_anything_is_planned_from_there() -> None:
+    """F5: otherwise the next claim would take its offset for a later one."""
+    brokers = FakeBrokerOffsets({A0: 8})
+    planning = Planning({A0: (0, 10), A1: (0, 2)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 10)
+    planning.commit(A1, 2)
+    planning.store.reset("g", {A0: 2})
+
+    brokers.is_down = True
+    assert planning.next() is None
+    brokers.is_down = False
+    assert planning.next() == [(A0, 2, 10)]
+    assert planning.next() == [(A0, 2, 10)]
+
+    assert brokers.writes == [{A0: 2}]
+
+
+def test_a_broker_that_does_not_tell_the_offset_keeps_its_queues_waiting() -> None:
+    """F3: an error never becomes an offset, and nothing is claimed meanwhile."""
+    brokers = FakeBrokerOffsets({A0: 8})
+    brokers.is_down = True
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+
+    assert planning.next() is None
+    assert planning.store.read("g") == {}
+    brokers.is_down = False
+    assert planning.next() == [(A0, 8, 10)]
+
+
+def test_brokers_are_asked_at_a_claim_alone() -> None:
+    """C3: a plan of queues that are held costs no call per queue."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10), B0: (0, 1)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 4)
+    planning.next()
+    handed_over(planning, B0)
+    planning.next()
+
+    assert brokers.reads == [{A0, B0}, {B0}]
+
+
+@pytest.mark.parametrize("at_broker", [1, 99], ids=["deleted", "not there"])
+def test_an_offset_outside_the_queue_goes_the_way_of_every_gap(at_broker: int) -> None:
+    """F4: skipped to the earliest, or to the end, and told."""
+    brokers = FakeBrokerOffsets({A0: at_broker})
+    planning = Planning({A0: (4, 10)}, group=True, broker_offsets=brokers, failOnDataLoss="false")
+
+    planning.next()
+
+    assert planning.store.read("g")[A0].next_offset == (4 if at_broker == 1 else 10)
+
+
+def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5: the commit is made under the epoch of the claim."""
+    clock = FakeClock()
+    store = MemoryOffsetStore("test", clock=clock)
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers, store=store)
+    planning.next()
+    planning.commit(A0, 4)
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 7
+    claim = store.claim
+
+    def claim_and_lose(*arguments: object) -> object:
+        claimed = claim(*arguments)  # type: ignore[arg-type]
+        claim("g", "other", {A0: 0})
+        return claimed
+
+    monkeypatch.setattr(store, "claim", claim_and_lose)
+    planning.next()
+
+    row = store.read("g")[A0]
+    assert (row.owner, row.next_offset) == ("other", 4)
+    assert not planning.commit(A0, 9)
