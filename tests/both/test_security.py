@@ -14,6 +14,7 @@ from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.group_member import join_group
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     NoPermission,
@@ -23,6 +24,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
 )
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
+from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -133,6 +135,18 @@ def test_the_source_reads_a_secured_topic(secured: SecuredCluster) -> None:
     # The real broker builds its queues a moment after it has answered a send.
     wait_until(lambda: len(read()) == len(bodies), 10.0)
     assert read() == bodies
+
+
+def test_a_user_who_may_subscribe_is_a_member_of_the_group(secured: SecuredCluster, tmp_path: Path) -> None:
+    """A5, A3: a consumer joins and locks its queues with ``Sub`` on topic and group and no right beyond that."""
+    store = str(tmp_path / "offsets")
+    options = ReadOptions.parse({**secured.options, "consumerGroup": GROUP, "offsetStore": store})
+    member = join_group(options, "me", open_offset_store(store), CLOCK)
+    member.start()
+    try:
+        wait_until(lambda: len(member.held()) == 4, 20.0)
+    finally:
+        member.stop(10.0)
 
 
 @pytest.mark.parametrize(
