@@ -24,6 +24,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) lint-imports --no-cache
 	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options | diff -u docs/options.md - || { echo "docs/options.md is not what options.py says: run make docs" >&2; exit 1; }'
+	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
 test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
@@ -40,8 +41,9 @@ bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m bench $(ARGS) --write
 
-docs: ## Write docs/options.md from options.py
+docs: ## Write docs/options.md from options.py and docs/semantics.md from the tests
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options > .cache/options.md && mv .cache/options.md docs/options.md'
+	@$(CHECK) sh -c 'python -m tests.semantics_page > .cache/semantics.md && mv .cache/semantics.md docs/semantics.md'
 
 lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)
 	uv pip compile pyproject.toml --extra spark --extra jobs $(LOCK) --output-file requirements/runtime.txt

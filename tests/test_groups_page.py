@@ -1,0 +1,38 @@
+"""``docs/groups.md`` tells the life of a queue and the intervals as the code has them."""
+
+from __future__ import annotations
+
+import re
+
+from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S
+from pyspark_rocketmq.consume.queue_tenure import TRANSITIONS
+from tests.packaging.checkout import ROOT
+
+TEXT = (ROOT / "docs" / "groups.md").read_text()
+
+
+def test_the_page_has_the_table_of_transitions():
+    """B5, C2, C5: every row, and no other."""
+    told = re.findall(r"^\| ([A-Z]+) \| ([A-Z_]+) \| ([A-Z]+) \| ([A-Z_]*) ?\|$", TEXT, re.MULTILINE)
+
+    assert told == [
+        (before.value, event.value, then.phase.value, ", ".join(effect.value for effect in then.effects))
+        for (before, event), then in TRANSITIONS.items()
+    ]
+
+
+def test_the_page_has_the_intervals_of_a_member():
+    """A3, B1, B4, B6, C2."""
+    told = [float(seconds) for seconds in re.findall(r"^\| .* \| (\d+) \| member \|$", TEXT, re.MULTILINE)]
+    timing = MembershipTiming()
+
+    assert told == [
+        timing.heartbeat_s,
+        timing.rebalance_s,
+        timing.second_look_s,
+        timing.lock_renewal_s,
+        timing.lock_valid_s,
+        timing.lock_retry_s,
+        LONGEST_LEFT_OUT_S,
+    ]
