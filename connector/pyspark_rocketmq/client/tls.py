@@ -92,16 +92,16 @@ def _reporting(options: str, *files: str | None) -> Iterator[None]:
 def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
     """What a failed handshake means to the operator."""
     if isinstance(failure, ssl.SSLCertVerificationError):
+        complaint = failure.verify_message.rstrip(".")
         if failure.verify_code in _OTHER_HOST:
             return TlsFailed(
                 address,
-                f"its certificate is for another host: {failure.verify_message}. Have the address in the "
+                f"its certificate is for another host: {complaint}. Have the address in the "
                 "certificate's subjectAltName, or set tlsVerifyHostname=false.",
             )
         return TlsFailed(
             address,
-            f"its certificate is not trusted: {failure.verify_message}. Set tlsCaFile to the authority that signed "
-            "it.",
+            f"its certificate is not trusted: {complaint}. Set tlsCaFile to the authority that signed it.",
         )
     if isinstance(failure, ssl.SSLError) and failure.reason in _NO_TLS:
         return TlsFailed(
