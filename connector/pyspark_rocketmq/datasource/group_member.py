@@ -15,7 +15,7 @@ from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
-from pyspark_rocketmq.group.member import GroupCalls, RunningMember
+from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, retry_topic
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -82,7 +82,8 @@ def join_group(
             ),
         ),
     )
-    timeout_s = options.request_timeout_ms / 1000
+    # However long a pull may take: a member that waits renews no locks.
+    timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
     namespace = options.namespace or ""
     desk = MemberDesk(options, store, progress_name(options), clock)
     pool = ConnectionSettings.of(options).open_pool(clock, ServerRequests(desk, namespace=namespace))

@@ -7,7 +7,6 @@ sees its end and exits by itself.  Only after ``kill -9`` of this very process d
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import threading
 import types
@@ -33,13 +32,12 @@ def _install() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: types.FrameType | None) -> None:
-        _leave()
+        # The main thread may hold any lock at this moment, so nothing may be waited for before it is out of there.
+        for member in _members:
+            member.stop_soon()
         if callable(before):
             before(number, frame)
-        else:
-            # As if there had been no handler: nothing else of this process wants to be told.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
 

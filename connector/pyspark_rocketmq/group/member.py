@@ -2,7 +2,8 @@
 
 Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which brokers
 notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a server has a
-deadline, so the worst round (every broker silent) stays far below the 30 s for which a lock counts.
+deadline, and those of one kind are made to all brokers at the same time: the worst round stays below the 10 s that a
+lock still counts after its renewal is due, however many brokers are silent.
 
 A connection that broke took the membership at its broker with it, so a lost connection is followed by a heartbeat
 at once, not at the next half minute: otherwise the others would see this member missing and take its queues.
@@ -14,6 +15,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 from pyspark_rocketmq.client.admin import AdminClient
@@ -25,6 +28,7 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.duties import AskMembers, Duty, Heartbeat, Lock, Unlock, Unregister
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
+from pyspark_rocketmq.group.at_once import at_once
 from pyspark_rocketmq.group.differences import Differences
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.bodies import HeartbeatData
@@ -35,7 +39,8 @@ T = TypeVar("T")
 
 _LOCK_TIMEOUT_S = 1.0
 """As ``RebalanceImpl`` has it: a broker that does not answer must not cost the others' renewals."""
-_CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 3.0
+"""Of the clients in :class:`GroupCalls`, at most: ``ClientConfig.mqClientApiTimeout``."""
 _LONGEST_SLEEP_S = 1.0
 """How soon a broken connection or a new route is noticed."""
 _SETTLE_CHECK_S = 0.05
@@ -80,6 +85,8 @@ class RunningMember:
         self._route: TopicRoute | None = None
         self._channels: dict[BrokerAddress, Channel] = {}
         """On which a heartbeat was answered."""
+        self._silent: set[BrokerAddress] = set()
+        """Where the last heartbeat was not."""
         self._differences = Differences(heartbeat.consumers[0], self._client_id)
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -94,13 +101,15 @@ class RunningMember:
         Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock ends
         60 s after its last renewal, a membership with the connection.
         """
-        with self._guard:
-            was_stopping, self._is_stopping = self._is_stopping, True
-            self._machine.stop()
-        self._wake.set()
-        if self._thread.is_alive() and not was_stopping:
+        self.stop_soon()
+        self._tell(lambda machine, _: machine.stop())
+        if self._thread.is_alive():
             self._thread.join(within_s)
         self._calls.pool.close()
+
+    def stop_soon(self) -> None:
+        """Leave within a second or so, without waiting for it; takes no lock, so a signal handler may call it."""
+        self._is_stopping = True
 
     # --- what the planner asks ----------------------------------------------------------------------------------
 
@@ -178,7 +187,7 @@ class RunningMember:
 
     def _look_at_route(self) -> None:
         try:
-            route = self._calls.name_server.route(self._topic, self._within(_CALL_TIMEOUT_S))
+            route = self._calls.name_server.route(self._topic, self._within(CALL_TIMEOUT_S))
         except RocketMQError as error:
             # The last route holds: a name server that is away takes nobody's queues.
             logger.warning(
@@ -199,8 +208,12 @@ class RunningMember:
             duties = self._ask(lambda machine, now_s: machine.due(now_s))
             if not duties:
                 return
-            for duty in duties:
-                self._do(duty)
+            self._do_all(duties)
+
+    def _do_all(self, duties: Sequence[Duty]) -> None:
+        """In their order, those of one kind at the same time."""
+        for _, alike in groupby(duties, key=type):
+            at_once([partial(self._do, duty) for duty in alike])
 
     def _do(self, duty: Duty) -> None:
         match duty:
@@ -220,20 +233,27 @@ class RunningMember:
         addresses = {address for broker in self._brokers() for address in broker.addresses.values()}
         for gone in self._channels.keys() - addresses:
             del self._channels[gone]
-        for address in sorted(addresses):
-            deadline = self._within(_CALL_TIMEOUT_S)
-            try:
-                channel = self._calls.pool.get(address, deadline)
-                self._calls.brokers.heartbeat(address, self._heartbeat)
-            except RocketMQError as error:
-                logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
-                self._calls.name_server.invalidate(self._topic)
-            else:
-                self._channels[address] = channel
+        self._silent &= addresses
+        at_once([partial(self._beat_at, address) for address in sorted(addresses)])
+
+    def _beat_at(self, address: BrokerAddress) -> None:
+        try:
+            channel = self._calls.pool.get(address, self._within(CALL_TIMEOUT_S))
+            self._calls.brokers.heartbeat(address, self._heartbeat)
+        except RocketMQError as error:
+            logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
+            self._silent.add(address)
+            self._calls.name_server.invalidate(self._topic)
+        else:
+            self._silent.discard(address)
+            self._channels[address] = channel
 
     def _ask_members(self) -> None:
-        """Of the first broker that answers: all members ask in the same order, so they see the same list."""
-        for address in self._masters().values():
+        """Of the first broker that answers: all members ask in the same order, so they see the same list.
+
+        Those that were silent at the last heartbeat come last, for each of them costs its time-out.
+        """
+        for address in sorted(self._masters().values(), key=self._silent.__contains__):
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group)
             except BrokerError as error:
@@ -291,15 +311,17 @@ class RunningMember:
             )
 
     def _leave(self) -> None:
-        for duty in self._ask(lambda machine, now_s: machine.due(now_s)):
-            self._do(duty)
+        self._ask(lambda machine, _: machine.stop())
+        self._do_all(self._ask(lambda machine, now_s: machine.due(now_s)))
 
     def _unregister(self) -> None:
-        for address in sorted(self._channels):
-            try:
-                self._calls.brokers.unregister(address, self._client_id, consumer_group=self._group)
-            except RocketMQError as error:
-                logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
+        at_once([partial(self._unregister_at, address) for address in sorted(self._channels)])
+
+    def _unregister_at(self, address: BrokerAddress) -> None:
+        try:
+            self._calls.brokers.unregister(address, self._client_id, consumer_group=self._group)
+        except RocketMQError as error:
+            logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
 
     def _brokers(self) -> tuple[BrokerData, ...]:
         return () if self._route is None else self._route.brokers

@@ -1,0 +1,96 @@
+"""Members of a group on either kind of cluster, without Spark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from fuzz.reconnects import Held
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from tests.helpers.wait import wait_until
+
+SOON_S = 30.0
+"""More than anything here needs, so that a slow machine fails no test."""
+
+_numbers = itertools.count(1)
+
+
+class Members:
+    """Makes members of one group of one topic; all have left when the test ends."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.store = MemoryOffsetStore(group, clock=SystemClock())
+        self._all: list[RunningMember] = []
+
+    def join(
+        self,
+        name_servers: str,
+        topic: str,
+        name: str,
+        *,
+        timing: MembershipTiming | None = None,
+        **options: str,
+    ) -> RunningMember:
+        """Start a member called ``name``."""
+        parsed = ReadOptions.parse(
+            {
+                "nameServers": name_servers,
+                "topic": topic,
+                "consumerGroup": self.group,
+                "offsetStore": self.store.spec,
+                **options,
+            }
+        )
+        member = join_group(parsed, name, self.store, SystemClock(), timing)
+        self._all.append(member)
+        member.start()
+        return member
+
+    def leave(self) -> None:
+        """Stop whoever is still there."""
+        for member in self._all:
+            member.stop(SOON_S)
+
+
+@pytest.fixture
+def members() -> Iterator[Members]:
+    """A group no other test has; nothing is left of its members."""
+    before = Held.now()
+    members = Members(f"members-{next(_numbers)}")
+    yield members
+    members.leave()
+    wait_until(lambda: _is_at_most(before), SOON_S, reason=f"going back to {before}")
+
+
+def _is_at_most(before: Held) -> bool:
+    now = Held.now()
+    return now.sockets <= before.sockets and now.threads <= before.threads
+
+
+def plannable(member: RunningMember) -> set[MessageQueue]:
+    """What the member's next plan may hold; the plan before it is over, and none is under way afterwards."""
+    queues = set(member.begin_plan())
+    member.planned({})
+    return queues
+
+
+def await_plannable(member: RunningMember, queues: Collection[MessageQueue]) -> None:
+    """Wait until the member may plan exactly these."""
+    wait_until(
+        lambda: plannable(member) == set(queues), SOON_S, reason=f"A member with exactly {sorted(queues)}"
+    )
+
+
+def vanish(member: RunningMember) -> None:
+    """End it as a crash of its process does: connections break, nobody is told, no lock is given back."""
+    member._calls.pool.close()
+    member.stop(SOON_S)

@@ -1,0 +1,44 @@
+"""A process with a member of a group, as the one is that plans a query: ``python -m tests.group.leaving_driver``.
+
+Takes name servers, topic and group; says ``settled``, then waits for its standard input to end. With a fourth argument
+it waits with the member's lock in its hands, where a signal may well find it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.group.leave import leave_at_the_end
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
+
+
+def main(name_servers: str, topic: str, group: str, *how: str) -> None:
+    store = MemoryOffsetStore(group, clock=SystemClock())
+    options = ReadOptions.parse(
+        {"nameServers": name_servers, "topic": topic, "consumerGroup": group, "offsetStore": store.spec}
+    )
+    if "handler" in how:
+        signal.signal(signal.SIGTERM, lambda *_: _say("told"))
+    member = join_group(options, "leaving", store, SystemClock())
+    leave_at_the_end(member)
+    member.start()
+    if not member.await_settled(60.0):
+        raise AssertionError("The member got no queues within a minute.")
+    guard = member._guard if "locked" in how else threading.Lock()
+    with guard:
+        _say("settled")
+        sys.stdin.read()
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

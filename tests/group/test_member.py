@@ -1,0 +1,304 @@
+"""Members of a group against brokers: who gets what, and what each fault costs."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+
+import pytest
+
+from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
+from tests.group.conftest import SOON_S, Members, await_plannable, plannable, vanish
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.wait import wait_until
+
+QUICK = MembershipTiming(
+    heartbeat_s=0.3, rebalance_s=0.3, shortest_rebalance_s=0.1, lock_renewal_s=0.2, lock_valid_s=2.0, lock_retry_s=0.1
+)  # fmt: skip
+"""For what RocketMQ does every twenty seconds."""
+
+
+def queues_of(cluster: ClusterUnderTest | SimCluster, topic: str, per_broker: int = 2) -> set[MessageQueue]:
+    return {MessageQueue(topic, name, n) for name in cluster.broker_addresses for n in range(per_broker)}
+
+
+def await_shares(queues: set[MessageQueue], *members: RunningMember) -> list[set[MessageQueue]]:
+    """Wait until the members have all queues between them, evenly."""
+
+    def shares() -> list[set[MessageQueue]] | None:
+        found = [plannable(member) for member in members]
+        is_even = max(map(len, found)) - min(map(len, found)) <= 1
+        return found if is_even and sorted(chain(*found)) == sorted(queues) else None
+
+    found = wait_until(shares, SOON_S, reason=f"{len(members)} members that share {len(queues)} queues")
+    assert found is not None
+    return found
+
+
+# --- coming and going ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, members: Members) -> None:
+    """B1, C1."""
+    topic = cluster.create_topic(queues=2)
+
+    member = members.join(cluster.name_servers, topic, "one")
+
+    assert member.await_settled(SOON_S)
+    assert plannable(member) == set(member.held()) == queues_of(cluster, topic)
+
+
+def test_a_second_member_gets_its_share_at_once_and_loses_it_to_nobody(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """B1, B5: brokers tell the first one of the second, so nobody waits for the next rebalance in 20 s."""
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one")
+    await_plannable(one, queues_of(cluster, topic))
+
+    two = members.join(cluster.name_servers, topic, "two")
+
+    await_shares(queues_of(cluster, topic), one, two)
+
+
+def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """B5: what is planned is not given free, although it is somebody else's share by now."""
+    topic = cluster.create_topic(queues=2)
+    everything = queues_of(cluster, topic)
+    one = members.join(cluster.name_servers, topic, "one")
+    await_plannable(one, everything)
+    one.planned(one.begin_plan())
+
+    two = members.join(cluster.name_servers, topic, "two")
+    wait_until(lambda: not two.await_settled(0.0) and two._machine._members, SOON_S)
+    wait_until(lambda: len(one._machine.plannable(SystemClock().monotonic_s())) == 2, SOON_S)
+
+    assert set(one.held()) == everything
+    assert all(one.holds(queue) for queue in everything)
+    assert not plannable(two)
+    one.batch_over()
+    await_shares(everything, one, two)
+
+
+def test_who_stops_gives_its_queues_to_the_others(cluster: ClusterUnderTest, members: Members) -> None:
+    """B7: unlocked and unregistered; the others are told, and need not wait for a lock to expire."""
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one")
+    two = members.join(cluster.name_servers, topic, "two")
+    await_shares(queues_of(cluster, topic), one, two)
+
+    two.stop(SOON_S)
+
+    assert plannable(two) == set()
+    await_plannable(one, queues_of(cluster, topic))
+
+
+def test_queues_of_a_vanished_member_come_free_when_its_locks_expire(members: Members) -> None:
+    """B7, C2: 60 s at the broker, on a clock that stands still until then."""
+    clock = FakeClock()
+    with SimCluster(brokers=2, clock=clock) as cluster:
+        cluster.create_topic("T", queues=2)
+        one = members.join(cluster.name_servers, "T", "one")
+        two = members.join(cluster.name_servers, "T", "two")
+        kept, lost = await_shares(queues_of(cluster, "T"), one, two)
+
+        vanish(two)
+        wait_until(lambda: not one.await_settled(0.0), SOON_S, reason="the other one's share being wanted")
+        assert plannable(one) == kept
+        assert {cluster.lock_holder(members.group, queue) for queue in lost} == {"two"}
+        clock.advance(60.1)
+
+        await_plannable(one, kept | lost)
+        one.stop(SOON_S)
+
+
+def test_a_restart_under_the_same_name_has_its_queues_back_at_once(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """B7, C1: brokers know a lock's owner by its client id."""
+    topic = cluster.create_topic(queues=2)
+    before = members.join(cluster.name_servers, topic, "same")
+    await_plannable(before, queues_of(cluster, topic))
+
+    vanish(before)
+    after = members.join(cluster.name_servers, topic, "same")
+
+    await_plannable(after, queues_of(cluster, topic))
+
+
+# --- faults -------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_restarts_knows_the_member_again_and_has_its_locks(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """A3, C2, C4: a restart forgets members and locks; the heartbeat follows the new connection at once."""
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one", timing=QUICK)
+    await_plannable(one, queues_of(cluster, topic))
+
+    cluster.stop_broker("broker-a")
+    await_plannable(one, {queue for queue in queues_of(cluster, topic) if queue.broker_name == "broker-b"})
+    cluster.start_broker("broker-a")
+    # As the 30 s do for which a route is kept.
+    one._calls.name_server.invalidate(topic)
+
+    await_plannable(one, queues_of(cluster, topic))
+    address = cluster.broker_addresses["broker-a"]
+    listed = one._calls.brokers.consumer_list(address, members.group)
+    assert listed == ("one",)
+    rival = one._calls.brokers.lock_batch(address, members.group, "rival", queues_of(cluster, topic))
+    assert rival & queues_of(cluster, topic) == {q for q in rival if q.broker_name == "broker-b"} == rival
+
+
+@SIM_ONLY
+def test_a_broken_connection_is_followed_by_a_heartbeat_at_once(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """A3: the connection took the membership along; the others must not take the queues for it."""
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one")
+    two = members.join(cluster.name_servers, topic, "two")
+    mine, others = await_shares(queues_of(cluster, topic), one, two)
+    broken = [channel for address, channel in one._channels.items()]
+
+    for channel in broken:
+        channel.close()
+
+    wait_until(lambda: not set(one._channels.values()) & set(broken), SOON_S, reason="new connections")
+    assert await_shares(queues_of(cluster, topic), one, two) == [mine, others]
+
+
+def test_queues_of_brokers_that_answer_go_on_while_one_is_away(members: Members) -> None:
+    """C2: locks of the others are renewed; those that cannot be renewed stop counting."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=2)
+        one = members.join(cluster.name_servers, "T", "one", timing=QUICK)
+        await_plannable(one, queues_of(cluster, "T"))
+
+        cluster.stop_broker("broker-a")
+
+        there = {queue for queue in queues_of(cluster, "T") if queue.broker_name == "broker-b"}
+        await_plannable(one, there)
+        asked_at_s = max(one.held().values())
+        wait_until(lambda: min(one.held().values()) > asked_at_s, SOON_S, reason="renewals at broker-b")
+        assert plannable(one) == there
+        one.stop(SOON_S)
+
+
+def test_a_silent_broker_holds_up_no_other(members: Members) -> None:
+    """A3, C2: calls to all brokers are made at the same time, each with its own deadline."""
+    with SimCluster(brokers=6) as cluster:
+        cluster.create_topic("T", queues=1)
+        silent = sorted(cluster.broker_addresses)[:5]
+        for name in silent:
+            cluster.faults.add("lose", on=RequestCode.HEART_BEAT, where=name)
+            cluster.faults.add("lose", on=RequestCode.LOCK_BATCH_MQ, where=name)
+
+        one = members.join(cluster.name_servers, "T", "one")
+
+        # One after the other, five silent brokers would take 15 s for their heartbeats alone.
+        wait_until(
+            lambda: cluster.broker("broker-f").state.membership.members(members.group),
+            10.0,
+            reason="a heartbeat at broker-f",
+        )
+        await_plannable(one, queues_of(cluster, "T", 1))
+        one.stop(SOON_S)
+
+
+@SIM_ONLY
+def test_without_a_name_server_the_known_route_holds(
+    cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A2, B4: whoever starts meanwhile waits for it."""
+    topic = cluster.create_topic(queues=2)
+    faults = cluster.backend.faults  # type: ignore[attr-defined]
+    faults.add("drop-before", on=RequestCode.GET_ROUTEINFO_BY_TOPIC, where="namesrv")
+    with caplog.at_level(logging.WARNING):
+        one = members.join(cluster.name_servers, topic, "one")
+        await_plannable(one, queues_of(cluster, topic))
+    assert "route could not be refreshed" in caplog.text
+
+    faults.add("drop-before", on=RequestCode.GET_ROUTEINFO_BY_TOPIC, where="namesrv")
+    one._calls.name_server.invalidate(topic)
+    wait_until(lambda: not faults.pending, SOON_S, reason="a route that could not be had")
+
+    assert plannable(one) == queues_of(cluster, topic)
+
+
+# --- what members must have in common -----------------------------------------------------------------------------
+
+
+def test_a_client_id_used_twice_is_said(
+    cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = cluster.create_topic(queues=2)
+    with caplog.at_level(logging.WARNING):
+        members.join(cluster.name_servers, topic, "same", timing=QUICK)
+        members.join(cluster.name_servers, topic, "same", timing=QUICK)
+
+        wait_until(lambda: "client id 'same' is used by 2 members" in caplog.text, SOON_S)
+
+
+def test_another_subscription_in_the_group_is_said(
+    cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A3: the broker keeps the last one's, and the other one loses messages without a word."""
+    topic = cluster.create_topic(queues=2)
+    with caplog.at_level(logging.WARNING):
+        members.join(cluster.name_servers, topic, "one", timing=QUICK, subscription="paid")
+        members.join(cluster.name_servers, topic, "two", timing=QUICK, subscription="created || paid")
+
+        wait_until(lambda: f"topic {topic} is subscribed to as '" in caplog.text, SOON_S)
+
+
+# --- leaving ------------------------------------------------------------------------------------------------------
+
+
+def test_leaving_tells_those_that_answer_while_one_is_silent(members: Members) -> None:
+    """B7: the queues of the brokers that answer are free at once."""
+    with SimCluster(brokers=4) as cluster:
+        cluster.create_topic("T", queues=2)
+        one = members.join(cluster.name_servers, "T", "one")
+        await_plannable(one, queues_of(cluster, "T"))
+        for code in (RequestCode.UNLOCK_BATCH_MQ, RequestCode.UNREGISTER_CLIENT):
+            for name in ("broker-a", "broker-b", "broker-c"):
+                cluster.faults.add("stall", on=code, where=name)
+
+        one.stop(2.0)
+
+        assert not cluster.call(lambda: cluster.broker("broker-d").state.locks.has_live_lock(members.group))
+
+
+def test_stopping_ends_within_its_bound_although_no_broker_answers(members: Members) -> None:
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=2)
+        one = members.join(cluster.name_servers, "T", "one")
+        await_plannable(one, queues_of(cluster, "T"))
+        for name in cluster.broker_addresses:
+            cluster.faults.add("stall", on=RequestCode.UNLOCK_BATCH_MQ, where=name)
+
+        one.stop(0.1)
+
+        # Its calls have three seconds; they were broken off.
+        wait_until(lambda: not one._thread.is_alive(), 2.0, reason="the member's thread ending")
+
+
+def test_a_member_that_never_started_can_be_stopped_and_stopping_twice_is_once(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one")
+    one.stop(SOON_S)
+    one.stop(SOON_S)
+
+    assert plannable(one) == set()
