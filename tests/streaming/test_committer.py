@@ -14,7 +14,7 @@ from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.streaming import committer as module
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import Evaluated
-from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport
+from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE
@@ -50,6 +50,7 @@ class Batch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *acks: QueueAck) -> None:
         self.done: list[str] = []
         self.reports: list[BatchReport] = []
+        self.mirrored: list[QueueCommit] = []
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
         self._evaluated = Evaluated((FILE,), acks, 9)
@@ -77,13 +78,18 @@ class Batch:
         self.done.append("listener")
         self.reports.append(report)
 
-    def commit_it(self, *others: BatchListener, with_sink: bool = True) -> None:
+    def mirror(self, accepted: Sequence[QueueCommit]) -> None:
+        self.done.append("mirror")
+        self.mirrored += accepted
+
+    def commit_it(self, *others: BatchListener, with_sink: bool = True, mirror: Mirror | None = None) -> None:
         BatchCommitter(
             consumer_group=GROUP,
             store=self.store,
             sink=self if with_sink else None,  # type: ignore[arg-type]
             query_id=lambda: "query",
             listeners=[*others, self.listen],
+            mirror=mirror,
         )(None, 3)  # type: ignore[arg-type]
 
 
@@ -108,6 +114,42 @@ def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPa
 
     assert batch.done == ["evaluate", "offsets", "listener"]
     assert batch.reports[0].sink_version is None
+
+
+def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: data, offsets, mirror; the mirror is never ahead of the store."""
+    batch = Batch(monkeypatch, ACK)
+
+    batch.commit_it(mirror=batch.mirror)
+
+    assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
+    assert [(each.queue, each.epoch, each.next_offset) for each in batch.mirrored] == [(QUEUE, 1, 7)]
+
+
+def test_what_the_store_refused_is_not_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5, F1: the queue is somebody else's."""
+    batch = Batch(monkeypatch, ACK)
+    batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
+
+    batch.commit_it(with_sink=False, mirror=batch.mirror)
+
+    assert batch.mirrored == []
+
+
+def test_a_mirror_that_fails_is_logged_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F1: it never fails a batch."""
+    batch = Batch(monkeypatch, ACK)
+
+    def fail(accepted: Sequence[QueueCommit]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with caplog.at_level(logging.ERROR):
+        batch.commit_it(mirror=fail)
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+    assert "can't start new thread" in caplog.text
 
 
 def test_an_empty_batch_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

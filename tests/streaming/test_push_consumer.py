@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.fake_clock import FakeClock
 
@@ -60,3 +62,27 @@ def test_all_problems_are_reported_together() -> None:
     )
 
     assert len(problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_mirrored"),
+    [({}, True), ({"mirror_offsets": False}, False), ({"message_model": MessageModel.BROADCASTING}, False)],
+)
+def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any], is_mirrored: bool) -> None:
+    """F1, B3: a broadcasting consumer commits nothing to a broker."""
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        instance_name="one",
+        **settings,
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_listener(
+        lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="step string"
+    )
+    options, _ = consumer._checked()
+
+    committer = consumer._committer(ReadOptions.parse(options), None, lambda: "query")
+
+    assert (committer._mirror is not None) is is_mirrored

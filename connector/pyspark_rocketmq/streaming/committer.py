@@ -42,6 +42,9 @@ class BatchReport:
 BatchListener = Callable[[BatchReport], None]
 """Called on the driver once everything is committed; an exception is logged and changes nothing."""
 
+Mirror = Callable[[Sequence[QueueCommit]], None]
+"""Told what the offset store has taken; returns at once."""
+
 
 class BatchCommitter:
     """The ``foreachBatch`` function of a consumer."""
@@ -54,12 +57,14 @@ class BatchCommitter:
         sink: DeltaSink | None,
         query_id: Callable[[], str],
         listeners: list[BatchListener],
+        mirror: Mirror | None = None,
     ) -> None:
         self._group = consumer_group
         self._store = store
         self._sink = sink
         self._query_id = query_id
         self._listeners = listeners
+        self._mirror = mirror
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
@@ -82,6 +87,7 @@ class BatchCommitter:
         result = self._store.commit(
             self._group, [_commit_of(ack) for ack in acks], query_id=query_id, batch_id=batch_id
         )
+        self._show(result.accepted)
         added = (
             sum(file.num_records for file in evaluated.files) if sink_batch is not None else evaluated.emitted
         )
@@ -110,6 +116,14 @@ class BatchCommitter:
                 "batch dropped, a queue was claimed or reset while it ran group=%s %s", self._group, queue
             )
         return bool(moved)
+
+    def _show(self, accepted: Sequence[QueueCommit]) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror(accepted)
+        except Exception:
+            logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
 
     def _tell(self, report: BatchReport) -> None:
         for listener in self._listeners:

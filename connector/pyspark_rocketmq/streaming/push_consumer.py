@@ -7,7 +7,7 @@ source in consumer mode, orderly engine, committer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
@@ -71,6 +72,8 @@ class PushConsumer:
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
+        mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
+            group. CLUSTERING only.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """
@@ -90,6 +93,7 @@ class PushConsumer:
         max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         allocate_message_queue_strategy: str = "averagely",
         instance_name: str | None = None,
+        mirror_offsets: bool = True,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._group = consumer_group
@@ -104,6 +108,7 @@ class PushConsumer:
         self._max_offsets_per_trigger = max_offsets_per_trigger
         self._strategy = allocate_message_queue_strategy
         self._instance_name = instance_name
+        self._mirror_offsets = mirror_offsets
         self._options = dict(options or {})
         self._subscriptions: dict[str, str] = {}
         self._listener: MessageListenerOrderly | None = None
@@ -178,13 +183,7 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         rows = consume_orderly(messages, self._listener, schema, settings)
         started = _Started()
-        committer = BatchCommitter(
-            consumer_group=progress_name(ReadOptions.parse(options)),
-            store=self._store,
-            sink=sink,
-            query_id=started.query_id,
-            listeners=list(self._batch_listeners),
-        )
+        committer = self._committer(ReadOptions.parse(options), sink, started.query_id)
         query = (
             rows.writeStream.foreachBatch(committer)
             .queryName(query_name or self._group)
@@ -194,6 +193,20 @@ class PushConsumer:
         )
         started.set(str(query.id))
         return query
+
+    def _committer(
+        self, options: ReadOptions, sink: DeltaSink | None, query_id: Callable[[], str]
+    ) -> BatchCommitter:
+        name = progress_name(options)
+        is_shown = self._mirror_offsets and self._message_model is MessageModel.CLUSTERING
+        return BatchCommitter(
+            consumer_group=name,
+            store=self._store,
+            sink=sink,
+            query_id=query_id,
+            listeners=list(self._batch_listeners),
+            mirror=OffsetMirror(options, self._store, name).show if is_shown else None,
+        )
 
     def _checked(self) -> tuple[dict[str, str], OrderlySettings]:
         """The source's options and the engine's settings, or every problem at once."""

@@ -1,0 +1,202 @@
+"""Shows the group's progress to the brokers, for mqadmin, for dashboards, and for Java members of a mixed group.
+
+The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
+
+Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
+Rule 2: an offset is sent a second time only if the store still has the queue under the epoch it was committed
+under.  Otherwise another member has gone on, or an operator has gone back, and an old offset would hide that.
+Rule 3: a thread is there only while something is to be sent; nothing must be closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import RocketMQError, TransportError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_AFTER_S: Final = 5.0
+"""``ClientConfig.persistConsumerOffsetInterval``."""
+_AT_EXIT_S: Final = 2.0
+
+Commits = Mapping[MessageQueue, QueueCommit]
+
+
+class OffsetMirror:
+    """The image of one group's progress at the masters of its topic's queues."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        store: OffsetStore,
+        progress_name: str,
+        *,
+        again_after_s: float = _AGAIN_AFTER_S,
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            options: Group, topic and how the cluster is reached.
+            store: Where the truth is.
+            progress_name: What the store knows the group by.
+            again_after_s: Pause before what could not be sent is tried again.
+        """
+        assert options.consumer_group is not None
+        self._group = options.consumer_group
+        self._topic = options.topic
+        self._store = store
+        self._progress_name = progress_name
+        self._again_after_s = again_after_s
+        self._clock = SystemClock()
+        self._timeout_s = options.request_timeout_ms / 1000
+        pool = process_pool(ConnectionSettings.of(options))
+        namespace = options.namespace or ""
+        self._brokers = BrokerClient(pool, self._clock, self._timeout_s, namespace=namespace)
+        self._name_server = NameServerClient(
+            options.name_servers, pool, self._clock, self._timeout_s, namespace=namespace
+        )
+        self._guard = threading.Lock()
+        self._waiting: dict[MessageQueue, QueueCommit] = {}
+        """Not sent yet."""
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_in_trouble = False
+        """Since the last round in which everything was sent; told once."""
+
+    def show(self, accepted: Iterable[QueueCommit]) -> None:
+        """Send what the store has just taken; returns at once."""
+        with self._guard:
+            self._waiting |= {commit.queue: commit for commit in accepted}
+            if self._waiting and self._thread is None:
+                # A daemon: whoever ends the process does not wait for a broker that is away.
+                self._thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
+                atexit.register(self._at_exit)
+                self._thread.start()
+        self._news.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Try once more what is left and wait until nothing is; whether that is so."""
+        with self._guard:
+            thread = self._thread
+        if thread is None:
+            return True
+        self._news.set()
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _at_exit(self) -> None:
+        if not self.flush(_AT_EXIT_S):
+            logger.warning(
+                "offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting)
+            )
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            tried: Commits = {}
+            while waiting := self._next():
+                self._send(self._still_true(waiting, tried))
+                tried = waiting
+                self._pause()
+        except Exception:
+            # Nobody watches this thread; the next batch starts another one.
+            logger.exception("offsets could not be shown to the brokers group=%s", self._group)
+            with self._guard:
+                self._waiting.clear()
+                self._end()
+
+    def _next(self) -> Commits:
+        with self._guard:
+            self._news.clear()
+            if not self._waiting:
+                self._end()
+            return dict(self._waiting)
+
+    def _end(self) -> None:
+        self._thread = None
+        atexit.unregister(self._at_exit)
+
+    def _pause(self) -> None:
+        """Until there are new offsets, or it is time to try the rest again."""
+        if self._waiting:
+            self._news.wait(self._again_after_s)
+        else:
+            self._is_in_trouble = False
+
+    def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
+        """What may be sent: rule 2."""
+        again = {queue: commit for queue, commit in waiting.items() if tried.get(queue) == commit}
+        if not again:
+            return waiting
+        try:
+            rows = self._store.read(self._progress_name)
+        except RocketMQError as error:
+            self._tell(error)
+            return {queue: commit for queue, commit in waiting.items() if queue not in again}
+        outdated = {
+            queue: commit
+            for queue, commit in again.items()
+            if queue not in rows or rows[queue].epoch != commit.epoch
+        }
+        self._done(outdated)
+        return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
+
+    def _send(self, commits: Commits) -> None:
+        """Each to its broker; a broker that does not answer is left alone in this round."""
+        if not commits:
+            return
+        try:
+            masters = self._masters()
+        except RocketMQError as error:
+            self._tell(error)
+            return
+        silent: set[str] = set()
+        for queue, commit in sorted(commits.items()):
+            if queue.broker_name in silent:
+                continue
+            try:
+                self._send_one(masters.get(queue.broker_name), commit)
+            except TransportError as error:
+                silent.add(queue.broker_name)
+                self._name_server.invalidate(self._topic)
+                self._tell(error)
+            except RocketMQError as error:
+                self._tell(error)
+            else:
+                self._done({queue: commit})
+
+    def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:
+        if address is None:
+            raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
+        self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.next_offset)
+
+    def _masters(self) -> dict[str, BrokerAddress]:
+        route = self._name_server.route(self._topic, Deadline.after(self._clock, self._timeout_s))
+        found = {broker.broker_name: broker.master for broker in route.brokers}
+        return {name: address for name, address in found.items() if address is not None}
+
+    def _done(self, commits: Commits) -> None:
+        with self._guard:
+            for queue, commit in commits.items():
+                if self._waiting.get(queue) == commit:
+                    del self._waiting[queue]
+
+    def _tell(self, error: RocketMQError) -> None:
+        level = logging.INFO if self._is_in_trouble else logging.WARNING
+        self._is_in_trouble = True
+        logger.log(level, "offsets to be shown to the broker later group=%s: %s", self._group, error)

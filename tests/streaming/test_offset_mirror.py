@@ -1,0 +1,262 @@
+"""The group's progress as brokers see it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.scripted_server import Peer
+from tests.helpers.wait import wait_until
+
+A0 = MessageQueue("orders", "broker-a", 0)
+A1 = MessageQueue("orders", "broker-a", 1)
+B0 = MessageQueue("orders", "broker-b", 0)
+GROUP = "order-etl"
+_CONNECTOR = Path(__file__).parent.parent.parent / "connector"
+
+
+class Brokers:
+    """Two brokers that note the offsets they are sent, and answer as told."""
+
+    def __init__(self, cluster: ScriptedCluster) -> None:
+        self.cluster = cluster
+        self.sent: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
+        self.codes: dict[str, int] = {}
+        """Answers other than success, by broker."""
+        self.silent: set[str] = set()
+        for name, broker in cluster.brokers.items():
+            broker.fault = lambda peer, request, name=name: self._take_in(name, peer, request)
+
+    def _take_in(self, name: str, peer: Peer, request: RemotingCommand) -> None:
+        assert request.code == RequestCode.UPDATE_CONSUMER_OFFSET
+        fields = request.ext_fields
+        assert fields["consumerGroup"] == GROUP
+        is_silent, code = name in self.silent, self.codes.get(name, ResponseCode.SUCCESS)
+        queue = MessageQueue(fields["topic"], name, int(fields["queueId"]))
+        self.sent.put((queue, int(fields["commitOffset"])))
+        if not is_silent:
+            peer.answer(request, code)
+
+    def next(self) -> tuple[MessageQueue, int]:
+        try:
+            return self.sent.get(timeout=5)
+        except Empty:
+            raise AssertionError("No offset came.") from None
+
+
+@pytest.fixture
+def brokers() -> Iterator[Brokers]:
+    with ScriptedCluster() as cluster:
+        cluster.routes["orders"] = cluster.route({"broker-a": 2, "broker-b": 2})
+        yield Brokers(cluster)
+
+
+@pytest.fixture
+def store() -> MemoryOffsetStore:
+    """All three queues are claimed under epoch 1."""
+    store = MemoryOffsetStore("mirror", clock=FakeClock())
+    store.claim(GROUP, "me", dict.fromkeys((A0, A1, B0), 0))
+    return store
+
+
+def options(brokers: Brokers, **more: str) -> ReadOptions:
+    given = {
+        "nameServers": brokers.cluster.name_server.address,
+        "topic": "orders",
+        "consumerGroup": GROUP,
+        "offsetStore": "delta:/unused",
+        "requestTimeoutMs": "500",
+    }
+    return ReadOptions.parse(given | more)
+
+
+def mirror_of(brokers: Brokers, store: MemoryOffsetStore, again_after_s: float) -> OffsetMirror:
+    return OffsetMirror(options(brokers), store, GROUP, again_after_s=again_after_s)
+
+
+@pytest.fixture
+def mirror(brokers: Brokers, store: MemoryOffsetStore) -> OffsetMirror:
+    """One that tries again when it is flushed, or has something new to show."""
+    return mirror_of(brokers, store, again_after_s=60.0)
+
+
+def commit(queue: MessageQueue, next_offset: int, epoch: int = 1) -> QueueCommit:
+    return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset)
+
+
+def test_each_offset_goes_to_its_queues_broker(brokers: Brokers, mirror: OffsetMirror) -> None:
+    """F1."""
+    mirror.show([commit(A0, 7), commit(B0, 9)])
+
+    assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 9)}
+    assert mirror.flush(5)
+    mirror.show([commit(A0, 8)])
+    assert brokers.next() == (A0, 8)
+
+
+def test_nothing_runs_when_all_is_shown(brokers: Brokers, mirror: OffsetMirror) -> None:
+    """F1: a notebook may start any number of consumers."""
+    mirror.show([])
+    mirror.show([commit(A0, 7)])
+    assert mirror.flush(5)
+
+    assert "rocketmq-offset-mirror" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_a_broker_refused_is_tried_again_later(
+    brokers: Brokers, store: MemoryOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F1: told once, and sent until it is taken."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+    mirror = mirror_of(brokers, store, again_after_s=0.01)
+
+    with caplog.at_level(logging.WARNING):
+        mirror.show([commit(A0, 7)])
+        assert [brokers.next() for _ in range(3)] == [(A0, 7)] * 3
+        brokers.codes.clear()
+        assert mirror.flush(5)
+
+    assert caplog.text.count("offsets to be shown to the broker later") == 1
+
+
+def test_only_the_newest_offset_of_a_queue_is_kept(brokers: Brokers, mirror: OffsetMirror) -> None:
+    """F1."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+    mirror.show([commit(A0, 7)])
+    assert brokers.next() == (A0, 7)
+    brokers.codes.clear()
+
+    mirror.show([commit(A0, 8)])
+
+    assert brokers.next() == (A0, 8)
+    assert mirror.flush(5)
+    assert brokers.sent.empty()
+
+
+@pytest.mark.parametrize("change", ["claim", "reset"])
+def test_an_old_offset_is_not_sent_again_when_the_queue_has_moved(
+    brokers: Brokers, store: MemoryOffsetStore, mirror: OffsetMirror, change: str
+) -> None:
+    """C5, F5: it would hide where another member has come, or undo an operator's reset."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+    mirror.show([commit(A0, 7), commit(A1, 5)])
+    assert [brokers.next(), brokers.next()] == [(A0, 7), (A1, 5)]
+    brokers.codes.clear()
+
+    if change == "claim":
+        store.claim(GROUP, "other", {A0: 0})
+    else:
+        store.reset(GROUP, {A0: 2})
+    assert mirror.flush(5)
+
+    assert brokers.next() == (A1, 5)
+    assert brokers.sent.empty()
+
+
+def test_a_broker_that_is_silent_keeps_no_other_brokers_offsets_back(
+    brokers: Brokers, mirror: OffsetMirror
+) -> None:
+    """F1: and costs one time-out, however many queues it has."""
+    brokers.silent.add("broker-a")
+
+    mirror.show([commit(A0, 7), commit(A1, 5), commit(B0, 9)])
+
+    assert [brokers.next(), brokers.next()] == [(A0, 7), (B0, 9)]
+    brokers.silent.clear()
+    assert mirror.flush(5)
+    assert [brokers.next(), brokers.next()] == [(A0, 7), (A1, 5)]
+
+
+def test_a_flush_is_bounded(brokers: Brokers, mirror: OffsetMirror) -> None:
+    """F1: a query ends although a broker is away."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+    mirror.show([commit(A0, 7)])
+
+    assert not mirror.flush(0.05)
+    brokers.codes.clear()
+    assert mirror.flush(5)
+
+
+def test_a_cluster_that_is_away_costs_a_batch_nothing(
+    brokers: Brokers, store: MemoryOffsetStore, mirror: OffsetMirror
+) -> None:
+    """F1: and a batch after that has everything shown."""
+    brokers.cluster.routes.clear()
+    mirror.show([commit(A0, 7)])
+    wait_until(lambda: brokers.cluster.route_requests)
+    brokers.cluster.routes["orders"] = brokers.cluster.route({"broker-a": 2, "broker-b": 2})
+
+    mirror.show([commit(B0, 9)])
+
+    assert mirror.flush(5)
+    assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 9)}
+
+
+def test_a_failure_nobody_thought_of_is_logged_and_the_next_batch_begins_anew(
+    brokers: Brokers,
+    store: MemoryOffsetStore,
+    mirror: OffsetMirror,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F1: the image must not die with one of its threads."""
+    brokers.codes["broker-a"] = ResponseCode.SYSTEM_BUSY
+
+    def fail(_: str) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(store, "read", fail)
+    with caplog.at_level(logging.ERROR):
+        mirror.show([commit(A0, 7)])
+        brokers.next()
+        assert mirror.flush(5)
+    assert "none left" in caplog.text
+    brokers.codes.clear()
+
+    mirror.show([commit(A0, 8)])
+    assert brokers.next() == (A0, 8)
+    assert mirror.flush(5)
+
+
+_PROGRAM = """
+import sys
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
+options = ReadOptions.parse({"nameServers": sys.argv[1], "topic": "orders", "consumerGroup": "order-etl",
+                             "offsetStore": "delta:/unused"})
+queue = MessageQueue("orders", "broker-a", 0)
+OffsetMirror(options, None, "order-etl").show([QueueCommit(queue=queue, epoch=1, next_offset=7)])
+"""
+
+
+def test_a_driver_that_ends_after_its_last_batch_has_shown_it(brokers: Brokers) -> None:
+    """F1: AvailableNow; the process ends right after."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, brokers.cluster.name_server.address],
+        env={"PYTHONPATH": str(_CONNECTOR)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert brokers.next() == (A0, 7)
