@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from pyspark_rocketmq.client.broker import PullRequest, PullStatus
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
-from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.datasource.schema import planned_range, reset_target
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.broker_sim.exchange import request
@@ -54,16 +55,13 @@ def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(client, a
     assert second.status is PullStatus.FOUND
 
 
-@pytest.mark.usefixtures("reset")
-def test_a_range_is_read_whole_after_a_reset(address, queue, group):
-    """F5, F4: the group's offsets are in its offset store, and a reset is no data loss."""
-    planned = QueueRange(queue=queue, start=8, end=COUNT, epoch=1)
-    partition = QueuePartition(
-        planned=planned,
+def partition(address, queue, group, *, is_of_group: bool) -> QueuePartition:
+    return QueuePartition(
+        planned=QueueRange(queue=queue, start=8, end=COUNT, epoch=1),
         address=BrokerAddress(address),
         subscription="*",
         consumer_group=group,
-        with_marker=True,
+        with_marker=is_of_group,
         fail_on_data_loss=True,
         pull_batch_size=8,
         pulls_in_flight=4,
@@ -71,9 +69,33 @@ def test_a_range_is_read_whole_after_a_reset(address, queue, group):
         retry_timeout_s=10.0,
     )
 
-    *messages, marker = read_queue(partition)
 
-    seen = [offset for batch in messages for offset in batch.column("queueOffset").to_pylist()]
-    assert seen == list(range(8, COUNT))
-    text = marker.column("plannedRange")[0].as_py()
-    assert planned_range(queue, text, rows=len(seen)) == planned
+def offsets_in(batches) -> list[int]:
+    return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
+
+
+@pytest.mark.usefixtures("reset")
+def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(address, queue, group):
+    """F5, F4: a reset is no data loss; the broker tells of it once."""
+    of_group = partition(address, queue, group, is_of_group=True)
+
+    *before, told = read_queue(of_group)
+    *after, told_nothing = read_queue(of_group)
+
+    # Several pulls are in flight, and any of them may be the one that is told.
+    seen = offsets_in(before)
+    text = told.column("plannedRange")[0].as_py()
+    assert seen == list(range(8, 8 + len(seen)))
+    assert planned_range(queue, text, rows=len(seen)) == replace(of_group.planned, end=8 + len(seen))
+    assert len(seen) < COUNT - 8
+    assert reset_target(text) == 0
+    assert offsets_in(after) == list(range(8, COUNT))
+    assert reset_target(told_nothing.column("plannedRange")[0].as_py()) is None
+
+
+@pytest.mark.usefixtures("reset")
+def test_a_plain_range_is_read_whole_whatever_happens_to_the_group_it_names(address, queue, group):
+    """F5, H3: who has no group has nothing to reset."""
+    plain = partition(address, queue, group, is_of_group=False)
+
+    assert offsets_in(read_queue(plain)) == list(range(8, COUNT))

@@ -10,7 +10,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.consume.pull_window import PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_puller import QueuePuller
-from pyspark_rocketmq.datasource.range_pull import TailLost
+from pyspark_rocketmq.datasource.range_pull import QueueReset, TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -311,7 +311,25 @@ def test_a_reset_that_the_broker_stored_is_no_gap(
         assert pulled(pauses.puller(partition(server, 0, 100))) == list(range(100))
 
     assert pauses.taken == []
-    assert "the group's offsets are in its offset store" in caplog.text
+    assert "is not followed without a group of our own" in caplog.text
+
+
+def test_a_reset_ends_a_groups_range_where_it_was_reached(server: ScriptedServer, pauses: Pauses) -> None:
+    """F5: what came before is consumed, and the target told; nothing of it is tried again."""
+
+    def reset_at_40(peer: Peer, request: RemotingCommand) -> None:
+        (answer_reset if request.ext_fields["queueOffset"] == "40" else answer_pull)(peer, request)
+
+    server.script = reset_at_40
+    puller = pauses.puller(replace(partition(server, 0, 100), with_marker=True))
+    bodies: list[bytes] = []
+
+    with pytest.raises(QueueReset, match="has reset the group's offset to 3") as caught:
+        bodies += (piece.body for pieces in puller.pieces() for piece in pieces)
+
+    assert [int(text) for body in bodies for text in body.split()] == list(range(40))
+    assert caught.value.target == 3
+    assert pauses.taken == []
 
 
 def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: Pauses) -> None:

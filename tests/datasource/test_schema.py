@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row, planned_range
+from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row, planned_range, reset_target
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import QueueRange
 from tests.helpers.messages import QUEUE
@@ -17,6 +17,15 @@ def test_a_marker_row_stands_at_the_end_of_its_range_and_brings_it_back() -> Non
     assert (row["topic"], row["brokerName"], row["queueId"], row["queueOffset"]) == (*QUEUE, 20)
     assert row["kind"] == "end"
     assert planned_range(QUEUE, row["plannedRange"], rows=8) == PLANNED
+    assert reset_target(row["plannedRange"]) is None
+
+
+def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() -> None:
+    """F5: 0 is a target like any other."""
+    (row,) = marker_row(PLANNED, rows=8, reset_to=0).to_pylist()
+
+    assert planned_range(QUEUE, row["plannedRange"], rows=8) == PLANNED
+    assert reset_target(row["plannedRange"]) == 0
 
 
 def test_no_number_and_no_time_of_a_marker_row_is_null() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,6 +151,54 @@ def test_a_mirror_that_fails_is_logged_and_changes_nothing(
 
     assert batch.done == ["evaluate", "data", "offsets", "listener"]
     assert "can't start new thread" in caplog.text
+
+
+def test_a_reset_that_the_broker_told_of_is_made_after_the_batch_is_committed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: the next plan begins there, under an epoch that fences off this batch."""
+    batch = Batch(monkeypatch, replace(ACK, reset_to=2))
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it(mirror=batch.mirror)
+
+    assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
+    row = batch.store.row
+    assert (row.next_offset, row.epoch, row.suspended_until_s, row.was_reset) == (2, 2, None, True)
+    # The planner tells the broker of the reset; the batch's offset would undo it.
+    assert batch.mirrored == []
+    assert f"offset reset by an operator group={GROUP} {QUEUE} target=2" in caplog.text
+
+
+@pytest.mark.parametrize("with_sink", [True, False])
+def test_a_reset_of_a_queue_that_is_somebody_elses_by_now_is_told_and_not_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, with_sink: bool
+) -> None:
+    """F5, C5: it was meant for the position of before."""
+    batch = Batch(monkeypatch, replace(ACK, reset_to=2))
+    batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it(with_sink=with_sink)
+
+    assert batch.store.row.epoch == 2
+    assert "reset not followed" in caplog.text
+
+
+def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F5: the broker tells of it once."""
+    other = QUEUE._replace(queue_id=QUEUE.queue_id + 1)
+    batch = Batch(monkeypatch, ACK, replace(ACK, queue_id=other.queue_id, reset_to=2))
+    batch.store.claim(GROUP, "me", {other: 5})
+    batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
+    monkeypatch.setattr(batch, "begin", lambda consumer_group, queues: batch)
+
+    batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+    assert batch.store.read(GROUP)[other].next_offset == 2
 
 
 def test_an_empty_batch_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

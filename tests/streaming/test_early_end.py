@@ -38,7 +38,7 @@ class State:
         self.get = values
 
 
-def consume(reached: int, state: State) -> tuple[list[int], dict[str, Any]]:
+def consume(reached: int, state: State, reset_to: int | None = None) -> tuple[list[int], dict[str, Any]]:
     """Offsets delivered to a listener that accumulates, and the ack, when the range ended at ``reached``."""
     seen: list[int] = []
 
@@ -49,7 +49,7 @@ def consume(reached: int, state: State) -> tuple[list[int], dict[str, Any]]:
 
     messages = [message_at(offset) for offset in range(10, reached)]
     rows = [dict(zip(CONSUMER_SCHEMA.names, (*message, None, None), strict=True)) for message in messages]
-    rows += marker_row(replace(PLANNED, end=reached), rows=len(messages)).to_pylist()
+    rows += marker_row(replace(PLANNED, end=reached), rows=len(messages), reset_to=reset_to).to_pylist()
     engine = OrderlyEngine(listener, OUTPUT, OrderlySettings())
     (frame,) = engine(tuple(QUEUE), iter([pd.DataFrame(rows)]), state)  # type: ignore[arg-type]
     return seen, json.loads(frame["ack"].iloc[-1])
@@ -73,3 +73,11 @@ def test_what_was_accumulated_past_the_early_end_is_neither_forgotten_nor_delive
     assert (seen, ack["next_offset"]) == ([], 10)
     assert state.get == accumulated
     assert consume(20, state)[0] == [18, 19]
+
+
+def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer() -> None:
+    """F5: beside what was consumed until then."""
+    seen, ack = consume(12, State(), reset_to=4)
+
+    assert (seen, ack["reset_to"]) == ([10, 11], 4)
+    assert consume(12, State())[1]["reset_to"] is None

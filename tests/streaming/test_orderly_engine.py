@@ -52,7 +52,7 @@ def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(size: int, s
     rows = [*map(row_of, MESSAGES), marker()]
     random.Random(seed).shuffle(rows)
 
-    planned, messages = _gather(QUEUE, iter(chunks_of(rows, size)))
+    planned, messages, _ = _gather(QUEUE, iter(chunks_of(rows, size)))
 
     assert planned == PLANNED
     assert messages == MESSAGES
@@ -60,7 +60,7 @@ def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(size: int, s
 
 def test_a_range_in_order_stays_as_it_is() -> None:
     """D1"""
-    planned, messages = _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker()], 10)))
+    planned, messages, _ = _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker()], 10)))
 
     assert (planned, messages) == (PLANNED, MESSAGES)
 
@@ -74,7 +74,7 @@ def test_whole_chunks_that_changed_places_are_put_back() -> None:
 
 def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker() -> None:
     """A4"""
-    assert _gather(QUEUE, iter(chunks_of([marker(rows=0)], 1))) == (PLANNED, [])
+    assert _gather(QUEUE, iter(chunks_of([marker(rows=0)], 1))) == (PLANNED, [], None)
 
 
 def test_a_range_without_its_marker_row_is_refused() -> None:

@@ -20,7 +20,7 @@ from pyspark_rocketmq.consume.pull_window import Piece
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
-from pyspark_rocketmq.datasource.range_pull import RangePull, TailLost
+from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
 from pyspark_rocketmq.datasource.schema import marker_row, with_marker_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
@@ -79,8 +79,9 @@ def partitions_of(
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a broker that is away or has lost the range's tail ends the range where it was reached, with
-    the marker row there: the micro-batch goes on with the other queues, and the rest is planned again.
+    In consumer mode a broker that is away, has lost the range's tail or knows of an operator's reset ends the range
+    where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
+    planned again, after a reset from where the marker row says.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
@@ -131,7 +132,10 @@ class _RangeReader:
         if arrival.is_last:
             end = self._end(arrival.failure)
             if self._partition.with_marker:
-                yield marker_row(replace(self._partition.planned, end=end), rows=self._rows)
+                reset_to = arrival.failure.target if isinstance(arrival.failure, QueueReset) else None
+                yield marker_row(
+                    replace(self._partition.planned, end=end), rows=self._rows, reset_to=reset_to
+                )
 
     def _end(self, failure: RocketMQError | None) -> int:
         """Where the range has ended (exclusive)."""
@@ -158,7 +162,7 @@ class _RangeReader:
         self._rows += messages.num_rows
 
     def _may_end_early(self, error: RocketMQError) -> bool:
-        return self._partition.with_marker and (error.retryable or isinstance(error, TailLost))
+        return self._partition.with_marker and (error.retryable or isinstance(error, TailLost | QueueReset))
 
     def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.

@@ -35,6 +35,17 @@ class TailLost(OffsetError):
     """The broker's queue ends before the range does; a fresh look at its bounds tells where to go on."""
 
 
+class QueueReset(OffsetError):
+    """An operator has moved the group to ``target`` in this queue, and the broker tells so once."""
+
+    def __init__(self, text: str, target: int) -> None:
+        super().__init__(text, target)
+        self.target = target
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class RangePull:
     """The pulls of one range; survives trouble for ``retry_timeout_s``, in consumer mode 10 s at most.
 
@@ -137,7 +148,7 @@ class RangePull:
         elif outcome.status is PullStatus.NO_NEW_MSG:
             self.lost(step, by, self._nothing_there(step))
         elif outcome.min_offset <= step.queue_offset <= outcome.max_offset:
-            self.lost(step, by, self._pass_reset(step))
+            self.lost(step, by, self._meet_reset(step, outcome.next_begin_offset))
         else:
             self._skip_gap(step, outcome)
 
@@ -190,25 +201,29 @@ class RangePull:
         self.in_flight -= 1
         return self.window.answered(step.segment_id, next_begin_offset, body)
 
-    def _pass_reset(self, step: PullStep) -> RocketMQError | None:
-        """Pull again what is there although the broker says that the offset has moved.
+    def _meet_reset(self, step: PullStep, target: int) -> RocketMQError | None:
+        """The broker says that the offset has moved, although it is there.
 
-        A broker that keeps resets itself (``useServerSideResetOffset``) tells the next pull of the group so, once
-        (``ConsumerOffsetManager.queryThenEraseResetOffset``). More than that is trouble.
+        A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the queue so,
+        once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be planned anew from
+        the target; who has no group passes it, but more than once is trouble.
         """
+        queue = self.partition.planned.queue
+        if self.partition.with_marker:
+            return QueueReset(f"{queue}: an operator has reset the group's offset to {target}.", target)
         if self._has_met_reset:
             return SystemBusy(
                 int(PullStatus.OFFSET_ILLEGAL),
                 f"offset {step.queue_offset} moved, again and again, although the queue has it; somebody may be "
                 "resetting the group's offsets all the time",
-                request=f"PULL_MESSAGE {self.partition.planned.queue}",
+                request=f"PULL_MESSAGE {queue}",
                 address=self.partition.address,
             )
         self._has_met_reset = True
         logger.info(
-            "reset stored at the broker is not followed: the group's offsets are in its offset store group=%s %s",
+            "reset stored at the broker is not followed without a group of our own group=%s %s",
             self.partition.consumer_group,
-            self.partition.planned.queue,
+            queue,
         )
         return None
 

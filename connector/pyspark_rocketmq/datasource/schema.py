@@ -3,7 +3,8 @@
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON; in a message row both added columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+rows as JSON, and ``resetTo`` if an operator has moved the group meanwhile; in a message row both added columns are
+null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ def with_marker_columns(messages: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*messages.columns, *nulls], schema=CONSUMER_SCHEMA)
 
 
-def marker_row(planned: QueueRange, *, rows: int) -> pa.RecordBatch:
-    """The one row that ends a planned range, of which ``rows`` message rows were read."""
+def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -> pa.RecordBatch:
+    """The one row that ends a planned range, of which ``rows`` message rows were read.
+
+    With ``reset_to`` the queue is to be planned from there next.
+    """
     numbers = dict.fromkeys(("commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0)
     times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
     values = dict.fromkeys(CONSUMER_SCHEMA.names) | {
@@ -56,6 +60,7 @@ def marker_row(planned: QueueRange, *, rows: int) -> pa.RecordBatch:
                 "epoch": planned.epoch,
                 "times": planned.reconsume_times,
                 "rows": rows,
+                **({} if reset_to is None else {"resetTo": reset_to}),
             }
         ),
     }
@@ -82,3 +87,9 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
         epoch=facts["epoch"],
         reconsume_times=facts["times"],
     )
+
+
+def reset_target(text: str) -> int | None:
+    """Where an operator wants the queue of a marker row planned from next; None without a reset."""
+    target: int | None = json.loads(text).get("resetTo")
+    return target

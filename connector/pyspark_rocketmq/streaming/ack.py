@@ -34,6 +34,8 @@ class QueueAck:
     """Why the engine stopped: EXHAUSTED, SUSPENDED or SLICE_USED."""
     listener_s: float
     """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
+    reset_to: int | None = None
+    """Where an operator wants the queue consumed from next: told by the broker while the range was read."""
 
     @property
     def queue(self) -> MessageQueue:

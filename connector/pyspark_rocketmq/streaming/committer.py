@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import BatchTask
@@ -81,13 +82,17 @@ class BatchCommitter:
             return
         version = None
         if sink_batch is not None:
-            if self._has_moved(acks):
+            moved = self._moved(acks)
+            if moved:
+                self._follow_resets(acks, lost=moved)
                 return
             version = sink_batch.commit(evaluated.files, {ack.queue: ack.next_offset for ack in acks})
         result = self._store.commit(
             self._group, [_commit_of(ack) for ack in acks], query_id=query_id, batch_id=batch_id
         )
-        self._show(result.accepted)
+        self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
+        reset = {ack.queue for ack in acks if ack.reset_to is not None}
+        self._show([commit for commit in result.accepted if commit.queue not in reset])
         added = (
             sum(file.num_records for file in evaluated.files) if sink_batch is not None else evaluated.emitted
         )
@@ -103,19 +108,41 @@ class BatchCommitter:
         self._log(report, result)
         self._tell(report)
 
-    def _has_moved(self, acks: Sequence[QueueAck]) -> bool:
-        """Whether a queue was claimed or reset while the batch ran; then nothing of the batch is committed.
+    def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
+        """The queues that were claimed or reset while the batch ran; if any, nothing of the batch is committed.
 
         Files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
         now, must not reach the sink. The other queues are planned again from where they were.
         """
         rows = self._store.read(self._group)
-        moved = [ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch]
-        for queue in moved:
+        moved = frozenset(
+            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch
+        )
+        for queue in sorted(moved):
             logger.warning(
                 "batch dropped, a queue was claimed or reset while it ran group=%s %s", self._group, queue
             )
-        return bool(moved)
+        return moved
+
+    def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+        """Move the queues that an operator has reset at their broker, which has told so once and forgotten it (F5).
+
+        A queue of ``lost`` is left alone: who has it now has begun elsewhere since.
+        """
+        asked = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
+        targets = {queue: target for queue, target in asked.items() if queue not in lost}
+        if targets:
+            self._store.reset(self._group, targets)
+        for queue, target in asked.items():
+            logger.warning(
+                "%s group=%s %s target=%d",
+                "offset reset by an operator"
+                if queue in targets
+                else "reset not followed, the queue was claimed or reset meanwhile; reset it again if still wanted",
+                self._group,
+                queue,
+                target,
+            )
 
     def _show(self, accepted: Sequence[QueueCommit]) -> None:
         if self._mirror is None:

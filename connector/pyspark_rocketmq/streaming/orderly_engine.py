@@ -14,6 +14,7 @@ import logging
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.datasource.schema import planned_range, reset_target
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -92,7 +93,7 @@ class OrderlyEngine:
     ) -> Iterator[pd.DataFrame]:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
-        planned, messages = _gather(queue, chunks)
+        planned, messages, reset_to = _gather(queue, chunks)
         run = OrderlyRun(
             planned,
             messages,
@@ -103,7 +104,7 @@ class OrderlyEngine:
             now_s=time.time,
         )
         rows = run.consume()
-        ack = run.ack()
+        ack = replace(run.ack(), reset_to=reset_to)
         left = run.uncommitted()
         uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
         state.update(
@@ -123,8 +124,10 @@ class OrderlyEngine:
         return pd.DataFrame(data)
 
 
-def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueRange, list[MessageExt]]:
-    """The range's facts and its messages in queue order.
+def _gather(
+    queue: MessageQueue, chunks: Iterable[pd.DataFrame]
+) -> tuple[QueueRange, list[MessageExt], int | None]:
+    """The range's facts, its messages in queue order, and where an operator has reset the queue to.
 
     Raises:
         RocketMQError: If the range arrived without its marker row or with several, or if message rows were lost or
@@ -148,15 +151,15 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> tuple[QueueR
             "came. Read with format('rocketmq') and option 'consumerGroup', and do not filter or copy its rows "
             "before consume_orderly()."
         )
-    texts = chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered)
-    planned = planned_range(queue, next(texts), rows=len(messages) - 1)
+    text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
+    planned = planned_range(queue, text, rows=len(messages) - 1)
     doubled = offsets[1:][offsets[1:] == offsets[:-1]]
     if len(doubled):
         raise RocketMQError(
             f"{queue}: offset {doubled[0]} arrived twice, so another row of the range {planned.start} to {planned.end} "
             "is missing. Do not filter or copy the rows of format('rocketmq') before consume_orderly()."
         )
-    return planned, messages[:-1]
+    return planned, messages[:-1], reset_target(text)
 
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted:
