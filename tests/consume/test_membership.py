@@ -375,13 +375,26 @@ class TestOtherModels:
         assert not [duty for second in range(40) for duty in driver.after(1.0) if isinstance(duty, Lock)]
         assert driver.plannable == set(QUEUES)
 
-    def test_broadcasting_takes_every_queue_and_asks_for_nobody(self):
-        """B3: heartbeats go on, so that the group can be seen."""
+    def test_broadcasting_takes_every_queue_whoever_else_is_there(self):
+        """B3, D9: no locks; heartbeats go on, so that the group can be seen, and members that differ be told."""
         driver = Driver(needs_locks=False, is_broadcast=True)
 
-        assert kinds(driver.work()) == [Heartbeat]
+        assert kinds(driver.work()) == [Heartbeat, AskMembers]
         assert driver.plannable == set(QUEUES)
-        assert set(kinds([duty for _ in range(60) for duty in driver.after(1.0)])) == {Heartbeat}
+        driver.members = ["others", "and", "more"]
+        later = set(kinds([duty for _ in range(60) for duty in driver.after(1.0)]))
+        assert later == {Heartbeat, AskMembers}
+        assert driver.plannable == set(QUEUES)
+
+    def test_broadcasting_waits_for_the_route_alone(self):
+        """B3, H4: nobody has to give a queue away, and a list that cannot be had holds nothing up."""
+        machine = Membership("me", average, needs_locks=False, is_broadcast=True)
+        assert not machine.is_settled
+
+        machine.route_changed(QUEUES, 0.0)
+        machine.members_unknown(0.0)
+
+        assert machine.is_settled
 
 
 class TestTheTable:

@@ -53,7 +53,7 @@ class Membership:
         client_id: This member.
         allocate: Its share of the queues, given all members.
         needs_locks: False for concurrent and broadcasting consumers.
-        is_broadcast: Every member has every queue; the members are not even asked for (B3).
+        is_broadcast: Every member has every queue (B3); the others are looked at only to tell what does not fit.
         timing: Intervals.
     """
 
@@ -169,8 +169,9 @@ class Membership:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the members are known and every allocated queue is held."""
-        return self._members is not None and Phase.WANTED not in self._phases.values()
+        """Whether this member's share is known and every queue of it is held."""
+        is_known = bool(self._queues) if self._is_broadcast else self._members is not None
+        return is_known and Phase.WANTED not in self._phases.values()
 
     # --- what the driver does and reports ----------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class Membership:
         if not self._queues:
             return float("inf")
         moments = [self._heartbeat_at_s, self._renew_at_s]
-        if not self._is_looking and not self._is_broadcast:
+        if not self._is_looking:
             moments.append(max(self._look_at_s, self._looked_at_s + self._timing.shortest_rebalance_s))
         moments += [
             self._retry_at_s.get(queue, 0.0)
@@ -276,7 +277,7 @@ class Membership:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _is_look_due(self, now_s: float) -> bool:
-        if self._is_looking or self._is_broadcast or not self._queues:
+        if self._is_looking or not self._queues:
             return False
         return now_s >= self._look_at_s and now_s - self._looked_at_s >= self._timing.shortest_rebalance_s
 

@@ -22,6 +22,7 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
@@ -165,7 +166,8 @@ class PushConsumer:
             sink: Where emitted rows go; None when the listener's side effects are all that is wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
             trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
-            query_name: Name in Spark's UI; the consumer group by default.
+            query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE`` for a member
+                with an instance name.
 
         Raises:
             OptionError: With everything that is wrong with the configuration.
@@ -186,7 +188,7 @@ class PushConsumer:
         committer = self._committer(ReadOptions.parse(options), sink, started.query_id)
         query = (
             rows.writeStream.foreachBatch(committer)
-            .queryName(query_name or self._group)
+            .queryName(query_name or str(ProgressName("", self._group, self._instance_name)))
             .option("checkpointLocation", checkpoint)
             .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
             .start()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.errors import OffsetNotFound
+from pyspark_rocketmq.model import (
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+)
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
+from tests.helpers.wait import wait_until
+
+pytestmark = pytest.mark.spark
+
+ANSWER_S = 10.0
+TIMEOUT_S = 120
+
+
+def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages:
+        order_id, _, step = message.body.decode().partition(":")
+        context.emit(order_id=order_id, step=step, delivered_ns=time.time_ns())
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+class Broadcast:
+    """Queries of one broadcasting group on one topic; each instance has a sink of its own, all one offset table."""
+
+    def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.folder = folder
+        self.topic = topic
+        self.group = cluster.unique_name("group")
+        self.store = DeltaOffsetStore(str(folder / "offsets"))
+
+    def start(self, instance: str, *, checkpoint: str, trigger: dict[str, Any]) -> StreamingQuery:
+        consumer = PushConsumer(
+            consumer_group=self.group,
+            name_servers=self.cluster.name_servers,
+            offset_store=self.store,
+            message_model=MessageModel.BROADCASTING,
+            instance_name=instance,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            consume_message_batch_max_size=32,
+        )
+        consumer.subscribe(self.topic)
+        consumer.register_message_listener(emit_step, output_schema=OUTPUT_SCHEMA)
+        return consumer.start(
+            self.spark,
+            sink=DeltaSink(self.sink(instance)),
+            checkpoint=str(self.folder / checkpoint),
+            trigger=trigger,
+        )
+
+    def sink(self, instance: str) -> Path:
+        return self.folder / f"sink-{instance}"
+
+    def consumed(self, instance: str) -> int:
+        rows = self.store.read(f"{self.group}@{instance}").values()
+        return sum(row.next_offset for row in rows)
+
+
+@REAL_ONLY
+def test_two_queries_of_a_broadcasting_group_each_have_everything_once_and_in_order(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """B3, D9, H1, H2: at the same time, in one session; one starts again without its checkpoint."""
+    broadcast = Broadcast(spark, cluster, tmp_path, cluster.create_topic(queues=2))
+    first = produce_orders(cluster.name_servers, broadcast.topic, 20)
+    always = {"processingTime": "200 milliseconds"}
+    queries = {
+        name: broadcast.start(name, checkpoint=f"checkpoint-{name}", trigger=always)
+        for name in ("one", "two")
+    }
+    try:
+        wait_until(
+            lambda: all(broadcast.consumed(name) == 100 for name in queries),
+            TIMEOUT_S,
+            reason="both have everything",
+        )
+        queries["one"].stop()
+        expected = first | produce_orders(cluster.name_servers, broadcast.topic, 10, first=20)
+        wait_until(lambda: broadcast.consumed("two") == 150, TIMEOUT_S, reason="the other has the rest")
+        assert broadcast.consumed("one") == 100
+    finally:
+        for query in queries.values():
+            query.stop()
+    again = broadcast.start("one", checkpoint="another checkpoint", trigger={"availableNow": True})
+    assert again.awaitTermination(TIMEOUT_S)
+
+    for name in ("one", "two"):
+        report = check_sink(broadcast.sink(name), expected)
+        assert report.is_clean, f"{name}: {report}"
+    assert no_offset_is_stored(broadcast)
+
+
+def no_offset_is_stored(broadcast: Broadcast) -> bool:
+    with ChannelPool(SystemClock()) as pool:
+        client = BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
+        for broker_name, address in broadcast.cluster.broker_addresses.items():
+            with pytest.raises(OffsetNotFound):
+                client.query_consumer_offset(
+                    address,
+                    broadcast.group,
+                    MessageQueue(broadcast.topic, broker_name, 0),
+                    set_zero_if_not_found=False,
+                )
+    return True
