@@ -11,10 +11,14 @@ from pyspark_rocketmq.client.broker import PullRequest, PullStatus
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
 from pyspark_rocketmq.datasource.schema import planned_range, reset_target
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.broker_sim.exchange import request
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.wait import wait_until
 
 COUNT = 40
 
@@ -99,3 +103,47 @@ def test_a_plain_range_is_read_whole_whatever_happens_to_the_group_it_names(addr
     plain = partition(address, queue, group, is_of_group=False)
 
     assert offsets_in(read_queue(plain)) == list(range(8, COUNT))
+
+
+class TestWatch:
+    """F5: queues that nothing is read from."""
+
+    @pytest.fixture
+    def clock(self) -> FakeClock:
+        """Moved from one look to the next."""
+        return FakeClock()
+
+    @pytest.fixture
+    def watch(self, cluster, pool, queue, group, clock) -> PullingResetWatch:
+        """What the code under test is."""
+        options = {
+            "nameServers": cluster.name_servers,
+            "topic": queue.topic,
+            "consumerGroup": group,
+            "offsetStore": "delta:/unused",
+        }
+        return PullingResetWatch(ReadOptions.parse(options), pool, clock)
+
+    @pytest.mark.usefixtures("reset")
+    def test_a_reset_of_an_idle_queue_is_found_once(self, watch, clock, address, queue):
+        """F5: and not before it is time to look."""
+        at = {queue.broker_name: BrokerAddress(address)}
+        watch.look({queue: COUNT}, at)
+        clock.advance(15)
+
+        watch.look({queue: COUNT}, at)
+
+        assert wait_until(watch.found) == {queue: 0}
+        assert watch.found() == {}
+
+    @pytest.mark.usefixtures("has_read")
+    def test_without_a_reset_nothing_is_found(self, watch, clock, client, address, queue):
+        """F5, F4: an offset that is not there is a gap, and no reset."""
+        at = {queue.broker_name: BrokerAddress(address)}
+        for next_offset in (COUNT, 7, COUNT + 5):
+            clock.advance(15)
+            watch.look({queue: next_offset}, at)
+        # Answered after those before it: they were sent on the same connection, to one thread at a time or more.
+        client.pull(address, PullRequest(consumer_group="other", queue=queue, queue_offset=0))
+
+        assert watch.found() == {}

@@ -11,6 +11,7 @@ from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.datasource.reset_watch import ResetWatch
 from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
@@ -71,6 +72,7 @@ class Planning:
         client_id: str = "me",
         down: Mapping[str, RocketMQError] | None = None,
         broker_offsets: BrokerOffsets | None = None,
+        reset_watch: ResetWatch | None = None,
         **options: str,
     ) -> None:
         self.clock = FakeClock()
@@ -93,6 +95,7 @@ class Planning:
                 default_start=default,
                 clock=self.clock,
                 broker_offsets=broker_offsets,
+                reset_watch=reset_watch,
             )
             if group
             else CheckpointProgress(view, default)

@@ -14,6 +14,7 @@ from pyspark_rocketmq.consume.stalls import StallCounter
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.queue_claims import QueueClaims
+from pyspark_rocketmq.datasource.reset_watch import ResetWatch
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
@@ -143,6 +144,7 @@ class GroupProgress:
         default_start: StartingOffsets,
         clock: Clock,
         broker_offsets: BrokerOffsets | None = None,
+        reset_watch: ResetWatch | None = None,
     ) -> None:
         """Prepare the progress of ``consumer_group``.
 
@@ -155,6 +157,7 @@ class GroupProgress:
             default_start: Where they begin if the options do not say.
             clock: Measures what is left out or stands still.
             broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
+            reset_watch: Hears of resets made at the brokers; None if there are none to follow.
         """
         self._group = consumer_group
         self._client_id = client_id
@@ -168,6 +171,7 @@ class GroupProgress:
             default_start=default_start,
             broker_offsets=broker_offsets,
         )
+        self._reset_watch = reset_watch
         self._clock = clock
         self._terms: Mapping[MessageQueue, int] = {}
         """Of the plan in the making."""
@@ -201,6 +205,7 @@ class GroupProgress:
         self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
+        rows |= self._follow_resets()
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
             claimed = self._claims.claim(new, rows, snapshot)
@@ -213,6 +218,7 @@ class GroupProgress:
             if self._claimed.get(queue) == term and self._still_ours(queue, rows)
         }
         self._claims.tell_resets(progress, snapshot.addresses)
+        self._look_for_resets(progress, snapshot)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
         return {
             queue: QueueProgress(
@@ -296,6 +302,23 @@ class GroupProgress:
         end, read_at_s = self._last_read.get(new.queue, (0, 0.0))
         had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER and new.end <= end
         return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
+
+    def _follow_resets(self) -> dict[MessageQueue, OffsetRow]:
+        resets = self._reset_watch.found() if self._reset_watch is not None else {}
+        for queue, target in resets.items():
+            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
+        return self._store.reset(self._group, resets) if resets else {}
+
+    def _look_for_resets(self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot) -> None:
+        """Of queues that are not read, since nothing new is in them."""
+        if self._reset_watch is None:
+            return
+        idle = {
+            queue: row.next_offset
+            for queue, row in rows.items()
+            if row.next_offset >= snapshot.bounds[queue].max_offset
+        }
+        self._reset_watch.look(idle, snapshot.addresses)
 
     def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
         row = rows.get(queue)

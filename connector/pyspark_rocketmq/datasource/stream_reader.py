@@ -27,6 +27,7 @@ from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
 from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.offsets.registry import open_offset_store
@@ -119,4 +120,5 @@ def _progress(
         default_start=default_start,
         clock=clock,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets(options, pool, clock),
+        reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
     )
