@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.option_parsers import int_between, text_value
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.option_parsers import boolean, int_between, text_value
 from pyspark_rocketmq.option_set import OptionSet, option
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
@@ -237,6 +237,19 @@ class ConsumeSettings(ClusterAccess):
         unit="ms",
         doc="Pause of a queue after the listener gave its messages back.",
     )
+    message_model: MessageModel = like_source(  # noqa: RUF009 - makes a field
+        "message_model", default=MessageModel.CLUSTERING, default_text="CLUSTERING"
+    )
+    allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy", default="averagely")
+    instance_name: str | None = like_source(
+        "instance_name", default=None, default_text="unique for every start"
+    )
+    mirror_offsets: bool = option(
+        "mirrorOffsets",
+        parse=boolean,
+        default=True,
+        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
+    )
     max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
     pull_batch_size: int = like_source("pull_batch_size", default=32)
@@ -245,11 +258,16 @@ class ConsumeSettings(ClusterAccess):
     retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
 
     def cross_field_problems(self) -> list[str]:
-        """A timestamp alone would be ignored in silence."""
+        """What would be ignored in silence, or fail only after Spark has started."""
+        problems = []
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
-            return [f"option 'consumeTimestamp' needs consumeFromWhere={wanted}"]
-        return []
+            problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
+        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
+            problems.append(
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+            )
+        return problems
 
     def source_options(self) -> dict[str, str]:
         """What goes to the data source as it is."""

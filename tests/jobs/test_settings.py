@@ -6,7 +6,14 @@ import pytest
 
 from jobs.conf_file import gather_texts
 from jobs.option_set import specs_of
-from jobs.settings import ConsumeSettings, DemoSettings, OffsetsShowSettings, Trigger, load_settings
+from jobs.settings import (
+    ConsumeSettings,
+    DemoSettings,
+    OffsetsLagSettings,
+    OffsetsShowSettings,
+    Trigger,
+    load_settings,
+)
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
 from tests.packaging.checkout import ROOT
@@ -141,6 +148,15 @@ def test_a_timestamp_that_would_be_ignored_is_refused():
     assert problem == "option 'consumeTimestamp' needs consumeFromWhere=CONSUME_FROM_TIMESTAMP"
 
 
+def test_a_broadcasting_consumer_without_a_name_for_its_progress_is_refused():
+    """B3."""
+    (problem,) = problems_of(ConsumeSettings, *CONSUME, "messageModel=broadcasting")
+
+    assert problem == (
+        "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+    )
+
+
 def test_available_now_drains_and_ends():
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "trigger=availableNow"])
 
@@ -192,3 +208,10 @@ def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
     assert (parsed.namespace, parsed.access_key, parsed.secret_key) == ("shop", "user-7fa1", "secret-7fa1")
     assert (parsed.use_tls, parsed.tls_verify_hostname, parsed.tls_verify_certificate) == (True, False, True)
     assert "7fa1" not in repr(settings)
+
+
+def test_offsets_lag_needs_the_table_and_the_cluster():
+    assert [problem.split("'")[1] for problem in problems_of(OffsetsLagSettings)] == [
+        "offsetStore",
+        "nameServers",
+    ]
