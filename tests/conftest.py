@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -32,6 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def clock() -> FakeClock:
     """A clock that stands still until the test advances it."""
     return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark session for the whole run; tests that use it carry the marker ``spark``."""
+    from tests.helpers.spark_session import make_session
+
+    session = make_session(tmp_path_factory.mktemp("spark"))
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="session")
