@@ -27,7 +27,7 @@ from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
-from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound
+from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -84,6 +84,7 @@ class _Look:
         self._clock = clock
         self._threads = threads
         self._snapshots: dict[str, Snapshot | None] = {}
+        self._members: dict[str, Members] = {}
         self._pool = process_pool(ConnectionSettings.of(self._options("any")))
         timeout_s = settings.request_timeout_ms / 1000
         self._brokers = BrokerClient(self._pool, clock, timeout_s, namespace=namespace)
@@ -95,7 +96,7 @@ class _Look:
         addresses: dict[str, BrokerAddress] = {}
         for found in snapshots.values():
             addresses |= found.addresses if found is not None else {}
-        members = self._members(name.group, sorted(set(addresses.values())))
+        members = self._members_of(name.group, sorted(set(addresses.values())))
         next_stored_at_s = self._next_stored_at_s(rows, snapshots)
         now_s = self._clock.now_s()
         return [
@@ -111,20 +112,34 @@ class _Look:
         ]
 
     def _snapshot(self, topic: str) -> Snapshot | None:
-        """None of a topic that is gone."""
+        """None of a topic that is gone, or of which no broker answers."""
         if topic not in self._snapshots:
-            try:
-                found = ClusterView(self._options(topic), self._pool, self._clock).snapshot()
-            except TopicNotFound as error:
-                logger.warning("%s", error)
-                self._snapshots[topic] = None
-            else:
-                for broker_name, trouble in found.unreachable.items():
-                    logger.warning("broker not asked broker=%s: %s", broker_name, trouble)
-                self._snapshots[topic] = found
+            self._snapshots[topic] = self._looked_at(topic)
         return self._snapshots[topic]
 
-    def _members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
+    def _looked_at(self, topic: str) -> Snapshot | None:
+        view = ClusterView(self._options(topic), self._pool, self._clock)
+        try:
+            view.route()
+        except TopicNotFound as error:
+            logger.warning("%s", error)
+            return None
+        try:
+            found = view.snapshot()
+        except TransportError as error:
+            logger.warning("no broker of topic %s answers: %s", topic, error)
+            return None
+        for broker_name, trouble in found.unreachable.items():
+            logger.warning("broker does not answer broker=%s: %s", broker_name, trouble)
+        return found
+
+    def _members_of(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
+        """Asked once, however many instances of a broadcasting group there are."""
+        if group not in self._members:
+            self._members[group] = self._asked_members(group, addresses)
+        return self._members[group]
+
+    def _asked_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
         """What each member tells, through the first broker that knows the group."""
         for address in addresses:
             try:

@@ -90,6 +90,20 @@ def test_every_group_is_shown_when_none_is_named(table):
     assert "lag" not in text
 
 
+def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path):
+    """B3, A6: by the group's name, in its namespace or in any."""
+    store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
+    for group in ("etl@one", "etl@two", "shop%etl", "other"):
+        store.claim(group, "me", {A0: 0})
+
+    def groups(**settings):
+        entries = json.loads(shown(tmp_path / "offsets", as_json=True, **settings))
+        return [entry["consumerGroup"] for entry in entries]
+
+    assert groups(consumer_group="etl") == ["etl@one", "etl@two", "shop%etl"]
+    assert groups(consumer_group="shop%etl") == groups(namespace="shop") == ["shop%etl"]
+
+
 def test_an_unknown_group_is_refused_with_the_known_ones(table):
     with pytest.raises(JobFailed, match="its groups are: audit, etl"):
         shown(table, consumer_group="elt")

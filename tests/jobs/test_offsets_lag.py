@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.settings import OffsetsLagSettings
@@ -18,6 +19,7 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
+from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.wait import wait_until
 
 MESSAGES = 6
@@ -132,3 +134,36 @@ def test_an_unknown_group_is_refused(cluster, topic, table):
     table.claim("known", "me", {MessageQueue(topic, "broker-a", 0): 0})
     with pytest.raises(JobFailed, match="holds nothing of consumer group 'elt'"):
         look_at_lag(settings(cluster, table, consumer_group="elt"))
+
+
+@SIM_ONLY
+def test_a_member_that_does_not_answer_leaves_its_columns_empty(cluster, topic, table, join, caplog):
+    """B5: the rest is told all the same."""
+    group = cluster.unique_name("group")
+    member_id = join(group, "one", 2)
+    cluster.backend.faults.add("answer-code", on=307, response_code=1)
+
+    (view, _) = look_at_lag(settings(cluster, table, consumer_group=group))
+
+    assert (view.lag, view.holder, view.row.owner) == (MESSAGES - 2, None, member_id)
+    assert f"member does not answer group={group} client_id={member_id}" in caplog.text
+
+
+def test_a_broker_that_is_away_leaves_its_queues_without_a_lag(table, caplog):
+    """A2: a topic of which no broker answers does not keep the others from being shown."""
+    queues = [
+        MessageQueue("both", "broker-a", 0),
+        MessageQueue("both", "broker-b", 0),
+        MessageQueue("one", "broker-b", 0),
+    ]
+    table.claim("etl", "me", dict.fromkeys(queues, 0))
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("both", 1)
+        cluster.create_topic("one", 1, brokers=["broker-b"])
+        cluster.refuse_connections("broker-b")
+
+        views = look_at_lag(settings(cluster, table))
+
+    assert {view.row.queue: view.lag for view in views} == dict(zip(queues, (0, None, None), strict=True))
+    assert "broker does not answer broker=broker-b" in caplog.text
+    assert "no broker of topic one answers" in caplog.text
