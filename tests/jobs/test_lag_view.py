@@ -99,11 +99,11 @@ def test_a_queue_that_a_member_drops_is_not_its_own_any_more():
 def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock():
     """B3."""
     members = {"h@i1": {Q0: ProcessQueueInfo()}, "h@i2": {Q0: ProcessQueueInfo()}}
-    name = ProgressName.parse("etl@i2")
 
-    found = holder_of(name, row(group="etl@i2", owner="h@i2"), members)
+    for client_id, group in (("h@i1", "etl@i1"), ("h@i2", "etl@i2")):
+        found = holder_of(ProgressName.parse(group), row(group=group, owner=client_id), members)
 
-    assert found == Holder(client_id="h@i2", locked_at_s=None)
+        assert found == Holder(client_id=client_id, locked_at_s=None)
 
 
 def test_totals_are_of_a_group_and_topic_and_of_what_is_known():
