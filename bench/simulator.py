@@ -59,6 +59,10 @@ class _Simulator:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def cpu_s_since(self, began_s: float) -> float:
+        """What it used since its time was ``began_s``; at least the half of a tick, for less cannot be told."""
+        return max(self.cpu_s() - began_s, 0.5 / os.sysconf("SC_CLK_TCK"))
+
     def resident_bytes(self) -> int:
         """Memory of the process."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
@@ -153,14 +157,14 @@ def _carry(simulator: _Simulator, messages: int) -> dict[str, float]:
         count = messages // (_BATCH * _QUEUES) * _BATCH * _QUEUES
         cpu_s, started_s = simulator.cpu_s(), time.perf_counter()
         _send_batches(sending, count // _BATCH)
-        in_cpu_s, in_s = simulator.cpu_s() - cpu_s, time.perf_counter() - started_s
+        in_cpu_s, in_s = simulator.cpu_s_since(cpu_s), time.perf_counter() - started_s
     per_queue = count // _QUEUES
     address = f"{simulator.address[0]}:{simulator.address[1]}"
     cpu_s = simulator.cpu_s()
     pulled, out_s = pull_ranges(
         address, _TOPIC, [(queue_id, 0, per_queue) for queue_id in range(_QUEUES)], lanes=_QUEUES, depth=4
     )
-    out_cpu_s = simulator.cpu_s() - cpu_s
+    out_cpu_s = simulator.cpu_s_since(cpu_s)
     return {
         _BOTH: count / (in_cpu_s + out_cpu_s * count / pulled),
         _IN: count / in_cpu_s,
@@ -183,7 +187,7 @@ def _serve(simulator: _Simulator, clients: int, requests: int) -> dict[str, floa
             selector.register(client, selectors.EVENT_READ)
         cpu_s = simulator.cpu_s()
         answered = [_ask_all(selector, decoders, frame) for _ in range(requests)]
-        used_s = simulator.cpu_s() - cpu_s
+        used_s = simulator.cpu_s_since(cpu_s)
     return {_CLIENTS: float(min(answered)), _ANSWERS: sum(answered) / max(used_s, 0.01)}
 
 
