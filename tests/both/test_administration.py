@@ -94,7 +94,9 @@ class _Side:
         return {
             "code": ResponseCode(answer.code).name,
             "remark": _ADDRESS.sub("address", answer.remark or "") if answer.code else None,
-            "fields": {name: ... if _CIRCUMSTANCES.search(name) else v for name, v in answer.ext_fields.items()},
+            "fields": {
+                name: ... if _CIRCUMSTANCES.search(name) else v for name, v in answer.ext_fields.items()
+            },
             "body": self._shown(answer.body),
         }
 
