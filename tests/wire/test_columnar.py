@@ -170,6 +170,32 @@ def test_properties_with_and_without_the_last_separator_take_the_vectorised_path
     assert decode_columns(data, "b").column("keys").to_pylist() == ["k", "k"]
 
 
+@pytest.mark.parametrize("byte", [0, 1, 2, 3, ord("z"), 0xC3])
+def test_rows_as_long_as_the_first_that_differ_from_it_in_any_byte_decode_as_by_the_scalar_codec(byte):
+    text = b"KEYS\x01ab\x02TAGS\x01cd"
+
+    for at in range(len(text)):
+        other = text[:at] + bytes([byte]) + text[at + 1 :]
+        for texts in ([text, other, text], [other, text, text], [other, other]):
+            assert_same_reaction(encoded(*(stored_message(properties_data=each) for each in texts)))
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (b"K\x01ab\x02TAGS\x01c", b"KEYS\x01a\x02T\x01bc"),
+        (b"KEYS\x01ab\x02T\x01c", b"KEYS\x01a\x02T\x01bc"),
+        (b"\x01ab\x02T\x01c", b"\x01xy\x02T\x01z"),
+        (b"A\x01\x02T\x01c", b"A\x01\x02T\x01d"),
+    ],
+)
+def test_rows_of_one_length_decode_as_by_the_scalar_codec(texts):
+    data = encoded(*(stored_message(properties_data=text) for text in texts * 2))
+
+    assert is_decoded_vectorised(data)
+    assert_same_reaction(data)
+
+
 def test_a_timestamp_beyond_microseconds_is_null():
     data = encoded(stored_message(born_timestamp=MAX_TIMESTAMP_MS + 1, store_timestamp=-MAX_TIMESTAMP_MS))
 

@@ -3,7 +3,8 @@
 How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
 separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens, one behind
 the other, is its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
-buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in Python: which names there are,
+buffer shows; otherwise Arrow finds the few distinct ones. Mostly their values are as long in every row, too; then one
+comparison of the rows with the first shows layout and separators at once. Only those are looked at in Python: which names there are,
 and which entry of each Java keeps, the last. Everything else is Arrow's ``take`` of values.
 Strings that do not alternate (a value with U+0001, an entry without) raise ``IrregularLayout``.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_rocketmq.wire.columnar_ranges import (
@@ -56,9 +58,8 @@ class PropertyColumns:
         self._rows = len(starts)
         self._entries: _Alike | _Various | None = None
         if lengths.any():
-            tokens = _find_tokens(data, starts, lengths)
-            names = _names_of(tokens)
-            self._entries = _alike(tokens, names) or _various(tokens, names)
+            text = _copy_text(data, starts, lengths)
+            self._entries = _equally_long(text) or _of_any_length(text)
 
     def column(self, name: str) -> pa.StringArray:
         """The values of one property; null where a row lacks it."""
@@ -86,8 +87,20 @@ class _Tokens:
         return self.tokens.take(pa.array(numbers, mask=is_missing))
 
 
-def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
-    """Copy all rows' properties into one buffer and cut it at the separators.
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The properties of all rows in a buffer of their own, each entry with its separators before and between."""
+
+    buffer: pa.Buffer
+    row_at: IntArray
+    """Where each row begins, and at last the end of the text; positions of 32 bits."""
+
+    def as_bytes(self) -> ByteArray:
+        return np.frombuffer(self.buffer, np.uint8)[: self.row_at[-1]]
+
+
+def _copy_text(data: bytes, starts: IntArray, lengths: IntArray) -> _Text:
+    """Copy all rows' properties into one buffer.
 
     A row is copied with the byte before it, which then becomes its first separator, and without the
     separator at its end, which old producers write and newer ones may not.
@@ -100,17 +113,23 @@ def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
         is_ended &= is_present
     copied = take_ranges(pa.py_buffer(data), starts - is_present, ends - is_ended, pa.binary())
     _, offsets, buffer = copied.buffers()
-    row_at = np.frombuffer(offsets, np.int32)[: len(starts) + 1]
-    text = np.frombuffer(buffer, np.uint8)[: row_at[-1]]
-    text[row_at[:-1] if all_present else row_at[:-1][is_present]] = _PROPERTY_SEPARATOR
-    _check_utf8(text, buffer)
+    text = _Text(buffer, np.frombuffer(offsets, np.int32)[: len(starts) + 1])
+    rows_at = text.row_at[:-1]
+    text.as_bytes()[rows_at if all_present else rows_at[is_present]] = _PROPERTY_SEPARATOR
+    _check_utf8(text.as_bytes(), buffer)
+    return text
+
+
+def _find_tokens(copied: _Text) -> _Tokens:
+    """Cut the text at the separators."""
+    text = copied.as_bytes()
     bounds = _find_separators(text)
     if len(bounds) % 2 == 0:
         raise IrregularLayout
     names_at, values_at, values_end = bounds[:-1:2], bounds[1::2], bounds[2::2]
     values_at += 1
-    tokens = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
-    row_at = _first_entries(names_at, row_at)
+    tokens = _cut(copied.buffer, bounds)
+    row_at = _first_entries(names_at, copied.row_at)
     is_filled = values_at != values_end
     if is_filled.all():
         return _Tokens(tokens, row_at)
@@ -118,6 +137,10 @@ def _find_tokens(data: bytes, starts: IntArray, lengths: IntArray) -> _Tokens:
     require_all(text[names_at] == _PROPERTY_SEPARATOR)
     require_all(text[values_at - 1] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
+
+
+def _cut(buffer: pa.Buffer, bounds: IntArray) -> pa.StringArray:
+    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
 
 
 def _find_separators(text: ByteArray) -> IntArray:
@@ -215,6 +238,51 @@ def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
     if not (kept := _kept(layout)) or buffer.slice(0, length) != pa.py_buffer(layout * rows):
         return None
     return _Alike(tokens, rows, width, kept)
+
+
+def _equally_long(copied: _Text) -> _Alike | None:
+    """What :func:`_alike` finds, if every value is as long as the first row's of the same name and none is empty."""
+    text, row_at = copied.as_bytes(), copied.row_at
+    rows, length = len(row_at) - 1, int(row_at[1])
+    if not length or (row_at[1:] - row_at[:-1] != length).any():
+        return None
+    table = text.reshape(rows, length)
+    bounds = np.flatnonzero(table[0] < _FIRST_OTHER_BYTE).astype(np.int32)
+    if len(bounds) % 2:
+        return None
+    values_at, values_end = bounds[1::2] + 1, np.append(bounds[2::2], np.int32(length))
+    names = [slice(*each) for each in zip(bounds[::2].tolist(), values_at.tolist(), strict=True)]
+    is_same, separators = _compare_with_first(table)
+    if (
+        (values_at == values_end).any()
+        or separators != rows * len(bounds)
+        or not all(is_same[name].all() for name in names)
+        or not (kept := _kept(b"".join(table[0, name].tobytes() for name in names)))
+    ):
+        return None
+    bounds[1::2] = values_at
+    ends = np.append(np.add.outer(row_at[:-1], bounds), np.int32(len(text)))
+    return _Alike(_Tokens(_cut(copied.buffer, ends), row_at), rows, len(names), kept)
+
+
+def _compare_with_first(table: npt.NDArray[np.uint8]) -> tuple[BoolArray, int]:
+    """In which columns all rows have the first row's byte; and the number of separators in the whole table.
+
+    In pieces, so that what is compared stays in the cache.
+    """
+    is_same, separators = np.ones(table.shape[1], np.bool_), 0
+    step = max(1, _PIECE // table.shape[1])
+    for at in range(0, len(table), step):
+        piece = table[at : at + step]
+        is_same &= (piece == table[0]).all(axis=0)
+        separators += int(np.count_nonzero(piece < _FIRST_OTHER_BYTE))
+    return is_same, separators
+
+
+def _of_any_length(text: _Text) -> _Alike | _Various:
+    tokens = _find_tokens(text)
+    names = _names_of(tokens)
+    return _alike(tokens, names) or _various(tokens, names)
 
 
 @dataclass(frozen=True, slots=True)
