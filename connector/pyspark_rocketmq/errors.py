@@ -30,7 +30,8 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
     │  ├─ BrokerOffsetUnavailable       retryable: a broker did not tell or take a group's offset
-    │  └─ SinkConflict                  another consumer wrote a queue's rows into the sink
+    │  └─ SinkConflict                  the sink's table was changed in a way that this batch cannot be added to
+    │     └─ SinkMoved                  retryable: another consumer wrote a queue's rows into it
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    a message listener broke its contract
 
@@ -270,6 +271,12 @@ class OffsetCommitConflict(OffsetError):
 
 class SinkConflict(OffsetError):
     """Rows of a queue were written into the sink's table by another consumer, or taken out of it."""
+
+
+class SinkMoved(SinkConflict):
+    """Another consumer wrote rows of a queue while the batch ran; run anew, the batch leaves them out."""
+
+    retryable: ClassVar[bool] = True
 
 
 class OffsetStoreUnavailable(OffsetError):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict
+from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.streaming import committer as module
@@ -219,6 +219,21 @@ def test_a_sink_that_fails_leaves_the_offsets_alone(monkeypatch: pytest.MonkeyPa
 
     assert batch.done == ["evaluate"]
     assert batch.store.row.next_offset == 0
+
+
+def test_a_batch_whose_rows_another_consumer_wrote_is_dropped_and_the_query_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C5, H5: a former owner held up before its commit must not end the query of the owner, nor the other way round."""
+    batch = Batch(monkeypatch, ACK)
+    batch.sink_error = SinkMoved("another consumer wrote these rows")
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+    assert batch.store.row.next_offset == 0
+    assert f"batch dropped group={GROUP}: another consumer wrote these rows" in caplog.text
 
 
 def test_a_store_that_fails_is_the_batchs_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Field, PrimitiveType
 
 from pyspark_rocketmq.consume.watermark import app_id
-from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_log import TableLog
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -172,7 +172,7 @@ def test_a_stale_second_writer_of_a_queue_is_refused(sink: DeltaSink, path: Path
     files = zombie.task_writer().write(iter([rows(Q0, 0, 9, "zombie")]))
     run(sink, {Q0: 5}, rows(Q0, 0, 5))
 
-    with pytest.raises(SinkConflict, match=r"Another consumer of group order-etl .* queue=0 from 0 to 5"):
+    with pytest.raises(SinkMoved, match=r"Another consumer of group order-etl .* queue=0 from 0 to 5"):
         zombie.commit(files, {Q0: 9})
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.batch_task import BatchTask
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,10 @@ class BatchCommitter:
             return
         version = None
         if sink_batch is not None:
-            moved = self._moved(acks)
-            if moved:
-                self._follow_resets(acks, lost=moved)
+            is_dropped, version = self._add_to(sink_batch, evaluated)
+            if is_dropped:
+                self._follow_resets(acks, lost=self._moved(acks))
                 return
-            version = sink_batch.commit(evaluated.files, {ack.queue: ack.next_offset for ack in acks})
         result = self._store.commit(
             self._group, [_commit_of(ack) for ack in acks], query_id=query_id, batch_id=batch_id
         )
@@ -108,21 +108,34 @@ class BatchCommitter:
         self._log(report, result)
         self._tell(report)
 
-    def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
-        """The queues that were claimed or reset while the batch ran; if any, nothing of the batch is committed.
+    def _add_to(self, sink_batch: SinkBatch, evaluated: Evaluated) -> tuple[bool, int | None]:
+        """Commit the data; whether they were dropped, and the table's version if they were not.
 
         Files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
         now, must not reach the sink. The other queues are planned again from where they were.
         """
-        rows = self._store.read(self._group)
-        moved = frozenset(
-            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch
-        )
+        moved = self._moved(evaluated.acks)
         for queue in sorted(moved):
             logger.warning(
                 "batch dropped, a queue was claimed or reset while it ran group=%s %s", self._group, queue
             )
-        return moved
+        if moved:
+            return True, None
+        try:
+            ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
+            return False, sink_batch.commit(evaluated.files, ends)
+        except SinkMoved as error:
+            # Somebody was held up between that look and the commit: a former owner, who wrote what this batch has
+            # too, or this very query. In both cases the next plan begins where the offset store says.
+            logger.warning("batch dropped group=%s: %s", self._group, error)
+            return True, None
+
+    def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
+        """The queues that were claimed or reset since the batch was planned."""
+        rows = self._store.read(self._group)
+        return frozenset(
+            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch
+        )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
         """Move the queues that an operator has reset at their broker, which has told so once and forgotten it (F5).

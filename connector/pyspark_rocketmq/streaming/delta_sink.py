@@ -27,7 +27,7 @@ import pyarrow as pa
 from deltalake import Schema
 
 from pyspark_rocketmq.consume.watermark import advance, app_id
-from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
@@ -212,8 +212,9 @@ class SinkBatch:
             The table version made; None when no watermark grows, so that there is nothing to do.
 
         Raises:
-            SinkConflict: If another consumer wrote one of the queues since ``begin``, if a RESTORE took rows away,
-                or if other changes of the table kept winning. Nothing was added; the batch may run again.
+            SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
+            SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing was
+                added; the batch may run again.
             OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
         """
         unknown = [str(queue) for queue in acked if queue not in self.watermarks]
@@ -272,7 +273,7 @@ class SinkBatch:
             if now != self.watermarks[queue]
         ]
         if moved:
-            raise SinkConflict(
+            raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
                 f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are there by "
                 "now are left out. If it happens often, two queries own the same queues: check that each queue is "
