@@ -7,9 +7,12 @@ PYTEST   ?= python -m pytest
 ARGS     ?=
 # How long make fuzz takes
 SECONDS  ?= 300
+# Of make chaos: sim or real; the seed of an earlier run, to see it again
+BACKEND  ?= sim
+SEED     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test kill-test fuzz bench docs lock wheel clean
+.PHONY: help venv check test kill-test chaos fuzz bench docs lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +36,11 @@ test: ## All tests, the real RocketMQ broker included
 kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and real broker
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
+
+chaos: SECONDS = 900
+chaos: ## Break everything around 3 applications of a group: SECONDS=900 BACKEND=sim SEED=7
+	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev python -m tests.groups.chaos --seconds $(SECONDS) --backend $(BACKEND) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: ## Feed mutated bytes to everything that reads foreign ones: SECONDS=300, ARGS="frames --seed 7"
 	@$(CHECK) python -m fuzz --seconds $(SECONDS) $(ARGS)

@@ -1,0 +1,81 @@
+"""One Spark application of a group: ``python -m tests.groups.application CONFIG_JSON``.
+
+Consumes until its standard input ends; then stops its query as an operator would and exits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming import push_consumer
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from tests.groups.quick_source import QuickSource
+from tests.helpers.spark_session import make_session
+
+OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint, stored_ms bigint, instance string"
+
+
+class Listener:
+    """Emits what it reads, with who read it and when."""
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+
+    def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        (message,) = messages
+        order_id, _, step = message.body.decode().partition(":")
+        context.emit(
+            order_id=order_id,
+            step=step,
+            delivered_ns=time.time_ns(),
+            stored_ms=message.store_timestamp,
+            instance=self._instance,
+        )
+        return ConsumeOrderlyStatus.SUCCESS
+
+
+def main(config: Mapping[str, str]) -> None:
+    """Run until told to end."""
+    work = Path(config["work"])
+    work.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    spark = make_session(work)
+    spark.sparkContext.setLogLevel("WARN")
+    push_consumer.register = lambda session: session.dataSource.register(QuickSource)
+    consumer = push_consumer.PushConsumer(
+        consumer_group=config["group"],
+        name_servers=config["nameServers"],
+        offset_store=DeltaOffsetStore(config["offsets"]),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        max_offsets_per_trigger=2_000,
+        instance_name=config["instance"],
+    )
+    consumer.subscribe(config["topic"])
+    consumer.register_message_listener(Listener(config["instance"]), output_schema=OUTPUT_SCHEMA)
+    query = consumer.start(spark, sink=DeltaSink(config["sink"]), checkpoint=config["checkpoint"])
+    threading.Thread(target=_stop_at_the_end_of_input, args=(query,), daemon=True).start()
+    query.awaitTermination()
+    spark.stop()
+
+
+def _stop_at_the_end_of_input(query: StreamingQuery) -> None:
+    sys.stdin.read()
+    query.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,307 @@
+"""Three Spark applications of one group, while everything around them breaks: ``python -m tests.groups.chaos``.
+
+Orders are produced all the while. At the end the sink must hold each message once, and each order's steps in order.
+The schedule is a function of the seed; what exactly it meets is the machine's. Its clock begins when all applications
+are members; who is to be disturbed is waited for until it is a member, and its later events come that much later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker_sim.cluster import SimCluster
+from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
+from tests.groups.running_application import Group, RunningApplication, wait_patiently
+from tests.groups.schedule import DISTURBING, Event, Kind, counted, schedule
+from tests.groups.verdict import judge
+from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker.harness import RealCluster
+
+FORGETFUL_S = 8.0
+"""After so long brokers forget locks and members; RocketMQ: 60 and 120 s."""
+TIMING = MembershipTiming(
+    heartbeat_s=2.0,
+    rebalance_s=2.0,
+    shortest_rebalance_s=0.5,
+    lock_renewal_s=1.5,
+    lock_valid_s=4.0,
+    lock_retry_s=0.5,
+    second_look_s=0.5,
+)
+"""RocketMQ's intervals in the same proportion."""
+
+_SLOTS = ("one", "two", "three")
+_PER_SECOND = 40.0
+"""Messages to each of the two brokers."""
+_DRAIN_S = 180.0
+_EXIT_S = 90.0
+_MEMBER_S = 120.0
+_LOG_TAIL = 2500
+
+
+@contextmanager
+def cluster_of(kind: str) -> Iterator[ClusterUnderTest]:
+    """Two brokers with a short memory: ``sim`` or ``real``."""
+    if kind == "real":
+        with RealCluster(brokers=2, forgetful_s=FORGETFUL_S) as real:
+            yield ClusterUnderTest(real, kind)
+    else:
+        settings = BrokerSettings(lock_max_live_s=FORGETFUL_S, channel_expired_s=FORGETFUL_S)
+        with SimCluster(brokers=2, settings=settings) as simulated:
+            yield ClusterUnderTest(simulated, kind)
+
+
+class Slot:
+    """A place for an application, and the one that has it now."""
+
+    def __init__(self, name: str, group: Group, problem: Callable[[str], None]) -> None:
+        self._name = name
+        self._group = group
+        self._problem = problem
+        self._store = DeltaOffsetStore(group.offsets)
+        self._starts = 0
+        self.application: RunningApplication | None = None
+
+    def do(self, event: Event) -> None:
+        """What the schedule wants of it."""
+        if event.kind is Kind.JOIN:
+            self.join(same_name=event.same_name)
+            return
+        assert self.application is not None
+        {
+            Kind.STOP: self.application.ask_to_stop,
+            Kind.KILL: self.application.kill,
+            Kind.KILL_DRIVER: self.application.kill_driver,
+            Kind.KILL_JVM: self.application.kill_jvm,
+            Kind.PAUSE: self.application.pause,
+            Kind.RESUME: self.application.resume,
+        }[event.kind]()
+
+    def join(self, *, same_name: bool) -> None:
+        """Start the next application, once the one before it is gone."""
+        before = self.application
+        if before is not None:
+            self._await_end_of(before)
+        if before is None or not same_name:
+            self._starts += 1
+        self.application = RunningApplication(self._group, f"{self._name}-{self._starts}")
+
+    def await_member(self) -> None:
+        """Wait until the application has queues."""
+        application = self.application
+        assert application is not None
+
+        def has_queues() -> bool:
+            self.look()
+            rows = self._store.read(self._group.group).values()
+            return self.application is not application or any(
+                row.owner == application.client_id for row in rows
+            )
+
+        try:
+            wait_patiently(has_queues, _MEMBER_S, reason=f"queues of {application.instance}")
+        except AssertionError as error:
+            self._problem(f"{error}\n{_tail(application)}")
+
+    def look(self) -> None:
+        """Report an application that ended although nobody wanted it, and start it again."""
+        application = self.application
+        if application is None or application.was_ended or application.exit_code is None:
+            return
+        self._problem(
+            f"{application.instance} ended by itself with code {application.exit_code}:\n{_tail(application)}"
+        )
+        application.was_ended = True
+        self.join(same_name=True)
+
+    def stop(self) -> None:
+        """In good order."""
+        if self.application is not None:
+            self.application.ask_to_stop()
+            if self._await_end_of(self.application) != 0:
+                self._problem(f"{self.application.instance} did not stop well:\n{_tail(self.application)}")
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self.application is not None:
+            self.application.close()
+
+    def _await_end_of(self, application: RunningApplication) -> int | None:
+        try:
+            wait_patiently(
+                lambda: not application.is_alive, _EXIT_S, reason=f"the end of {application.instance}"
+            )
+        except AssertionError as error:
+            self._problem(f"{error}\n{_tail(application)}")
+            application.kill()
+        return application.exit_code
+
+
+class Chaos:
+    """One run."""
+
+    def __init__(self, cluster: ClusterUnderTest, folder: Path, seed: int, seconds: float) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self._problems: list[str] = []
+        topic = cluster.create_topic("orders", queues=4)
+        self._group = Group(
+            name_servers=cluster.name_servers,
+            topic=topic,
+            group="chaos",
+            folder=folder,
+            timing=TIMING,
+        )
+        self._slots = {name: Slot(name, self._group, self._problem) for name in _SLOTS}
+        self._events = schedule(
+            seed, seconds, slots=_SLOTS, brokers=sorted(cluster.broker_addresses), forgetful_s=FORGETFUL_S
+        )
+        self._workers = {
+            target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
+            for target in (*_SLOTS, *cluster.broker_addresses)
+        }
+        self._late_s = dict.fromkeys(self._workers, 0.0)
+        """How far each target is behind its schedule."""
+        self._done: list[Future[None]] = []
+        self._began_s = time.monotonic()
+
+    def run(self) -> bool:
+        """Whether nothing was wrong."""
+        with OrderFlow(self._group.name_servers, self._group.topic, per_second=_PER_SECOND) as flow:
+            for slot in self._slots.values():
+                slot.join(same_name=False)
+            for slot in self._slots.values():
+                slot.await_member()
+            self._began_s = time.monotonic()
+            self._make_events()
+            for done in self._done:
+                done.result()
+            self._say("draining")
+            flow.finish()
+            stored, ends = stored_orders(self._cluster.broker_addresses, flow.queues)
+            self._await_drained(ends)
+        for slot in self._slots.values():
+            slot.stop()
+        self._problems += [f"not stored as sent: {each}" for each in not_as_sent(flow.sent, stored)[:5]]
+        verdict = judge(self._group.sink, stored)
+        self._sum_up(verdict.text)
+        return verdict.is_clean and not self._problems
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers.values():
+            worker.shutdown(cancel_futures=True)
+        for slot in self._slots.values():
+            slot.close()
+
+    def _make_events(self) -> None:
+        for event in [*self._events, None]:
+            until_s = self._seconds if event is None else event.at_s
+            while (left_s := self._began_s + until_s - time.monotonic()) > 0:
+                time.sleep(min(left_s, 0.5))
+                self._look()
+            if event is not None:
+                self._done.append(self._workers[event.target].submit(self._do, event))
+
+    def _do(self, event: Event) -> None:
+        late_s = self._began_s + event.at_s + self._late_s[event.target] - time.monotonic()
+        if late_s > 0:
+            time.sleep(late_s)
+        if event.kind in DISTURBING:
+            asked_s = time.monotonic()
+            self._slots[event.target].await_member()
+            self._late_s[event.target] += time.monotonic() - asked_s
+        how = ", as the same" if event.same_name and event.kind is Kind.JOIN else ""
+        self._say(f"{event.target}: {event.kind}{how}")
+        if event.kind is Kind.BROKER_STOP:
+            self._cluster.stop_broker(event.target)
+        elif event.kind is Kind.BROKER_START:
+            self._cluster.start_broker(event.target)
+        else:
+            self._slots[event.target].do(event)
+
+    def _look(self) -> None:
+        for name, slot in self._slots.items():
+            self._done.append(self._workers[name].submit(slot.look))
+        self._done = [done for done in self._done if not done.done() or done.exception() is not None]
+
+    def _await_drained(self, ends: dict) -> None:
+        store = DeltaOffsetStore(self._group.offsets)
+
+        def behind() -> list[str]:
+            self._look()
+            rows = store.read(self._group.group)
+            return [
+                f"{queue} {rows[queue].next_offset if queue in rows else None} of {end}"
+                for queue, end in ends.items()
+                if queue not in rows or rows[queue].next_offset < end
+            ]
+
+        try:
+            wait_patiently(lambda: not behind(), _DRAIN_S, reason="all being consumed")
+        except AssertionError:
+            self._problem(f"not consumed within {_DRAIN_S:g} s: {'; '.join(behind())}")
+
+    def _problem(self, text: str) -> None:
+        self._say(f"PROBLEM: {text}")
+        self._problems.append(text)
+
+    def _say(self, text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - self._began_s:7.1f} s  {text}\n")
+        sys.stdout.flush()
+
+    def _sum_up(self, verdict: str) -> None:
+        counts: Counter[Kind] = counted(self._events)
+        events = ", ".join(f"{kind} {counts[kind]}" for kind in Kind if counts[kind])
+        sys.stdout.write(f"\nevents: {events}\n{verdict}\nproblems: {len(self._problems)}\n")
+        for problem in self._problems:
+            sys.stdout.write(f"  - {problem.splitlines()[0]}\n")
+
+
+def _tail(application: RunningApplication) -> str:
+    return application.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+
+
+def main() -> None:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m tests.groups.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=900.0, help="until draining begins")
+    parser.add_argument("--backend", choices=["sim", "real"], default="sim")
+    parser.add_argument("--seed", type=int, help="of the schedule; another one each time by default")
+    parser.add_argument("--keep", type=Path, help="folder for logs and tables, which is kept")
+    chosen = parser.parse_args()
+    seed = random.SystemRandom().randrange(1_000_000) if chosen.seed is None else chosen.seed
+    folder = chosen.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.stdout.write(f"seed {seed}, {chosen.seconds:g} s on {chosen.backend}\n")
+    is_clean = False
+    try:
+        with cluster_of(chosen.backend) as cluster:
+            chaos = Chaos(cluster, folder, seed, chosen.seconds)
+            try:
+                is_clean = chaos.run()
+            finally:
+                chaos.close()
+    finally:
+        if is_clean and chosen.keep is None:
+            shutil.rmtree(folder)
+        else:
+            sys.stdout.write(f"logs and tables: {folder}\n")
+    sys.exit(0 if is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()

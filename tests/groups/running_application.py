@@ -1,0 +1,174 @@
+"""Starts applications of a group as processes of their own, and ends and pauses them in every way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pyspark_rocketmq.consume.duties import MembershipTiming
+from tests.groups.quick_source import TIMING
+
+_REPO = Path(__file__).parent.parent.parent
+_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""Several share two cores, and most of their life is their start."""
+_POLL_S = 0.25
+_SESSION_FIELD = 3
+"""Of ``/proc/PID/stat``, counted after the name, which may hold anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What the applications of one group share."""
+
+    name_servers: str
+    topic: str
+    group: str
+    folder: Path
+    timing: MembershipTiming
+
+    @property
+    def offsets(self) -> str:
+        """The group's offset store."""
+        return str(self.folder / "offsets")
+
+    @property
+    def sink(self) -> str:
+        """The table all applications write to."""
+        return str(self.folder / "sink")
+
+
+def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: str) -> None:
+    """As ``wait_until``, for conditions that cost something to look at.
+
+    Raises:
+        AssertionError: If it did not come true within ``timeout_s``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"{reason} did not come true within {timeout_s:g} s.")
+        time.sleep(_POLL_S)
+
+
+class RunningApplication:
+    """One Spark application: the driver, its JVM, the process that plans, Python workers; one session of processes."""
+
+    def __init__(self, group: Group, instance: str, *, checkpoint: str | None = None) -> None:
+        """Start it under ``instance``; ``checkpoint`` names the folder of an earlier one to go on from."""
+        self.instance = instance
+        self.client_id = f"{os.uname().nodename}@{instance}"
+        self.log = group.folder / f"{instance}.log"
+        self.was_ended = False
+        """Whether somebody wanted it to end."""
+        config = {
+            "nameServers": group.name_servers,
+            "topic": group.topic,
+            "group": group.group,
+            "offsets": group.offsets,
+            "sink": group.sink,
+            "instance": instance,
+            "work": str(group.folder / f"{instance}-work"),
+            "checkpoint": str(group.folder / f"{checkpoint or instance}-checkpoint"),
+        }
+        environment = os.environ | {
+            "PYTHONPATH": f"{_REPO / 'connector'}{os.pathsep}{_REPO}",
+            "JDK_JAVA_OPTIONS": _JVM,
+            TIMING: json.dumps(asdict(group.timing)),
+        }
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.groups.application", json.dumps(config)],
+                cwd=_REPO,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any of its processes is there; those that a killed one left behind end by themselves."""
+        return self.exit_code is None or bool(self._pids())
+
+    def ask_to_stop(self) -> None:
+        """Let its query stop in good order; it then exits with code 0."""
+        self.was_ended = True
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def await_exit(self, timeout_s: float) -> int:
+        """Its exit code."""
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to everything, as when a machine dies."""
+        self.was_ended = True
+        self._signal(signal.SIGKILL, *self._pids())
+        self._process.wait()
+
+    def kill_driver(self) -> None:
+        """SIGKILL to the driver's Python alone; the JVM and what hangs on it notice by themselves."""
+        self.was_ended = True
+        self._process.kill()
+        self._process.wait()
+
+    def kill_jvm(self) -> None:
+        """SIGKILL to the JVM alone: the driver's Python lives on, perhaps in the middle of a commit."""
+        self.was_ended = True
+        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if _name(pid) == "java"))
+
+    def pause(self) -> None:
+        """SIGSTOP to everything."""
+        self._signal(signal.SIGSTOP, *self._pids())
+        # Whoever was forked meanwhile.
+        self._signal(signal.SIGSTOP, *self._pids())
+
+    def resume(self) -> None:
+        """SIGCONT to everything."""
+        self._signal(signal.SIGCONT, *self._pids())
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self.kill()
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _signal(self, number: signal.Signals, *pids: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _pids(self) -> list[int]:
+        """All processes of its session; Python workers are in a process group of their own."""
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if _session(pid) == self._process.pid]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(after_name[_SESSION_FIELD])
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -1,0 +1,99 @@
+"""What goes wrong when in a chaos run: a pure function of the seed and the seconds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_START_S = 15.0
+"""How long a new application is left alone, so that it is a member before it is disturbed."""
+_MOST_DISTURBED = 2
+"""Of three applications: one always works."""
+
+
+class Kind(StrEnum):
+    """What happens to an application or to a broker."""
+
+    JOIN = "joins"
+    STOP = "stops"
+    KILL = "killed (-9)"
+    KILL_DRIVER = "driver killed (-9)"
+    KILL_JVM = "JVM killed (-9)"
+    PAUSE = "paused"
+    RESUME = "goes on"
+    BROKER_STOP = "broker stops"
+    BROKER_START = "broker starts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Event:
+    """One thing that happens, ``at_s`` seconds after the beginning."""
+
+    at_s: float
+    kind: Kind
+    target: str
+    """Slot of an application, or a broker's name."""
+    same_name: bool = False
+    """JOIN: under the instance name of the slot's last application, whose checkpoint it goes on from."""
+
+
+_WEIGHTS = {
+    Kind.STOP: 3,
+    Kind.KILL: 3,
+    Kind.KILL_DRIVER: 1,
+    Kind.KILL_JVM: 1,
+    Kind.PAUSE: 4,
+    Kind.BROKER_STOP: 2,
+}
+DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP}
+"""What happens to an application that works."""
+_PAIRED = {Kind.PAUSE: Kind.RESUME, Kind.BROKER_STOP: Kind.BROKER_START}
+
+
+def schedule(
+    seed: int, seconds: float, *, slots: Sequence[str], brokers: Sequence[str], forgetful_s: float
+) -> list[Event]:
+    """Events in the order of their time; after the last one everything runs.
+
+    Args:
+        seed: The same seed and seconds give the same events.
+        seconds: From start to the moment at which draining begins.
+        slots: Places for applications, in each of which one works at the beginning.
+        brokers: Names; one at a time is down.
+        forgetful_s: After so long brokers forget locks and members: pauses are longer.
+    """
+    rng = random.Random(seed)
+    events: list[Event] = []
+    free_at_s = dict.fromkeys(slots, 0.0)
+    broker_free_at_s = at_s = 0.0
+    while True:
+        at_s += rng.uniform(4.0, 14.0)
+        kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        # Drawn in any case: what comes later does not depend on what was possible now.
+        target, broker = rng.choice(list(slots)), rng.choice(list(brokers))
+        pause_s, rest_s = rng.uniform(1.2, 2.2) * forgetful_s, rng.uniform(0.5, 8.0)
+        same_name = rng.random() < 0.5
+        lasts_s = pause_s if kind is Kind.PAUSE else rest_s
+        if at_s + lasts_s + _START_S > seconds:
+            return sorted(events)
+        if kind is Kind.BROKER_STOP:
+            if at_s < broker_free_at_s:
+                continue
+            target = broker
+            broker_free_at_s = at_s + lasts_s + 10.0
+        else:
+            disturbed = sum(at_s < free_s for free_s in free_at_s.values())
+            if at_s < free_at_s[target] or disturbed >= _MOST_DISTURBED:
+                continue
+            free_at_s[target] = at_s + lasts_s + (8.0 if kind is Kind.PAUSE else _START_S)
+        after = _PAIRED.get(kind, Kind.JOIN)
+        events.append(Event(at_s=at_s, kind=kind, target=target))
+        events.append(Event(at_s=at_s + lasts_s, kind=after, target=target, same_name=same_name))
+
+
+def counted(events: Sequence[Event]) -> Counter[Kind]:
+    """How many of each kind."""
+    return Counter(event.kind for event in events)

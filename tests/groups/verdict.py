@@ -1,0 +1,84 @@
+"""What a sink shows of a group's work: whether all is there once and in order, and how long queues stood still."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from deltalake import DeltaTable, QueryBuilder
+
+from tests.helpers.orders import Orders, check_sink
+
+_COLUMNS = '"brokerName", "queueId", "queueOffset", delivered_ns, stored_ms, instance'
+
+
+class Wait(NamedTuple):
+    """How long a message lay in its queue although the one before it was done."""
+
+    seconds: float
+    queue: tuple[str, int]
+    queue_offset: int
+    before: str
+    """Instance that had the message before it."""
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found."""
+
+    is_clean: bool
+    text: str
+    waits: tuple[Wait, ...]
+
+    @property
+    def handovers(self) -> tuple[Wait, ...]:
+        """Where a queue came from one instance to another."""
+        return tuple(wait for wait in self.waits if wait.before != wait.after)
+
+
+def judge(sink: Path | str, stored: Orders) -> Verdict:
+    """Compare a sink with what the brokers hold."""
+    report = check_sink(sink, stored)
+    waits = _waits(sink)
+    handovers = [wait.seconds for wait in waits if wait.before != wait.after]
+    lines = [
+        str(report),
+        f"queues changed hands {len(handovers)} times, after standing still for {_spread(handovers)}",
+        "longest time a queue stood still: {:.1f} s ({} {} at offset {}, {} -> {})".format(
+            waits[0].seconds, *waits[0].queue, *waits[0][2:]
+        )
+        if waits
+        else "no rows",
+    ]
+    return Verdict(is_clean=report.is_clean, text="\n".join(lines), waits=waits)
+
+
+def _waits(sink: Path | str) -> tuple[Wait, ...]:
+    """Longest first."""
+    table = (
+        QueryBuilder()
+        .register("sink", DeltaTable(str(sink)))
+        .execute(f'SELECT {_COLUMNS} FROM sink ORDER BY "queueOffset"')
+        .read_all()
+    )
+    rows = zip(*(table.column(index).to_pylist() for index in range(table.num_columns)), strict=True)
+    by_queue: dict[tuple[str, int], list[tuple[int, int, int, str]]] = defaultdict(list)
+    for broker_name, queue_id, *row in rows:
+        by_queue[broker_name, queue_id].append(tuple(row))
+    waits = [
+        Wait((after[1] - max(before[1], after[2] * 1_000_000)) / 1e9, queue, after[0], before[3], after[3])
+        for queue, theirs in by_queue.items()
+        for before, after in pairwise(theirs)
+    ]
+    return tuple(sorted(waits, reverse=True))
+
+
+def _spread(seconds: list[float]) -> str:
+    if not seconds:
+        return "no time"
+    return f"{min(seconds):.1f} .. {statistics.median(seconds):.1f} .. {max(seconds):.1f} s (least, median, most)"
