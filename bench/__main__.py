@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from bench import micro_batch, offset_commit, planner, pull, simulator, source, wire
+from bench import groups, micro_batch, offset_commit, planner, pull, simulator, source, wire
 from bench.measure import Result
 from bench.page import PAGE, render, tables
 
@@ -19,6 +19,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "micro_batch": micro_batch.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
+    "groups": groups.run,
     "simulator": simulator.run,
 }
 
@@ -27,12 +28,13 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
 @click.option("--messages", type=int, help="pull, source: messages per body size.")
-@click.option("--rounds", type=int, help="pull, source, micro_batch, simulator: rounds that count.")
+@click.option("--rounds", type=int, help="pull, source, micro_batch, groups, simulator: rounds that count.")
 @click.option("--per-trigger", type=int, help="micro_batch: messages per micro-batch.")
 @click.option("--batches", type=int, help="micro_batch: micro-batches per run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
-@click.option("--triggers", type=int, help="planner: triggers that count.")
+@click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")
+@click.option("--takeovers", type=int, help="groups: queues that change hands.")
 def main(names: tuple[str, ...], *, write: bool, **sizes: Any) -> None:
     """Run the benchmarks NAMES, all of them by default. Sizes not given are those of the page."""
     given = {name: value for name, value in sizes.items() if value is not None}
