@@ -105,7 +105,7 @@ class Membership:
         return {
             queue: tenure.term
             for queue, tenure in self._tenures.items()
-            if self._phases[queue] is Phase.HELD and self._is_fresh(queue, now_s)
+            if self._phases[queue] is Phase.HELD and self._is_fresh(tenure, now_s)
         }
 
     def begin_plan(self, now_s: float) -> dict[MessageQueue, int]:
@@ -121,22 +121,21 @@ class Membership:
         Making a plan takes time, and a process may be stopped in the middle of it: a queue whose term ended
         meanwhile must leave the plan. Queues that are not in the plan are free to be given up.
         """
-        valid = {
+        valid = frozenset(
             queue
             for queue, term in terms.items()
-            if queue in self._tenures and self._tenures[queue].term == term and self._is_fresh(queue, now_s)
-        }
-        spared = self._planned - valid
-        self._planned = frozenset(valid)
-        for queue in spared:
-            self._happened(queue, Event.BATCH_OVER, now_s)
-        return self._planned
+            if (tenure := self._tenures.get(queue)) is not None
+            and tenure.term == term
+            and self._is_fresh(tenure, now_s)
+        )
+        spared, self._planned = self._planned - valid, valid
+        self._let_go(spared, now_s)
+        return valid
 
     def batch_over(self, now_s: float) -> None:
         """The micro-batch under way was committed or failed for good."""
         over, self._planned = self._planned, frozenset()
-        for queue in over:
-            self._happened(queue, Event.BATCH_OVER, now_s)
+        self._let_go(over, now_s)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
         """The offset store names another owner for ``queue``: it is tried again at the next rebalance, not before."""
@@ -152,7 +151,8 @@ class Membership:
 
     def is_planned(self, queue: MessageQueue, now_s: float) -> bool:
         """Whether the plan under way holds ``queue`` and may still run it."""
-        return queue in self._planned and queue in self._tenures and self._is_fresh(queue, now_s)
+        tenure = self._tenures.get(queue)
+        return queue in self._planned and tenure is not None and self._is_fresh(tenure, now_s)
 
     def locked_at_s(self) -> dict[MessageQueue, float]:
         """When the lock of each held queue was asked for last."""
@@ -332,13 +332,20 @@ class Membership:
         if Effect.UNLOCK in effects and self._needs_locks:
             self._unlocks.add(queue)
 
+    def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
+        """No batch holds ``queues`` any more; to those in HELD, nearly all, that means nothing."""
+        for queue in queues:
+            if self._phases.get(queue) is not Phase.HELD:
+                self._happened(queue, Event.BATCH_OVER, now_s)
+
     def _expire(self, now_s: float) -> None:
-        for queue in [queue for queue in self._tenures if not self._is_fresh(queue, now_s)]:
+        stale = [queue for queue, tenure in self._tenures.items() if not self._is_fresh(tenure, now_s)]
+        for queue in stale:
             self._happened(queue, Event.EXPIRED, now_s)
 
-    def _is_fresh(self, queue: MessageQueue, now_s: float) -> bool:
+    def _is_fresh(self, tenure: Tenure, now_s: float) -> bool:
         """Whether the lock still counts (C2); whoever needs none has always one that does."""
-        return not self._needs_locks or now_s - self._tenures[queue].asked_at_s <= self._timing.lock_valid_s
+        return not self._needs_locks or now_s - tenure.asked_at_s <= self._timing.lock_valid_s
 
     def _lock_duties(self, now_s: float) -> list[Duty]:
         is_renewal = now_s >= self._renew_at_s
