@@ -146,7 +146,7 @@ def test_a_header_whose_numbers_may_be_elsewhere_makes_no_pattern(header: bytes)
 
 def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
     """A1: broker limits may be raised."""
-    body = bytes(range(256)) * 4 * 5000
+    body = bytes(range(256)) * 4 * 3000
     frames = encode_frame(found(1, 32)) + encode_frame(found(2, 64, body)) + encode_frame(found(3, 96))
 
     taken = fed(PullAnswers(), frames, chunk=100_000)
@@ -156,16 +156,6 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
         meaning(found(2, 64, body)),
         meaning(found(3, 96)),
     ]
-
-
-def test_the_answers_to_64_pulls_of_1_kib_messages_are_taken_in_one_piece() -> None:
-    """What stays in the socket is not sent for again, and the broker stands idle."""
-    answer = encode_frame(found(1, 32, bytes(32 * 1300)))
-    answers = PullAnswers()
-
-    for _ in range(3):
-        assert len(answers.room()) >= 64 * len(answer)
-        fed(answers, answer * 64)
 
 
 @pytest.mark.parametrize(

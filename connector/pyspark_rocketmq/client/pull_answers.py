@@ -16,8 +16,7 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
-_BUFFER_BYTES: Final = 4 << 20
-"""All that dozens of pulls bring: answers left in the socket are pulls that nobody has sent again yet."""
+_BUFFER_BYTES: Final = 1 << 20
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8
 """Length word, then serialize type and header length."""
@@ -45,7 +44,7 @@ class PullAnswers:
     """Receive buffer and decoder of one connection.
 
     Obligations of the caller: receive into ``room()``, tell ``take_in`` how much came, and close the connection after
-    an error.  Holds at most a buffer of 4 MiB, or a frame of the greatest length accepted if one comes.
+    an error.  Holds at most a buffer of 1 MiB, or a frame of the greatest length accepted if one comes.
     """
 
     def __init__(self) -> None:

@@ -35,9 +35,8 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES: Final = 64 << 20
-_BATCH_BYTES: Final = 2 << 20
-"""Stored bytes handed out at once: large enough to decode fast, and decoded before the broker has answered dozens of
-pulls, after which it would stand idle."""
+_BATCH_BYTES: Final = 4 << 20
+"""Stored bytes handed out at once: large enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
 
@@ -48,7 +47,7 @@ class Arrival(NamedTuple):
     range_index: int
     """Position of the partition among those the pipeline was given."""
     pieces: list[Piece]
-    """In queue order, about 2 MiB; may be empty at the end."""
+    """In queue order, about 4 MiB; may be empty at the end."""
     is_last: bool
     """Whether the range ends here: at its end, or with the failure."""
     failure: RocketMQError | None

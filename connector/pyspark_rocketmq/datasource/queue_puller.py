@@ -29,7 +29,7 @@ class QueuePuller:
         return self._pipeline.ranges[0].skipped
 
     def pieces(self) -> Iterator[list[Piece]]:
-        """Answers in queue order, gathered to about 2 MiB.
+        """Answers in queue order, gathered to about 4 MiB.
 
         Before an error that another reader may survive, everything that is next in queue order is given out.
 
