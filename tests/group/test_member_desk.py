@@ -1,0 +1,153 @@
+"""What a member answers when a broker asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from pyspark_rocketmq.datasource.member_desk import MemberDesk
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
+from pyspark_rocketmq.wire.client_info import ConsumeResult
+from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.messages import message_at
+
+HELD, OTHERS = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
+
+
+@dataclass
+class Member:
+    """Holds what it is told to hold, since a monotonic second."""
+
+    queues: dict[MessageQueue, float]
+    notifications: list[None] = field(default_factory=list)
+
+    def held(self) -> Mapping[MessageQueue, float]:
+        return self.queues
+
+    def notified(self) -> None:
+        self.notifications.append(None)
+
+
+class Desk:
+    """A desk of group ``g`` with both queues in its store and one held."""
+
+    def __init__(self, clock: FakeClock, model: MessageModel = MessageModel.CLUSTERING) -> None:
+        clock.advance(100.0)
+        self.store = MemoryOffsetStore("desk", clock=clock)
+        self.store.claim("progress", "me", {HELD: 5, OTHERS: 7})
+        self.member = Member({HELD: 90.0})
+        options = ReadOptions.parse(
+            {
+                "nameServers": "ns:9876",
+                "topic": "orders",
+                "consumerGroup": "g",
+                "offsetStore": self.store.spec,
+            }
+        )
+        self.desk = MemberDesk(options, self.store, "progress", clock)
+        consumer = ConsumerData(
+            group_name="g",
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            message_model=model,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            subscriptions=(build_subscription("orders", "paid", sub_version=1),),
+        )
+        self.desk.serve(self.member, HeartbeatData(client_id="me", consumers=(consumer,)))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def at(clock: FakeClock) -> Desk:
+    return Desk(clock)
+
+
+def test_a_change_of_the_group_is_passed_on_and_another_groups_is_not(at: Desk) -> None:
+    """B1."""
+    at.desk.consumer_ids_changed("g")
+    at.desk.consumer_ids_changed("another")
+
+    assert len(at.member.notifications) == 1
+
+
+def test_offsets_are_those_of_the_queues_held(at: Desk) -> None:
+    assert at.desk.next_offsets("g", "orders") == {HELD: 5}
+    assert at.desk.next_offsets("g", "another") == {}
+    assert at.desk.next_offsets("another", "orders") == {}
+
+
+def test_a_reset_moves_the_queues_held_and_fences_the_batch_under_way(at: Desk) -> None:
+    """F5: every member is told all queues, and each moves its own."""
+    epoch = at.store.read("progress")[HELD].epoch
+
+    at.desk.reset_offsets("g", "orders", {HELD: 1, OTHERS: 1})
+
+    rows = at.store.read("progress")
+    assert (rows[HELD].next_offset, rows[OTHERS].next_offset) == (1, 7)
+    assert rows[HELD].epoch == epoch + 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("another", "orders", {HELD: 1}), ("g", "another", {HELD: 1}), ("g", "orders", {HELD: -1})],
+    ids=["another group", "another topic", "no offset"],
+)
+def test_a_reset_of_something_else_changes_nothing(
+    asked: tuple[str, str, dict[MessageQueue, int]], at: Desk
+) -> None:
+    before = at.store.read("progress")
+
+    at.desk.reset_offsets(*asked)
+
+    assert at.store.read("progress") == before
+
+
+def test_running_info_tells_queues_locks_and_offsets(at: Desk) -> None:
+    """B5, C2: the lock's moment is told on the wall clock."""
+    info = at.desk.running_info("g")
+
+    assert info is not None
+    assert [each.sub_string for each in info.subscriptions] == ["paid"]
+    assert info.queues.keys() == {HELD}
+    queue = info.queues[HELD]
+    assert (queue.commit_offset, queue.locked) == (5, True)
+    assert queue.last_lock_timestamp == 1_700_000_090_000
+    assert info.properties["PROP_NAMESERVER_ADDR"] == "ns:9876"
+    assert at.desk.running_info("another") is None
+
+
+def test_a_broadcasting_member_has_no_locks(clock: FakeClock) -> None:
+    """B3."""
+    info = Desk(clock, MessageModel.BROADCASTING).desk.running_info("g")
+
+    assert info is not None
+    assert [(queue.locked, queue.last_lock_timestamp) for queue in info.queues.values()] == [(False, 0)]
+
+
+def test_consuming_directly_is_refused_in_a_sentence(at: Desk) -> None:
+    """D12: the listener is on the executors."""
+    message = message_at(3)
+
+    answer = at.desk.consume_directly("g", message)
+
+    assert answer is not None
+    assert answer.consume_result is ConsumeResult.CR_THROW_EXCEPTION
+    assert "this member is a Spark query, whose listener runs on executors only" in (answer.remark or "")
+    assert at.desk.consume_directly("another", message) is None
+
+
+def test_before_there_is_a_member_nothing_is_held(clock: FakeClock, at: Desk) -> None:
+    store = MemoryOffsetStore("empty-desk", clock=clock)
+    options = ReadOptions.parse(
+        {"nameServers": "ns:9876", "topic": "orders", "consumerGroup": "g", "offsetStore": store.spec}
+    )
+    desk = MemberDesk(options, store, "progress", clock)
+
+    desk.consumer_ids_changed("g")
+
+    assert desk.next_offsets("g", "orders") == {}
+    assert desk.running_info("g") is None
