@@ -80,6 +80,8 @@ final class ScriptedListener {
         }
         JSONObject event = new JSONObject();
         event.put("ms", (now - firstCallNanos) / 1_000_000L);
+        event.put("atMillis", System.currentTimeMillis());
+        event.put("brokerName", messages.get(0).getBrokerName());
         JSONArray shown = new JSONArray();
         messages.forEach(message -> shown.add(Shown.traced(message)));
         event.put("messages", shown);
