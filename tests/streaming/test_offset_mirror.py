@@ -169,6 +169,29 @@ def test_an_old_offset_is_not_sent_again_when_the_queue_has_moved(
     assert brokers.sent.empty()
 
 
+def test_a_process_that_slept_before_it_sent_looks_whether_it_was_replaced(
+    brokers: Brokers, store: MemoryOffsetStore
+) -> None:
+    """C5, F5: the fenced zombie, paused between the store's commit and the mirror's first word."""
+    clock = FakeClock()
+    mirror = OffsetMirror(options(brokers), store, GROUP, clock=clock)
+
+    def sleep_and_be_replaced(peer: Peer, request: RemotingCommand) -> None:
+        clock.advance(90)
+        store.claim(GROUP, "other", {A0: 0})
+        brokers.cluster.name_server.script = answer
+        answer(peer, request)
+
+    answer = brokers.cluster.name_server.script
+    brokers.cluster.name_server.script = sleep_and_be_replaced
+
+    mirror.show([commit(A0, 7), commit(A1, 5)])
+
+    assert brokers.next() == (A1, 5)
+    assert mirror.flush(5)
+    assert brokers.sent.empty()
+
+
 def test_a_broker_that_is_silent_keeps_no_other_brokers_offsets_back(
     brokers: Brokers, mirror: OffsetMirror
 ) -> None:

@@ -3,8 +3,8 @@
 The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
 
 Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
-Rule 2: an offset is sent a second time only if the store still has the queue under the epoch it was committed
-under.  Otherwise another member has gone on, or an operator has gone back, and an old offset would hide that.
+Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the epoch
+it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it would hide that.
 Rule 3: a thread is there only while something is to be sent; nothing must be closed.
 """
 
@@ -21,7 +21,7 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S: Final = 5.0
 """``ClientConfig.persistConsumerOffsetInterval``."""
+_LATE_S: Final = 1.0
+"""After which a process may have slept and been replaced."""
 _AT_EXIT_S: Final = 2.0
 
 Commits = Mapping[MessageQueue, QueueCommit]
@@ -46,6 +48,7 @@ class OffsetMirror:
         progress_name: str,
         *,
         again_after_s: float = _AGAIN_AFTER_S,
+        clock: Clock | None = None,
     ) -> None:
         """Connect to nobody yet.
 
@@ -54,6 +57,7 @@ class OffsetMirror:
             store: Where the truth is.
             progress_name: What the store knows the group by.
             again_after_s: Pause before what could not be sent is tried again.
+            clock: The system's if not given.
         """
         assert options.consumer_group is not None
         self._group = options.consumer_group
@@ -61,7 +65,7 @@ class OffsetMirror:
         self._store = store
         self._progress_name = progress_name
         self._again_after_s = again_after_s
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._timeout_s = options.request_timeout_ms / 1000
         pool = process_pool(ConnectionSettings.of(options))
         namespace = options.namespace or ""
@@ -72,6 +76,8 @@ class OffsetMirror:
         self._guard = threading.Lock()
         self._waiting: dict[MessageQueue, QueueCommit] = {}
         """Not sent yet."""
+        self._shown_at_s = 0.0
+        """When something came last."""
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_in_trouble = False
@@ -79,13 +85,18 @@ class OffsetMirror:
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
         """Send what the store has just taken; returns at once."""
+        news = {commit.queue: commit for commit in accepted}
+        if not news:
+            return
         with self._guard:
-            self._waiting |= {commit.queue: commit for commit in accepted}
-            if self._waiting and self._thread is None:
+            self._waiting |= news
+            self._shown_at_s = self._clock.monotonic_s()
+            if self._thread is None:
                 # A daemon: whoever ends the process does not wait for a broker that is away.
-                self._thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
+                thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
+                thread.start()
+                self._thread = thread
                 atexit.register(self._at_exit)
-                self._thread.start()
         self._news.set()
 
     def flush(self, timeout_s: float) -> bool:
@@ -110,7 +121,7 @@ class OffsetMirror:
         try:
             tried: Commits = {}
             while waiting := self._next():
-                self._send(self._still_true(waiting, tried))
+                self._send(waiting, tried)
                 tried = waiting
                 self._pause()
         except Exception:
@@ -140,7 +151,8 @@ class OffsetMirror:
 
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
         """What may be sent: rule 2."""
-        again = {queue: commit for queue, commit in waiting.items() if tried.get(queue) == commit}
+        is_late = self._clock.monotonic_s() - self._shown_at_s > _LATE_S
+        again = {queue: commit for queue, commit in waiting.items() if is_late or tried.get(queue) == commit}
         if not again:
             return waiting
         try:
@@ -156,15 +168,14 @@ class OffsetMirror:
         self._done(outdated)
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
 
-    def _send(self, commits: Commits) -> None:
+    def _send(self, waiting: Commits, tried: Commits) -> None:
         """Each to its broker; a broker that does not answer is left alone in this round."""
-        if not commits:
-            return
         try:
             masters = self._masters()
         except RocketMQError as error:
             self._tell(error)
             return
+        commits = self._still_true(waiting, tried)
         silent: set[str] = set()
         for queue, commit in sorted(commits.items()):
             if queue.broker_name in silent:
