@@ -350,7 +350,7 @@ def test_a_peer_that_takes_nothing_ends_the_channel_instead_of_hanging() -> None
 
     first = outcomes.get(timeout=5)
     assert isinstance(first, ChannelClosed)
-    assert re.search(r"accepted \d+ of 15728\d+ bytes within 0.0\d+ s", str(first))
+    assert re.search(r"accepted \d+ of 15728\d+ bytes within [0-9.]+ s", str(first))
 
 
 def test_many_threads_share_one_channel() -> None:
