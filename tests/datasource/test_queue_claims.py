@@ -63,6 +63,34 @@ def test_a_group_that_nobody_served_begins_where_the_options_say() -> None:
 
     assert planning.next() is None
     assert planning.store.read("g")[A0].next_offset == 5
+    assert brokers.offsets == {A0: 5}
+
+
+def test_members_that_begin_a_group_together_begin_it_at_one_place() -> None:
+    """F2, A2: the second finds rows of the group, but its own queues were not made later."""
+    brokers = FakeBrokerOffsets()
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    bounds = {A0: (0, 5), A1: (0, 3)}
+    first, second = (
+        Planning(
+            bounds,
+            group=True,
+            broker_offsets=brokers,
+            store=store,
+            client_id=name,
+            start=StartingOffsets.latest(),
+        )
+        for name in ("first", "second")
+    )
+    first.ownership.taken.add(A1)
+    second.ownership.taken.add(A0)
+
+    assert first.next() is None
+    assert second.next() is None
+
+    assert {queue: row.next_offset for queue, row in store.read("g").items()} == {A0: 5, A1: 3}
+    second.view.bounds[B0] = (0, 4)
+    assert second.next() == [(B0, 0, 4)]
 
 
 def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_start() -> None:
@@ -170,7 +198,8 @@ def test_brokers_are_asked_at_a_claim_alone() -> None:
     handed_over(planning, B0)
     planning.next()
 
-    assert brokers.reads == [{A0, B0}, {B0}]
+    # Once more when the group begins, for all its queues.
+    assert brokers.reads == [{A0, B0}, {A0, B0}, {B0}]
 
 
 @pytest.mark.parametrize("at_broker", [1, 99], ids=["deleted", "not there"])

@@ -112,13 +112,28 @@ class QueueClaims:
             return None
         starts = {queue: snapshot.bounds[queue].min_offset for queue in nobodys}
         if by_option:
-            starts |= self._view.starting_positions(snapshot, by_option, self._default_start)
+            starts |= self._beginning(by_option, snapshot)
         taken_over = {
             queue: offset
             for queue in unknown
             if (offset := go_on_at(None, at_broker.get(queue), was_reset=False)) is not None
         }
         return starts | taken_over
+
+    def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
+        """Where a new group begins, told to the brokers for all its queues before any of them is claimed.
+
+        Members that begin at the same time share the queues between them: whoever comes second would take its own for
+        queues made later. The same goes for a Java member with other ideas of where to begin.
+        """
+        if self._broker_offsets is None:
+            return self._view.starting_positions(snapshot, by_option, self._default_start)
+        known = self._broker_offsets.read(snapshot.bounds, snapshot.addresses)
+        undecided = [queue for queue in snapshot.bounds if queue not in known]
+        positions = self._view.starting_positions(snapshot, undecided, self._default_start)
+        self._broker_offsets.write(positions, snapshot.addresses)
+        decided = known | positions
+        return {queue: decided[queue] for queue in by_option}
 
     def _moved_on(
         self, claimed: Rows, at_broker: Mapping[MessageQueue, int]
