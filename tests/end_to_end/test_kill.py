@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.kill_driver import KILL_POINTS
 from tests.helpers.orders import check_sink, produce_orders
 
 KILLS_PER_POINT = int(os.environ.get("KILLS_PER_POINT", "0"))
 """How often a consumer is killed at each point before it may finish; `make kill-test` takes 3.
 
-Without it, which saves starts of Spark, one consumer is killed at every point once.
+Without it, which saves starts of Spark, one consumer is killed at every point once, on the real broker.
 """
 HISTORIES = [(point,) * KILLS_PER_POINT for point in KILL_POINTS] if KILLS_PER_POINT else [KILL_POINTS]
+BACKENDS = (lambda test: test) if KILLS_PER_POINT else REAL_ONLY
 REPO = Path(__file__).parent.parent.parent
 
 
+@BACKENDS
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("points", HISTORIES, ids=lambda points: ",".join(dict.fromkeys(points)))
