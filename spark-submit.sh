@@ -6,6 +6,7 @@
 #                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
 #   consume        run a message listener (module:function) as a streaming consumer into a Delta table
 #   offsets show   print a consumer group's progress from its offset table, with the broker's bounds
+#   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
 #
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
 #
