@@ -140,11 +140,12 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
     watch = Stopwatch()
     options = _options(name_server, consumerGroup=_GROUP, offsetStore=str(table))
     view = _timed_view(options, pool, watch)
+    queues = tuple(view.snapshot().bounds)
     progress = GroupProgress(
         consumer_group=_GROUP,
         client_id="bench",
         store=Timed(DeltaOffsetStore(table), watch, read=_STORE),  # type: ignore[arg-type]
-        ownership=OneMember(lambda: view.snapshot().bounds),
+        ownership=OneMember(lambda: queues),
         view=view,
         default_start=StartingOffsets.earliest(),
         clock=_CLOCK,
