@@ -9,6 +9,9 @@ from tests.helpers.wait import wait_until
 ANSWER_S = 10.0
 """More than any answer needs, so that a slow machine never fails a test."""
 
+TRIES_TO_BE_HELD = 6
+"""A pull holds only when the broker finds nothing first; how often a test may lose that race."""
+
 
 def await_readable(client: BrokerClient, address: str, queue: MessageQueue, end: int) -> None:
     """Wait until the queue reaches ``end``: a real broker enters a stored message a moment later."""

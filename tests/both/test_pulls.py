@@ -15,6 +15,7 @@ from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
+from tests.both.support import TRIES_TO_BE_HELD
 from tests.helpers.cluster import REAL_ONLY
 
 KIB = 1024
@@ -203,18 +204,24 @@ def test_an_unknown_topic_and_an_unknown_queue_are_different_errors(client, addr
 
 
 def test_a_held_pull_is_answered_when_a_message_comes(client, address, queue, group, put):
-    """A1: the broker holds the request and answers at once on arrival (golden fact 10)."""
-    held = request(group, queue, sys_flag=_HELD, suspend_timeout_millis=15_000)
-    results: SimpleQueue = SimpleQueue()
-    client.pull_async(address, held, results.put)
+    """A1: the broker holds the request and answers at once on arrival (golden fact 10).
 
-    put(b"news")
-    begin_s = time.monotonic()
-    result = results.get(timeout=10)
+    A broker that stores the message between its look into the queue and the holding wakes nobody:
+    such a request is answered by the scan, every five seconds. So the next message is tried.
+    """
+    waits_s = []
+    for queue_offset in range(TRIES_TO_BE_HELD):
+        held = request(group, queue, queue_offset, sys_flag=_HELD, suspend_timeout_millis=15_000)
+        results: SimpleQueue = SimpleQueue()
+        client.pull_async(address, held, results.put)
 
-    assert bodies_of(result) == [b"news"]
-    # Without being woken it would come with the scan, every five seconds.
-    assert time.monotonic() - begin_s < 2.0
+        put(b"news")
+        begin_s = time.monotonic()
+        assert bodies_of(results.get(timeout=10)) == [b"news"]
+        waits_s.append(time.monotonic() - begin_s)
+        if waits_s[-1] < 2.0:
+            return
+    pytest.fail(f"No held pull was woken by a message: they waited {waits_s} seconds.")
 
 
 def test_held_pulls_with_a_filter_bring_the_matching_message_only(client, address, queue, group, put):
