@@ -1,0 +1,77 @@
+"""A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
+
+Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
+Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_rocketmq.datasource.schema import planned_range, reset_target
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+
+MESSAGE_COLUMNS = (
+    "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
+    "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
+)  # fmt: skip
+"""In the order of MessageExt's fields."""
+
+
+class ArrivedRange(NamedTuple):
+    """One queue's range, whole."""
+
+    planned: QueueRange
+    messages: list[MessageExt]
+    """In queue order."""
+    reset_to: int | None
+    """Where an operator wants the queue consumed from next."""
+
+
+def messages_of(columns: Iterable[Iterable[object]]) -> list[MessageExt]:
+    """The messages whose fields are in ``columns``, in the order of :data:`MESSAGE_COLUMNS`."""
+    return list(map(MessageExt._make, zip(*columns, strict=True)))
+
+
+def whole_range(
+    queue: MessageQueue, messages: list[MessageExt], offsets: npt.NDArray[np.int64], marker_text: str
+) -> ArrivedRange:
+    """The range of ``queue`` whose messages are ``messages``.
+
+    Args:
+        queue: Whose rows these are.
+        messages: In the order in which they are to be delivered.
+        offsets: Their queue offsets, and behind them the marker row's.
+        marker_text: ``plannedRange`` of the marker row.
+
+    Raises:
+        RocketMQError: If messages were lost, doubled or changed places.
+    """
+    planned = planned_range(queue, marker_text, rows=len(messages))
+    late = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    if len(late):
+        before, after = offsets[late[0] : late[0] + 2].tolist()
+        problem = (
+            f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is missing"
+            if before == after
+            else f"offset {after} arrived behind offset {before} in the range {planned.start} to {planned.end}"
+        )
+        raise RocketMQError(
+            f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
+            "consume_orderly()."
+        )
+    return ArrivedRange(planned, messages, reset_target(marker_text))
+
+
+def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
+    """The error for a range that did not arrive with exactly one marker row, at its end."""
+    return RocketMQError(
+        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read with "
+        "format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
+        "consume_orderly()."
+    )

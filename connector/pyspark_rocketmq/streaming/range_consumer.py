@@ -1,0 +1,65 @@
+"""What the engines share: a range that has arrived goes through the listener; columns of rows and an ack come out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row, Uncommitted
+from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS
+
+
+class Consumed(NamedTuple):
+    """What one range brought."""
+
+    rows: list[Row]
+    """Those that may reach the sink."""
+    ack: QueueAck
+    left: Uncommitted
+    """What the queue's next range must not deliver again."""
+
+
+class RangeConsumer:
+    """Takes one range after the other; pickled to the executors with the listener."""
+
+    def __init__(
+        self, listener: MessageListenerOrderly, output: OutputColumns, settings: OrderlySettings
+    ) -> None:
+        self._listener = listener
+        self._output = output
+        self._settings = settings
+
+    def consume(self, arrived: ArrivedRange, before: Uncommitted | None) -> Consumed:
+        """Deliver the range's messages; ``before`` is what an earlier range has left, None if nothing."""
+        planned = arrived.planned
+        run = OrderlyRun(
+            planned,
+            arrived.messages,
+            listener=self._listener,
+            output=self._output,
+            settings=self._settings,
+            before=before or Uncommitted(planned.start, [], planned.reconsume_times),
+            now_s=time.time,
+        )
+        rows = run.consume()
+        return Consumed(rows, replace(run.ack(), reset_to=arrived.reset_to), run.uncommitted())
+
+    def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
+        """The data rows and the ack row behind them, by column; a queue's own columns as single values."""
+        queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(self._output.names))
+        columns: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
+        columns["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
+        for name, column in zip(self._output.names, values, strict=True):
+            columns[name] = [*column, None]
+        columns[ACK_COLUMN] = [None] * len(rows) + [ack.to_json()]
+        return columns
