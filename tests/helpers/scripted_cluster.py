@@ -17,17 +17,27 @@ from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 
 
 class StoringBroker:
-    """A broker that keeps the bodies it is sent, by queue, or follows ``fault`` instead."""
+    """A broker that keeps what it is sent, or follows ``fault`` instead."""
 
     def __init__(self) -> None:
         self.stored: dict[int, list[bytes]] = defaultdict(list)
+        """Bodies by queue."""
+        self.sends: list[RemotingCommand] = []
+        self.sent_back: list[RemotingCommand] = []
         self.fault: Script | None = None
+        self.fault_of_sent_back: Script | None = None
+        """The same for messages that are sent back only."""
         self.server = ScriptedServer(self._take_in)
 
     def _take_in(self, peer: Peer, request: RemotingCommand) -> None:
         if self.fault is not None:
             self.fault(peer, request)
             return
+        if request.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            self.sent_back.append(request)
+            (self.fault_of_sent_back or Peer.answer)(peer, request)
+            return
+        self.sends.append(request)
         queue_id = int(request.ext_fields["e"])
         kept = self.stored[queue_id]
         first = len(kept)

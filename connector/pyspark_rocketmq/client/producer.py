@@ -24,7 +24,13 @@ from pyspark_rocketmq.client.broker import BrokerClient, OnSend
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.publishing import round_robin_queue, route_to_create, split_batch
-from pyspark_rocketmq.client.sending import AUTO_CREATE_TOPIC, Batch, SendResult, SendTerms
+from pyspark_rocketmq.client.sending import (
+    AUTO_CREATE_TOPIC,
+    Batch,
+    SendResult,
+    SendTerms,
+    retry_terms,
+)
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.unique_keys import UniqueKeys
@@ -262,10 +268,11 @@ class Producer:
     def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
         prepared = replace(message, properties=self._with_key(message.properties))
+        terms = retry_terms(message, self._terms)
         if len(message.body) < self._compress_over_bytes:
-            return prepared, self._terms
+            return prepared, terms
         body = zlib.compress(message.body, _COMPRESS_LEVEL)
-        return replace(prepared, body=body), replace(self._terms, sys_flag=_COMPRESSED)
+        return replace(prepared, body=body), replace(terms, sys_flag=_COMPRESSED)
 
     def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
         return {WAIT: "true", **properties, UNIQ_KEY: properties.get(UNIQ_KEY) or self._unique_keys.next()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.errors import LocalProtocolError, RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
+from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
@@ -18,7 +18,13 @@ from pyspark_rocketmq.wire.headers import (
     to_ext_fields,
 )
 from pyspark_rocketmq.wire.messages import encode_batch
-from pyspark_rocketmq.wire.properties import DELAY, UNIQ_KEY, encode_properties
+from pyspark_rocketmq.wire.properties import (
+    DELAY,
+    MAX_RECONSUME_TIMES,
+    RECONSUME_TIME,
+    UNIQ_KEY,
+    encode_properties,
+)
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """Template of topics that brokers make at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
@@ -56,6 +62,22 @@ class SendTerms:
     """Set when a consumer sends to its group's retry topic."""
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+
+
+def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
+    """The terms of a message; one for a retry topic says in its properties how often it was tried.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden fact 20).
+    """
+    tried = message.properties.get(RECONSUME_TIME)
+    if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
+        return terms
+    most = message.properties.get(MAX_RECONSUME_TIMES)
+    return replace(
+        terms,
+        reconsume_times=int(tried),
+        max_reconsume_times=terms.max_reconsume_times if most is None else int(most),
+    )
 
 
 def send_command(

@@ -1,0 +1,139 @@
+"""Messages that are sent back, on real and simulated brokers: where they come again, where they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, dlq_topic, retry_topic
+from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.both.support import ANSWER_S, await_readable
+from tests.helpers.cluster import ClusterUnderTest
+
+TERMS = SendTerms(producer_group="tests")
+
+
+@pytest.fixture
+def settings(cluster: ClusterUnderTest, group: str) -> SendBackSettings:
+    return SendBackSettings(
+        name_servers=(cluster.name_servers,),
+        consumer_group=group,
+        back_timeout_s=ANSWER_S,
+        send_timeout_s=ANSWER_S,
+    )
+
+
+@pytest.fixture
+def send_back(
+    settings: SendBackSettings, client: BrokerClient, address: str, queue: MessageQueue
+) -> SendBack:
+    """Of a group that has shown itself to broker-a, which then has its retry topic."""
+    group = settings.consumer_group
+    subscriptions = tuple(
+        build_subscription(topic, "*", sub_version=1) for topic in (queue.topic, retry_topic(group))
+    )
+    consumer = ConsumerData(group_name=group, subscriptions=subscriptions)
+    client.heartbeat(address, HeartbeatData(client_id="me", consumers=(consumer,)))
+    return settings.open()
+
+
+@pytest.fixture
+def failed(client: BrokerClient, address: str, queue: MessageQueue) -> MessageExt:
+    """A message as a consumer gets it."""
+    sent = Message(topic=queue.topic, body=b"again", properties={"KEYS": "k", "TAGS": "t"}, flag=7)
+    client.send(address, sent, queue, TERMS)
+    return first_of(client, address, queue)
+
+
+def first_of(client: BrokerClient, address: str, queue: MessageQueue) -> MessageExt:
+    await_readable(client, address, queue, 1)
+    result = client.pull(address, PullRequest(consumer_group="readers", queue=queue, queue_offset=0))
+    return decode_messages(result.body, queue.broker_name)[0]
+
+
+@pytest.fixture
+def arrived(client: BrokerClient, address: str) -> Callable[[str], MessageExt]:
+    """Waits for the first message of a topic."""
+    return lambda topic: first_of(client, address, MessageQueue(topic, "broker-a", 0))
+
+
+def test_a_message_comes_again_in_the_retry_topic(send_back, failed, arrived, address, group):
+    """E3: whole, with one attempt more, the topic it belongs to and where the first copy lies."""
+    send_back.send(failed, delay_level=1, max_reconsume_times=16)
+    again = arrived(retry_topic(group))
+
+    assert (again.body, again.keys, again.tags, again.flag) == (b"again", "k", "t", 7)
+    assert (again.reconsume_times, again.msg_id) == (1, failed.msg_id)
+    assert (again.properties["RETRY_TOPIC"], again.properties["DELAY"]) == (failed.topic, "1")
+    origin = decode_offset_message_id(again.properties["ORIGIN_MESSAGE_ID"])
+    assert origin == (address, failed.commit_log_offset)
+
+
+@pytest.mark.parametrize("terms", [(-1, 16), (0, 0)], ids=["asked for", "tried too often"])
+def test_a_message_ends_among_the_dead_letters(send_back, failed, arrived, terms):
+    """E3, E8: at once when the listener says so, else after the last attempt."""
+    level, most = terms
+    send_back.send(failed, delay_level=level, max_reconsume_times=most)
+    dead = arrived(dlq_topic(send_back.consumer_group))
+
+    assert (dead.body, dead.reconsume_times) == (b"again", 1)
+    assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (failed.topic, "0")
+
+
+def test_a_message_its_broker_cannot_find_is_sent_anew(send_back, failed, arrived, group):
+    """E3: by an ordinary send; here the last attempt, so that the broker keeps it as a dead letter at once."""
+    lost = failed._replace(commit_log_offset=failed.commit_log_offset + 10**9)
+
+    send_back.send(lost, delay_level=0, max_reconsume_times=0)
+    dead = arrived(dlq_topic(group))
+
+    assert (dead.body, dead.keys, dead.tags, dead.flag) == (b"again", "k", "t", 7)
+    assert (dead.reconsume_times, dead.properties["RETRY_TOPIC"]) == (1, failed.topic)
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == failed.msg_id
+
+
+def test_a_message_of_a_broker_that_is_away_is_kept_by_another(cluster, settings, client, pool, group):
+    """E3: nothing is lost with the broker that stored it."""
+    topic = cluster.create_topic(queues=1)
+    cluster.create_topic(retry_topic(group), queues=1)
+    with Producer(cluster.name_servers, "tests", pool=pool, send_timeout_s=ANSWER_S) as producer:
+        (queue,) = [one for one in producer.queues(topic) if one.broker_name == "broker-b"]
+        producer.send(Message(topic=topic, body=b"again"), queue=queue)
+    failed = first_of(client, cluster.broker_addresses["broker-b"], queue)
+    subscription = build_subscription(retry_topic(group), "*", sub_version=1)
+    member = ConsumerData(group_name=group, subscriptions=(subscription,))
+    address = cluster.broker_addresses["broker-a"]
+    client.heartbeat(address, HeartbeatData(client_id="me", consumers=(member,)))
+    cluster.stop_broker("broker-b")
+
+    send_back = replace(settings, back_timeout_s=3.0).open()
+    send_back.send(failed, delay_level=0, max_reconsume_times=0)
+
+    first_of(client, address, MessageQueue(dlq_topic(group), "broker-a", 0))
+
+
+def test_a_namespace_s_message_comes_again_inside_it(cluster, settings, pool, address, group):
+    """A6, E3: retry topic and RETRY_TOPIC have the namespace, as a Java consumer expects them."""
+    namespace = cluster.unique_name("shop")
+    inside = BrokerClient(pool, SystemClock(), ANSWER_S, namespace=namespace)
+    queue = MessageQueue(cluster.unique_name(), "broker-a", 0)
+    cluster.create_topic(f"{namespace}%{queue.topic}", queues=1, brokers=["broker-a"])
+    member = ConsumerData(group_name=group, subscriptions=())
+    inside.heartbeat(address, HeartbeatData(client_id="me", consumers=(member,)))
+    inside.send(address, Message(topic=queue.topic, body=b"again"), queue, TERMS)
+    failed = first_of(inside, address, queue)._replace(topic=queue.topic)
+
+    replace(settings, namespace=namespace).open().send(failed, delay_level=1, max_reconsume_times=16)
+    again = first_of(inside, address, MessageQueue(retry_topic(group), "broker-a", 0))
+
+    assert again.topic == f"%RETRY%{namespace}%{group}"
+    assert again.properties["RETRY_TOPIC"] == f"{namespace}%{queue.topic}"

@@ -1,0 +1,217 @@
+"""Messages sent back to scripted brokers: which one is asked, and what follows when it fails."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, TransportError
+from pyspark_rocketmq.model import BrokerData, MessageExt, MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.properties import decode_properties
+from tests.helpers.messages import message_at
+from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.scripted_server import Peer
+
+RETRY = "%RETRY%billing"
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster() as cluster:
+        cluster.routes["orders"] = cluster.route({"broker-a": 4, "broker-b": 4})
+        cluster.routes[RETRY] = cluster.route({"broker-a": 1, "broker-b": 1})
+        yield cluster
+
+
+def settings_of(cluster: ScriptedCluster, namespace: str = "") -> SendBackSettings:
+    return SendBackSettings(
+        name_servers=(cluster.name_server.address,), consumer_group="billing", namespace=namespace
+    )
+
+
+@pytest.fixture
+def send_back(cluster: ScriptedCluster) -> SendBack:
+    return settings_of(cluster).open()
+
+
+def failed(broker: str = "broker-a", times: int = 0, **properties: str) -> MessageExt:
+    message = message_at(7, queue=MessageQueue("orders", broker, 3))
+    return message._replace(
+        reconsume_times=times, flag=5, properties={"KEYS": "key-7", "UNIQ_KEY": message.msg_id, **properties}
+    )
+
+
+def refuse(peer: Peer, request: RemotingCommand) -> None:
+    peer.answer(request, ResponseCode.SYSTEM_ERROR, remark="look message by offset failed")
+
+
+def properties_of(request: RemotingCommand) -> dict[str, str]:
+    return decode_properties(request.ext_fields["i"].encode())
+
+
+@pytest.mark.parametrize("name", ["broker-a", "broker-b"])
+def test_a_message_goes_back_to_the_broker_that_stores_it(
+    cluster: ScriptedCluster, send_back: SendBack, name: str
+) -> None:
+    """E3: CONSUMER_SEND_MSG_BACK with its commit log offset, the level asked for and the group's maximum."""
+    send_back.send(failed(name), delay_level=4, max_reconsume_times=16)
+
+    (request,) = cluster.brokers[name].sent_back
+    assert request.code == RequestCode.CONSUMER_SEND_MSG_BACK
+    assert (
+        request.ext_fields.items()
+        >= {
+            "offset": "700",
+            "group": "billing",
+            "delayLevel": "4",
+            "originMsgId": f"{7:032X}",
+            "originTopic": "orders",
+            "unitMode": "false",
+            "maxReconsumeTimes": "16",
+        }.items()
+    )
+    assert not any(broker.sends for broker in cluster.brokers.values())
+
+
+def test_a_retry_goes_back_to_a_broker_that_only_the_retry_topic_is_on(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """E3: its own topic may have no queue there."""
+    whole = cluster.routes["orders"]
+    cluster.routes["orders"] = TopicRoute(brokers=whole.brokers[:1], queues=whole.queues[:1])
+
+    send_back.send(failed("broker-b", times=1), delay_level=0, max_reconsume_times=16)
+
+    assert len(cluster.brokers["broker-b"].sent_back) == 1
+
+
+def test_what_no_broker_name_is_known_of_goes_back_to_its_store_host(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """E3: as Java does (``RemotingHelper.parseSocketAddressAddr(msg.getStoreHost())``)."""
+    message = failed()._replace(broker_name="", store_host=cluster.brokers["broker-b"].server.address)
+
+    send_back.send(message, delay_level=0, max_reconsume_times=16)
+
+    assert len(cluster.brokers["broker-b"].sent_back) == 1
+
+
+def test_a_refused_message_is_sent_to_the_retry_topic_like_any_other(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """E3: with its history, and one attempt more in properties and header (golden fact 20)."""
+    cluster.brokers["broker-a"].fault_of_sent_back = refuse
+    message = failed(times=2, TRAN_MSG="true", DELAY="4", REAL_TOPIC=RETRY)
+
+    send_back.send(message, delay_level=9, max_reconsume_times=16)
+
+    (request,) = [one for broker in cluster.brokers.values() for one in broker.sends]
+    assert (request.body, request.ext_fields["l"], request.ext_fields["h"]) == (b"body-7", "16", "5")
+    assert (request.ext_fields["a"], request.ext_fields["b"]) == ("CLIENT_INNER_PRODUCER", RETRY)
+    assert request.ext_fields["j"] == "3"
+    assert properties_of(request) == {
+        "KEYS": "key-7",
+        "UNIQ_KEY": message.msg_id,
+        "ORIGIN_MESSAGE_ID": message.msg_id,
+        "RETRY_TOPIC": "orders",
+        "RECONSUME_TIME": "3",
+        "MAX_RECONSUME_TIMES": "16",
+        "DELAY": "5",
+        "REAL_TOPIC": RETRY,
+        "WAIT": "true",
+    }
+
+
+def test_the_first_attempts_id_goes_with_every_copy(cluster: ScriptedCluster, send_back: SendBack) -> None:
+    """E3, H6: ORIGIN_MESSAGE_ID links the copies."""
+    cluster.brokers["broker-a"].fault_of_sent_back = refuse
+
+    send_back.send(failed(ORIGIN_MESSAGE_ID="first"), delay_level=0, max_reconsume_times=16)
+
+    (request,) = [one for broker in cluster.brokers.values() for one in broker.sends]
+    assert properties_of(request)["ORIGIN_MESSAGE_ID"] == "first"
+
+
+def test_while_the_storing_broker_is_away_another_one_takes_the_message(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """E3: and the next message asks for the route anew."""
+    away = cluster.brokers["broker-a"]
+    away.fault = lambda peer, request: peer.close()
+
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+    away.fault = None
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+
+    assert len(cluster.brokers["broker-b"].sends) == 1
+    assert len(away.sent_back) == 1
+    assert cluster.route_requests.count("orders") == 2
+
+
+def test_a_broker_without_a_master_is_not_asked(cluster: ScriptedCluster, send_back: SendBack) -> None:
+    """E3: a slave stores nothing."""
+    address = cluster.routes["orders"].address_of("broker-a")
+    assert address is not None
+    slave = BrokerData(broker_name="broker-a", cluster="C", addresses={1: address})
+    for topic, route in cluster.routes.items():
+        cluster.routes[topic] = TopicRoute(brokers=(slave, route.brokers[1]), queues=route.queues)
+
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+
+    assert cluster.brokers["broker-a"].server.requests.empty()
+    assert len(cluster.brokers["broker-b"].sends) == 1
+
+
+def test_what_neither_way_stored_is_an_error(cluster: ScriptedCluster, send_back: SendBack) -> None:
+    """E4: so that the offset does not pass it."""
+    for broker in cluster.brokers.values():
+        broker.fault = refuse
+
+    with pytest.raises(BrokerError, match="look message by offset failed"):
+        send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+
+
+def test_without_a_name_server_it_is_an_error_in_time(cluster: ScriptedCluster) -> None:
+    """E4."""
+    settings = settings_of(cluster)
+    cluster.close()
+
+    with pytest.raises(TransportError) as caught:
+        settings.open().send(failed(), delay_level=0, max_reconsume_times=16)
+    assert isinstance(caught.value, ConnectFailed)
+
+
+def test_names_have_their_namespace_at_the_broker(cluster: ScriptedCluster) -> None:
+    """A6, E3: group, topic and what the copy remembers of them."""
+    cluster.routes["shop%orders"] = cluster.routes["orders"]
+    cluster.routes["%RETRY%shop%billing"] = cluster.routes[RETRY]
+    send_back = settings_of(cluster, "shop").open()
+    broker = cluster.brokers["broker-a"]
+
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+    broker.fault_of_sent_back = refuse
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+
+    fields = broker.sent_back[0].ext_fields
+    assert (fields["group"], fields["originTopic"]) == ("shop%billing", "shop%orders")
+    (request,) = [one for each in cluster.brokers.values() for one in each.sends]
+    assert request.ext_fields["b"] == "%RETRY%shop%billing"
+    assert properties_of(request)["RETRY_TOPIC"] == "shop%orders"
+
+
+def test_settings_travel_to_a_worker_without_showing_their_secrets() -> None:
+    """A5: pickled whole, printed without."""
+    settings = SendBackSettings(
+        name_servers=("ns:9876",),
+        consumer_group="billing",
+        connection=ConnectionSettings(access_key="me", secret_key="hidden"),
+    )
+
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert "hidden" not in repr(settings)
