@@ -23,6 +23,11 @@ def retry_topic(consumer_group: str) -> str:
     return RETRY_TOPIC_PREFIX + consumer_group
 
 
+def is_retry_topic(topic: str) -> bool:
+    """Whether ``topic`` holds messages that a group has given back."""
+    return topic.startswith(RETRY_TOPIC_PREFIX)
+
+
 def dlq_topic(consumer_group: str) -> str:
     """Name of the group's dead-letter topic (``MixAll.getDLQTopic``)."""
     return DLQ_TOPIC_PREFIX + consumer_group
@@ -86,11 +91,12 @@ class Message:
 class MessageExt(NamedTuple):
     """A message as a broker stored it; a tuple, because millions of them are made.
 
-    ``topic + broker_name + queue_id + queue_offset`` is its only unique key: all messages of one producer
-    batch show the same ``msg_id``.
+    ``message_queue`` and ``queue_offset`` are its only unique key: all messages of one producer batch show the same
+    ``msg_id``.
     """
 
     topic: str
+    """The topic it was sent to first, also when it comes from a retry queue."""
     broker_name: str
     queue_id: int
     queue_offset: int
@@ -114,11 +120,22 @@ class MessageExt(NamedTuple):
     sys_flag: int
     """As Java shows it after decoding: compression type bits stay, the compressed bit is cleared."""
     flag: int
+    queue_topic: str | None = None
+    """Topic of the queue it was read from where that is not ``topic``: the retry topic of a message given back."""
 
     @property
     def message_queue(self) -> MessageQueue:
-        """The queue this message was read from."""
-        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+        """The queue this message was read from, whose offset ``queue_offset`` is."""
+        return MessageQueue(self.queue_topic or self.topic, self.broker_name, self.queue_id)
+
+    def restored(self, origin_topic: str | None) -> MessageExt:
+        """As a listener gets it: under the topic it was sent to first, which a message given back no longer has.
+
+        None leaves it as it is. Source: ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+        """
+        if origin_topic is None:
+            return self
+        return self._replace(topic=origin_topic, queue_topic=self.topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

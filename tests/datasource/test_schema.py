@@ -2,10 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row, planned_range, reset_target
+from pyspark_rocketmq.datasource.schema import (
+    CONSUMER_SCHEMA,
+    marker_row,
+    planned_range,
+    reset_target,
+    with_consumer_columns,
+)
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import QueueRange
-from tests.helpers.messages import QUEUE
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from tests.helpers.messages import QUEUE, message_at
 
 PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2)
 
@@ -47,3 +55,57 @@ def test_rows_that_were_lost_or_added_on_the_way_are_an_error(arrived: int) -> N
         RocketMQError, match=f"8 messages were read of the range 10 to 20, but {arrived} rows"
     ):
         planned_range(QUEUE, text, rows=arrived)
+
+
+def stored(topic: str, properties: str = "") -> bytes:
+    return encode_stored_message(
+        StoredMessage(
+            topic=topic,
+            queue_id=0,
+            queue_offset=5,
+            commit_log_offset=500,
+            body=b"x",
+            properties_data=properties.encode(),
+            born_timestamp=1_700_000_000_000,
+            born_host="127.0.0.1:1",
+            store_timestamp=1_700_000_000_001,
+            store_host="127.0.0.1:2",
+            body_crc=body_crc(b"x"),
+        )
+    )
+
+
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_a_message_of_the_retry_topic_names_the_topic_it_was_sent_to_first(namespace: str) -> None:
+    """E3: row and queue stay those of the retry topic, and the origin is told without its namespace (A6)."""
+    before = f"{namespace}%" if namespace else ""
+    topics = (f"RETRY_TOPIC\x01{before}{name}\x02" for name in ("orders", "payments"))
+    body = b"".join(stored("%RETRY%g", properties) for properties in (*topics, "TAGS\x01a\x02"))
+
+    rows = with_consumer_columns(decode_columns(body, "broker-a", tags=None), namespace).to_pylist()
+
+    assert [row["originTopic"] for row in rows] == ["orders", "payments", None]
+    assert {(row["topic"], row["brokerName"], row["queueId"]) for row in rows} == {
+        ("%RETRY%g", "broker-a", 0)
+    }
+    assert [row["kind"] for row in rows] == [None] * 3
+
+
+def test_a_message_of_another_topic_has_no_origin_whatever_its_properties_say() -> None:
+    """E3: ``resetRetryAndNamespace`` looks at messages of the group's retry topic alone."""
+    body = stored("orders", "RETRY_TOPIC\x01payments\x02")
+
+    (row,) = with_consumer_columns(decode_columns(body, "broker-a", tags=None), "").to_pylist()
+
+    assert (row["topic"], row["originTopic"]) == ("orders", None)
+
+
+def test_a_restored_message_has_the_topic_it_was_sent_to_and_the_queue_it_was_read_from() -> None:
+    """E3, H6: its unique key is that of the retry queue."""
+    read = message_at(7, queue=MessageQueue("%RETRY%g", "broker-a", 0))
+
+    restored = read.restored("orders")
+
+    assert restored.topic == "orders"
+    assert restored.message_queue == read.message_queue == MessageQueue("%RETRY%g", "broker-a", 0)
+    assert read.restored(None) == read

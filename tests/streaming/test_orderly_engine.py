@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.orderly_engine import _gather, _uncommitted
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from tests.helpers.messages import QUEUE, message_at
@@ -70,6 +71,22 @@ def test_whole_chunks_that_changed_places_are_put_back() -> None:
     chunks = chunks_of([*map(row_of, MESSAGES), marker()], 10)
 
     assert _gather(QUEUE, iter(chunks[::-1]))[1] == MESSAGES
+
+
+def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were_sent_to() -> None:
+    """E3: in whatever order they arrive; the planned range stays that of the retry queue."""
+    retry = MessageQueue("%RETRY%g", "broker-a", 0)
+    planned = replace(PLANNED, queue=retry)
+    sent_to = {offset: "orders" if offset % 2 else "payments" for offset in range(100, 110)}
+    read = [message_at(offset, queue=retry) for offset in sent_to]
+    rows = [row_of(one) | {"originTopic": sent_to[one.queue_offset]} for one in read]
+    random.Random(7).shuffle(rows)
+
+    found, messages, _ = _gather(retry, iter(chunks_of([*rows, marker(planned, rows=10)], 4)))
+
+    assert found == planned
+    assert messages == [one.restored(sent_to[one.queue_offset]) for one in read]
+    assert [one.topic for one in messages[:2]] == ["payments", "orders"]
 
 
 def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker() -> None:

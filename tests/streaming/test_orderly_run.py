@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import ListenerError, SchemaError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
@@ -109,6 +109,21 @@ def test_a_row_can_name_its_message() -> None:
     rows = run_of(listener, consume_message_batch_max_size=10).consume()
 
     assert rows == [(10, "first")]
+
+
+def test_rows_of_messages_that_were_given_back_belong_to_the_queue_they_are_read_from() -> None:
+    """E3, H6: one delivery may hold messages of several topics then."""
+    retry = MessageQueue("%RETRY%g", "broker-a", 3)
+    read = [message_at(5, queue=retry).restored("orders"), message_at(6, queue=retry).restored("payments")]
+    context = ConsumeOrderlyContext(read, OUTPUT)
+
+    for message in read:
+        context.emit(message, name=message.topic)
+
+    assert context.message_queue == retry
+    assert context.take_emitted() == [(5, "orders"), (6, "payments")]
+    with pytest.raises(ListenerError, match="this delivery is topic=%RETRY%g"):
+        context.emit(message_at(5, queue=MessageQueue("orders", "broker-a", 3)), name="another queue's")
 
 
 def test_suspend_stops_the_queue_before_the_failed_message_and_drops_its_rows() -> None:

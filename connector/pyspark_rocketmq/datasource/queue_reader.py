@@ -21,7 +21,7 @@ from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
-from pyspark_rocketmq.datasource.schema import marker_row, with_marker_columns
+from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
 from pyspark_rocketmq.options import PLAIN_SOURCE_GROUP, ReadOptions
@@ -128,7 +128,7 @@ class _RangeReader:
             messages = _decode(arrival.pieces, self._partition, self._tags or None, self._expected)
             if messages.num_rows:
                 self._follow(messages)
-                yield with_marker_columns(messages) if self._partition.with_marker else messages
+                yield self._with_all_columns(messages)
         if arrival.is_last:
             end = self._end(arrival.failure)
             if self._partition.with_marker:
@@ -136,6 +136,11 @@ class _RangeReader:
                 yield marker_row(
                     replace(self._partition.planned, end=end), rows=self._rows, reset_to=reset_to
                 )
+
+    def _with_all_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._partition.with_marker:
+            return messages
+        return with_consumer_columns(messages, self._partition.namespace)
 
     def _end(self, failure: RocketMQError | None) -> int:
         """Where the range has ended (exclusive)."""

@@ -1,10 +1,14 @@
-"""Columns of the source, from one list, and the two that consumer mode adds.
+"""Columns of the source, from one list, and the three that consumer mode adds.
+
+``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row: ranges, acks, offsets
+and watermarks go by them.  A message that the group has given back is read from a queue of its retry topic; the topic
+it was sent to first is then in ``originTopic``, which is null in every other row, and a listener gets the message under
+that topic.
 
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, and ``resetTo`` if an operator has moved the group meanwhile; in a message row both added columns are
-null.  Numbers are never null: pandas would turn the whole column into floats.
+rows as JSON, and ``resetTo`` if an operator has moved the group meanwhile; in a message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -13,17 +17,22 @@ import json
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.namespace import without_namespace
+from pyspark_rocketmq.wire.properties import RETRY_TOPIC
 
 END_MARKER = "end"
 
-_MARKER_FIELDS = (pa.field("kind", pa.string()), pa.field("plannedRange", pa.string()))
-CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_MARKER_FIELDS])
+ORIGIN_TOPIC = "originTopic"
+
+_CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
+CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 
 
 def spark_schema(*, consumer_mode: bool) -> StructType:
@@ -32,10 +41,25 @@ def spark_schema(*, consumer_mode: bool) -> StructType:
     return from_arrow_schema(CONSUMER_SCHEMA if consumer_mode else MESSAGE_SCHEMA)
 
 
-def with_marker_columns(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """The same messages with empty marker columns."""
-    nulls = [pa.nulls(messages.num_rows, field.type) for field in _MARKER_FIELDS]
-    return pa.RecordBatch.from_arrays([*messages.columns, *nulls], schema=CONSUMER_SCHEMA)
+def with_consumer_columns(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
+    """The same messages of one queue with the columns of consumer mode.
+
+    Args:
+        messages: Not empty.
+        namespace: That of the consumer; ``originTopic`` is without it, as every topic is.
+    """
+    nulls = pa.nulls(messages.num_rows, pa.string())
+    origins = nulls
+    if is_retry_topic(messages.column("topic")[0].as_py()):
+        origins = _origin_topics(messages.column("properties"), namespace)
+    return pa.RecordBatch.from_arrays([*messages.columns, origins, nulls, nulls], schema=CONSUMER_SCHEMA)
+
+
+def _origin_topics(properties: pa.MapArray, namespace: str) -> pa.StringArray:
+    """Null where a message does not tell: it then keeps the retry topic, as in Java."""
+    named = pc.map_lookup(properties, RETRY_TOPIC, "last").to_pylist()
+    bare = [None if topic is None else without_namespace(namespace, topic) for topic in named]
+    return pa.array(bare, pa.string())
 
 
 def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -> pa.RecordBatch:

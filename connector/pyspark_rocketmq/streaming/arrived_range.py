@@ -6,21 +6,23 @@ Rule 2: the whole range is acknowledged, so a row that was lost or doubled on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_rocketmq.datasource.schema import planned_range, reset_target
+from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC, planned_range, reset_target
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, is_retry_topic
 
 MESSAGE_COLUMNS = (
     "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
     "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
+    ORIGIN_TOPIC,
 )  # fmt: skip
-"""In the order of MessageExt's fields."""
+"""What messages are made of: MessageExt's fields in their order but for the last."""
 
 
 class ArrivedRange(NamedTuple):
@@ -33,9 +35,16 @@ class ArrivedRange(NamedTuple):
     """Where an operator wants the queue consumed from next."""
 
 
-def messages_of(columns: Iterable[Iterable[object]]) -> list[MessageExt]:
-    """The messages whose fields are in ``columns``, in the order of :data:`MESSAGE_COLUMNS`."""
-    return list(map(MessageExt._make, zip(*columns, strict=True)))
+def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
+    """The messages of one queue from ``columns``, in the order of :data:`MESSAGE_COLUMNS`.
+
+    Those of a retry queue come under the topic they were sent to first.
+    """
+    *fields, origin_topics = columns
+    messages = list(map(MessageExt._make, zip(*fields, repeat(None, len(origin_topics)), strict=True)))
+    if not messages or not is_retry_topic(messages[0].topic):
+        return messages
+    return [one.restored(origin) for one, origin in zip(messages, origin_topics, strict=True)]
 
 
 def whole_range(

@@ -83,7 +83,9 @@ class ConsumeOrderlyContext:
                 "context.emit(message, order_id=…)."
             )
         is_within = self._first_offset <= message.queue_offset <= self._last_offset
-        if not is_within or message[:3] != self.message_queue:
+        # The first comparison is cheap, and settles it for all but messages given back, which tell two topics.
+        is_here = message[:3] == self.message_queue or message.message_queue == self.message_queue
+        if not is_within or not is_here:
             raise ListenerError(
                 f"emit() was given the message at {message.message_queue} queueOffset={message.queue_offset}, but "
                 f"this delivery is {self.message_queue} queueOffset={self._first_offset} to {self._last_offset}; "
