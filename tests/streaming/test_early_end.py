@@ -18,6 +18,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from tests.helpers.messages import QUEUE, message_at
 
 PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
@@ -50,7 +51,7 @@ def consume(reached: int, state: State, reset_to: int | None = None) -> tuple[li
     messages = [message_at(offset) for offset in range(10, reached)]
     rows = [dict(zip(CONSUMER_SCHEMA.names, (*message, None, None), strict=True)) for message in messages]
     rows += marker_row(replace(PLANNED, end=reached), rows=len(messages), reset_to=reset_to).to_pylist()
-    engine = OrderlyEngine(listener, OUTPUT, OrderlySettings())
+    engine = OrderlyEngine(RangeConsumer(listener, OUTPUT, OrderlySettings()))
     (frame,) = engine(tuple(QUEUE), iter([pd.DataFrame(rows)]), state)  # type: ignore[arg-type]
     return seen, json.loads(frame["ack"].iloc[-1])
 
