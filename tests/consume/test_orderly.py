@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.orderly import (
-    Delivery,
-    Effect,
-    Finish,
-    OrderlyConsumption,
-    OrderlySettings,
-    Outcome,
-    ReturnType,
-)
+from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome, ReturnType
 from pyspark_rocketmq.model import ConsumeOrderlyStatus
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -26,14 +19,15 @@ START_S = 100.0
 
 
 def consumption(
-    count: int = 5, *, batch: int = 1, accumulated: int = 0, reconsume_times: int = 0, **settings
+    count: int = 5, *, batch: int = 1, accumulated: int = 0, put_back=(), stored_times=lambda _: 0, **settings
 ):
     return OrderlyConsumption(
         count=count,
         settings=OrderlySettings(consume_message_batch_max_size=batch, **settings),
         started_s=START_S,
         accumulated=accumulated,
-        reconsume_times=reconsume_times,
+        put_back=dict(put_back),
+        stored_times=stored_times,
     )
 
 
@@ -65,7 +59,7 @@ def test_messages_come_one_batch_after_the_other_in_order():
         deliveries.append(delivery)
         answer(machine, SUCCESS)
 
-    assert deliveries == [Delivery(0, 2, 0), Delivery(2, 4, 0), Delivery(4, 5, 0)]
+    assert deliveries == [Delivery(0, 2), Delivery(2, 4), Delivery(4, 5)]
     assert machine.finished is Finish.EXHAUSTED
     assert machine.committed == 5
 
@@ -100,12 +94,12 @@ def test_with_nothing_left_to_deliver_the_run_is_exhausted(count, accumulated):
 
 def test_accumulated_messages_of_an_earlier_run_are_not_delivered_again():
     """D4."""
-    machine = consumption(5, batch=2, accumulated=2, reconsume_times=3)
+    machine = consumption(5, batch=2, accumulated=2, put_back={2: 3})
 
-    assert machine.next_delivery(START_S) == Delivery(2, 4, 3)
+    assert machine.next_delivery(START_S) == Delivery(2, 4, (3, 0))
 
 
-@pytest.mark.parametrize("wrong", [{"count": -1}, {"accumulated": -1}, {"reconsume_times": -1}])
+@pytest.mark.parametrize("wrong", [{"count": -1}, {"accumulated": -1}, {"put_back": {1: -1}}])
 def test_negative_numbers_are_refused(wrong):
     with pytest.raises(ValueError, match="must not be negative"):
         consumption(**wrong)
@@ -118,11 +112,11 @@ def test_a_batch_size_out_of_range_is_refused(batch):
         OrderlySettings(consume_message_batch_max_size=batch)
 
 
-COMMITTED = (4, 0, 0, None)
-"""committed, accumulated, reconsume_times, pause: from two committed, one accumulated, one in hand."""
-ACCUMULATED = (2, 2, 0, None)
-PUT_BACK = (2, 1, "+1", 1.0)
-ROLLED_BACK = (2, 0, "rolled", 1.0)
+COMMITTED = (4, 0, {}, None)
+"""committed, accumulated, put back, pause: from two committed, one accumulated, one in hand."""
+ACCUMULATED = (2, 2, {}, None)
+PUT_BACK = (2, 1, {3: 1}, 1.0)
+ROLLED_BACK = (2, 0, {}, 1.0)
 
 PRODUCT = [
     (SUCCESS, True, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
@@ -153,17 +147,17 @@ def test_every_answer_with_and_without_accumulated_messages(
     deliver(machine, SUCCESS)
     deliver(machine, SUCCESS, auto_commit=not has_accumulated)
     outcome = deliver(machine, status, auto_commit=auto_commit)
-    committed, accumulated, reconsume_times, pause_s = after
+    committed, accumulated, put_back, pause_s = after
     if not has_accumulated and committed != 4:
         committed, accumulated = 3, max(0, accumulated - 1)
 
     assert (outcome.return_type, outcome.effect) == (return_type, effect)
     assert (machine.committed, machine.accumulated) == (committed, accumulated)
-    assert machine.reconsume_times == {"+1": 1, "rolled": 0, 0: 0}[reconsume_times]
+    assert machine.put_back == put_back
     if pause_s is None:
         assert machine.finished is None
         assert machine.suspended_until_s is None
-        assert machine.next_delivery(START_S) == Delivery(4, 5, 0)
+        assert machine.next_delivery(START_S) == Delivery(4, 5)
     else:
         assert machine.finished is Finish.SUSPENDED
         assert machine.suspended_until_s == START_S + pause_s
@@ -183,12 +177,12 @@ def test_a_finished_run_takes_no_answer_and_gives_no_delivery(finish, status, au
     later_s = START_S + 61 if finish is Finish.SLICE_USED else START_S
     assert machine.next_delivery(later_s) is None
     assert machine.finished is finish
-    before = (machine.committed, machine.accumulated, machine.reconsume_times)
+    before = (machine.committed, machine.accumulated, machine.put_back)
 
     with pytest.raises(RuntimeError, match="No messages are with the listener"):
         answer(machine, status, auto_commit=auto_commit)
     assert machine.next_delivery(START_S) is None
-    assert (machine.committed, machine.accumulated, machine.reconsume_times) == before
+    assert (machine.committed, machine.accumulated, machine.put_back) == before
 
 
 @pytest.mark.parametrize(
@@ -211,32 +205,153 @@ def test_the_default_pause_is_clamped_too():
     assert machine.suspended_until_s == START_S + 30
 
 
-def test_a_put_back_batch_counts_on_and_success_resets_the_count():
-    """D3, D5."""
-    failing = consumption(4, batch=2, reconsume_times=2)
+def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets_them():
+    """D3, D5: a message that came with a failed batch for the first time begins at 0."""
+    failing = consumption(4, batch=3, put_back={0: 2, 1: 2})
     deliver(failing, RAISES)
-    assert (failing.committed, failing.reconsume_times) == (0, 3)
+    assert (failing.committed, failing.put_back) == (0, {0: 3, 1: 3, 2: 1})
 
-    passing = consumption(4, batch=2, reconsume_times=3)
-    assert passing.next_delivery(START_S) == Delivery(0, 2, 3)
+    passing = consumption(4, batch=2, put_back=failing.put_back)
+    assert passing.next_delivery(START_S) == Delivery(0, 2, (3, 3))
     answer(passing, SUCCESS)
-    assert passing.next_delivery(START_S) == Delivery(2, 4, 0)
+    assert passing.put_back == {2: 1}
+    assert passing.next_delivery(START_S) == Delivery(2, 4, (1, 0))
 
 
-def test_a_rollback_keeps_the_count_of_the_batch_it_came_from():
-    """D4: ROLLBACK does not count."""
-    machine = consumption(reconsume_times=2)
+def test_a_rollback_does_not_count():
+    """D4"""
+    machine = consumption(put_back={0: 2})
     deliver(machine, ROLLBACK, auto_commit=False)
 
-    assert machine.reconsume_times == 2
+    assert machine.put_back == {0: 2}
 
 
 def test_a_rollback_brings_back_what_earlier_runs_accumulated():
-    """D4."""
-    machine = consumption(5, accumulated=3, reconsume_times=2)
+    """D4: each message as often put back as it was."""
+    machine = consumption(5, accumulated=3, put_back={1: 1, 3: 2})
     deliver(machine, ROLLBACK, auto_commit=False)
 
-    assert (machine.committed, machine.accumulated, machine.reconsume_times) == (0, 0, 0)
+    assert (machine.committed, machine.accumulated, machine.put_back) == (0, 0, {1: 1, 3: 2})
+
+
+def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed():
+    """D6: reconsumeTimes 0..max, then it is to be sent, without another pause."""
+    put_back = {}
+    for times in range(3):
+        machine = consumption(put_back=put_back, max_reconsume_times=3)
+        outcome = deliver(machine, SUSPEND)
+        assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
+        assert machine.put_back == {0: times + 1}
+        put_back = machine.put_back
+
+    machine = consumption(put_back=put_back, max_reconsume_times=3)
+    assert deliver(machine, SUSPEND)[:2] == (ReturnType.FAILED, Effect.SEND_BACK)
+
+    assert machine.sent_back([0], START_S).effect is Effect.COMMIT
+    assert (machine.committed, machine.put_back, machine.suspended_until_s) == (1, {}, None)
+    assert machine.next_delivery(START_S) == Delivery(1, 2)
+
+
+@pytest.mark.parametrize("failure", [SUSPEND, None, RAISES, "?"])
+def test_without_any_reconsumption_every_failure_is_a_dead_letter(failure):
+    """D5, D6: maxReconsumeTimes=0 means one delivery."""
+    machine = consumption(3, batch=3, max_reconsume_times=0)
+
+    outcome = deliver(machine, failure)
+
+    assert (outcome.effect, outcome.dead_letters) == (Effect.SEND_BACK, (0, 1, 2))
+    assert machine.sent_back([2, 1, 0], START_S).effect is Effect.COMMIT
+    assert machine.committed == 3
+
+
+def test_without_a_limit_no_message_is_given_up():
+    """D6: -1."""
+    machine = consumption(put_back={0: 2**31}, max_reconsume_times=-1)
+
+    assert deliver(machine, SUSPEND).effect is Effect.PUT_BACK
+
+
+def test_a_rollback_makes_no_dead_letters():
+    """D4, D6"""
+    machine = consumption(put_back={0: 9}, max_reconsume_times=1)
+
+    assert deliver(machine, ROLLBACK, auto_commit=False).effect is Effect.ROLL_BACK
+
+
+def test_what_the_broker_has_counted_counts_too():
+    """D6: a message that comes through the retry topic brings its reconsumeTimes along."""
+    machine = consumption(2, batch=2, put_back={1: 1}, stored_times=[3, 1].__getitem__, max_reconsume_times=3)
+
+    assert deliver(machine, SUSPEND).dead_letters == (0,)
+
+
+def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole():
+    """D6: the dead letter with it, uncounted, as in the Java client; it is sent again when it fails again."""
+    machine = consumption(2, batch=2, put_back={0: 2, 1: 1}, max_reconsume_times=2)
+    assert deliver(machine, SUSPEND, suspend_millis=500).dead_letters == (0,)
+
+    outcome = machine.sent_back([0], START_S + 7)
+
+    assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
+    assert (machine.committed, machine.put_back) == (0, {0: 2, 1: 2})
+    assert (machine.finished, machine.suspended_until_s) == (Finish.SUSPENDED, START_S + 7.5)
+
+
+@pytest.mark.parametrize(("stored", "put_back"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
+def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(stored, put_back):
+    """D6: a message is never lost."""
+    machine = consumption(3, batch=2, put_back={0: 2, 1: 2}, max_reconsume_times=2)
+    deliver(machine, SUSPEND)
+
+    assert machine.sent_back(stored, START_S).effect is Effect.PUT_BACK
+    assert (machine.committed, machine.put_back) == (0, put_back)
+    assert machine.suspended_until_s == START_S + 1.0
+
+    again = consumption(3, batch=2, put_back=machine.put_back, max_reconsume_times=2)
+    assert deliver(again, SUSPEND).dead_letters == (0, 1)
+
+
+def test_without_auto_commit_a_dead_letter_waits_for_the_commit():
+    """D4, D6: Java leaves it among the messages consumed; a roll-back brings it back."""
+    machine = consumption(max_reconsume_times=0)
+    deliver(machine, SUCCESS, auto_commit=False)
+    deliver(machine, SUSPEND, auto_commit=False)
+
+    assert machine.sent_back([1], START_S).effect is Effect.ACCUMULATE
+    assert (machine.committed, machine.accumulated, machine.finished) == (0, 2, None)
+
+    deliver(machine, ROLLBACK, auto_commit=False)
+    assert (machine.committed, machine.accumulated) == (0, 0)
+
+
+def test_dead_letters_that_were_not_asked_for_change_nothing():
+    """D6: a message must not pass because of a wrong report."""
+    machine = consumption(2, batch=2, put_back={0: 1}, max_reconsume_times=1)
+    deliver(machine, SUSPEND)
+
+    assert machine.sent_back([0, 1], START_S).effect is Effect.PUT_BACK
+
+
+def test_nothing_goes_on_before_the_dead_letters_are_sent():
+    """D1, D6"""
+    machine = consumption(max_reconsume_times=0)
+    with pytest.raises(RuntimeError, match="SEND_BACK comes first"):
+        machine.sent_back([0], START_S)
+    deliver(machine, SUSPEND)
+
+    with pytest.raises(RuntimeError, match="still with the listener"):
+        machine.next_delivery(START_S)
+    with pytest.raises(RuntimeError, match="No messages are with the listener"):
+        answer(machine, SUCCESS)
+    machine.sent_back([0], START_S)
+    with pytest.raises(RuntimeError, match="SEND_BACK comes first"):
+        machine.sent_back([0], START_S)
+
+
+def test_a_limit_below_minus_one_is_refused():
+    """D6"""
+    with pytest.raises(ValueError, match="maxReconsumeTimes must be -1 \\(no limit\\) or more, not -2"):
+        OrderlySettings(max_reconsume_times=-2)
 
 
 def test_rollback_with_auto_commit_commits_and_tells_the_user():
@@ -268,7 +383,7 @@ def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned, 
     assert shown in outcome.problem
     assert "no ConsumeOrderlyStatus" in outcome.problem
     assert len(outcome.problem) < 300
-    assert machine.reconsume_times == 1
+    assert machine.put_back == {0: 1}
     assert machine.finished is Finish.SUSPENDED
 
 
@@ -293,7 +408,7 @@ def test_a_late_start_still_delivers_once():
     """D7: a queue whose data took more than a minute to arrive must not starve."""
     machine = consumption()
 
-    assert machine.next_delivery(START_S + 1000) == Delivery(0, 1, 0)
+    assert machine.next_delivery(START_S + 1000) == Delivery(0, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome
 from pyspark_rocketmq.model import ConsumeOrderlyStatus
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -26,11 +29,12 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "orderly_trace.json"
 
 def answer(
     machine: OrderlyConsumption, status: object, *, auto_commit: bool, now_s: float, suspend_millis: int = -1
-) -> None:
+) -> Outcome:
     if status is RAISES:
-        machine.listener_raised(now_s, auto_commit=auto_commit, suspend_millis=suspend_millis)
-    else:
-        machine.listener_returned(status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s)
+        return machine.listener_raised(now_s, auto_commit=auto_commit, suspend_millis=suspend_millis)
+    return machine.listener_returned(
+        status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s
+    )
 
 
 SCENARIOS = json.loads(GOLDEN.read_text(encoding="utf-8"))["scenarios"]
@@ -40,14 +44,16 @@ ANSWERS = {"throws": RAISES, "null": None}
 
 @dataclass
 class ReplayedQueue:
-    """A queue as planner and store see it: where the next run begins and with what it begins."""
+    """A queue as planner, state and dead-letter topic see it: where the next run begins and with what it begins."""
 
     settings: OrderlySettings
     length: int
     next_index: int = 0
     accumulated: int = 0
-    reconsume_times: int = 0
+    put_back: dict[int, int] = field(default_factory=dict)
+    """By absolute index."""
     due_s: float = 0.0
+    dead_letters: list[int] = field(default_factory=list)
     run: OrderlyConsumption | None = None
 
     def delivery(self, now_s: float) -> Delivery:
@@ -58,13 +64,20 @@ class ReplayedQueue:
                 settings=self.settings,
                 started_s=now_s,
                 accumulated=self.accumulated,
-                reconsume_times=self.reconsume_times,
+                put_back={index - self.next_index: times for index, times in self.put_back.items()},
             )
         relative = self.run.next_delivery(now_s)
         assert relative is not None
-        return Delivery(
-            relative.start + self.next_index, relative.stop + self.next_index, relative.reconsume_times
-        )
+        return relative._replace(start=relative.start + self.next_index, stop=relative.stop + self.next_index)
+
+    def answer(self, status: object, *, stores: Callable[[int], bool] = lambda _: True, **how: Any) -> None:
+        """Answer the delivery in hand; dead letters that ``stores`` a broker are sent."""
+        assert self.run is not None
+        outcome = answer(self.run, status, **how)
+        if outcome.effect is Effect.SEND_BACK:
+            sent = [index for index in outcome.dead_letters if stores(index + self.next_index)]
+            self.dead_letters += [index + self.next_index for index in sent]
+            self.run.sent_back(sent, how["now_s"])
 
     def committed(self) -> int:
         return self.next_index + (self.run.committed if self.run else 0)
@@ -72,23 +85,25 @@ class ReplayedQueue:
     def end_run(self) -> None:
         assert self.run is not None
         assert self.run.finished is not None
+        self.put_back = {index + self.next_index: times for index, times in self.run.put_back.items()}
         self.next_index += self.run.committed
         self.accumulated = self.run.accumulated
-        self.reconsume_times = self.run.reconsume_times
         self.due_s = self.run.suspended_until_s or 0.0
         self.run = None
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s["scenario"])
-def test_java_made_the_same_deliveries(scenario):
-    """D1-D5: each recorded listener call is the machine's next delivery, up to the first dead letter (D6)."""
+def test_java_made_the_same_deliveries_and_dead_letters(scenario):
+    """D1-D6: each recorded listener call is the machine's next delivery, its dead letters are Java's."""
     config = scenario["config"]
     settings = OrderlySettings(
         consume_message_batch_max_size=config["consumeMessageBatchMaxSize"],
         suspend_current_queue_time_millis=config["suspendCurrentQueueTimeMillis"],
+        max_reconsume_times=config["maxReconsumeTimes"],
     )
-    sent = [int(where.split("@")[1]) for where in config["sent (key@queue)"]]
-    queues = [ReplayedQueue(settings, sent.count(i)) for i in range(config["queues"])]
+    sent = [where.split("@") for where in config["sent (key@queue)"]]
+    keys = [[key for key, queue in sent if int(queue) == i] for i in range(config["queues"])]
+    queues = [ReplayedQueue(settings, len(of_queue)) for of_queue in keys]
     auto_commit = not scenario["scenario"].startswith("autoCommit=false")
     suspends = iter(CONTEXT_SUSPENDS.get(scenario["scenario"], []))
     for event in scenario["events"]:
@@ -98,29 +113,34 @@ def test_java_made_the_same_deliveries(scenario):
         # The trace is rounded to 100 ms.
         assert now_s >= replayed.due_s - 0.051
         assert replayed.due_s == 0.0 or now_s <= replayed.due_s + 0.101
+        times = tuple(message["reconsumeTimes"] for message in recorded)
         assert replayed.delivery(now_s) == Delivery(
-            recorded[0]["queueOffset"], recorded[-1]["queueOffset"] + 1, recorded[0]["reconsumeTimes"]
+            recorded[0]["queueOffset"], recorded[-1]["queueOffset"] + 1, times if any(times) else ()
         )
         assert replayed.run is not None
         status = ANSWERS.get(event["result"], event["result"])
-        answer(replayed.run, status, auto_commit=auto_commit, suspend_millis=next(suspends, -1), now_s=now_s)
+        replayed.answer(status, auto_commit=auto_commit, suspend_millis=next(suspends, -1), now_s=now_s)
         if replayed.run.finished is Finish.SUSPENDED:
             replayed.end_run()
-            if 0 <= config["maxReconsumeTimes"] < replayed.reconsume_times:
-                return
         else:
             replayed.due_s = 0.0
 
     assert [replayed.committed() for replayed in queues] == scenario["committed_after_shutdown"]
+    dead_letters = [keys[i][at] for i, replayed in enumerate(queues) for at in replayed.dead_letters]
+    recorded_dead = [letter for letter in scenario["dlq_content"] if isinstance(letter, dict)]
+    assert dead_letters == [letter["key"] for letter in recorded_dead]
+    assert all(letter["reconsumeTimes"] == settings.max_reconsume_times + 1 for letter in recorded_dead)
 
 
 class JavaProcessQueue:
-    """``ProcessQueue`` word for word: two maps of messages, a count for each message."""
+    """``ProcessQueue`` and ``processConsumeResult`` word for word: two maps of messages, a count for each message."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, max_reconsume_times: int) -> None:
         self.waiting = dict.fromkeys(range(length), 0)
         self.consuming: dict[int, int] = {}
         self.committed = 0
+        self.most = max_reconsume_times if max_reconsume_times >= 0 else 2**31 - 1
+        self.dead_letters: list[int] = []
 
     def take(self, most: int) -> list[int]:
         batch = sorted(self.waiting)[:most]
@@ -128,7 +148,9 @@ class JavaProcessQueue:
             self.consuming[message] = self.waiting.pop(message)
         return batch
 
-    def apply(self, batch: list[int], status: object, *, auto_commit: bool) -> bool:
+    def apply(
+        self, batch: list[int], status: object, stores: Callable[[int], bool], *, auto_commit: bool
+    ) -> bool:
         """Whether the queue goes on at once."""
         if status in {SUCCESS, COMMIT, ROLLBACK} and auto_commit:
             return self.commit()
@@ -140,9 +162,21 @@ class JavaProcessQueue:
             self.waiting |= self.consuming
             self.consuming.clear()
             return False
+        if not self.check_reconsume_times(batch, stores):
+            return self.commit() if auto_commit else True
         for message in batch:
-            self.waiting[message] = self.consuming.pop(message) + 1
+            self.waiting[message] = self.consuming.pop(message)
         return False
+
+    def check_reconsume_times(self, batch: list[int], stores: Callable[[int], bool]) -> bool:
+        suspend = False
+        for message in batch:
+            if self.consuming[message] >= self.most and stores(message):
+                self.dead_letters.append(message)
+            else:
+                suspend = True
+                self.consuming[message] += 1
+        return suspend
 
     def commit(self) -> bool:
         self.committed = max(self.consuming) + 1
@@ -151,39 +185,46 @@ class JavaProcessQueue:
 
 
 _ANSWERS = st.tuples(
-    st.sampled_from([SUCCESS, SUCCESS, COMMIT, ROLLBACK, SUSPEND, None, RAISES, 7]), st.booleans()
+    st.sampled_from([SUCCESS, SUCCESS, COMMIT, ROLLBACK, SUSPEND, SUSPEND, None, RAISES, 7]),
+    st.booleans(),
+    st.integers(1, 6),
+    st.integers(0, 2**25),
 )
+"""What the listener answers, autoCommit, messages there are for the batch, and which dead letters a broker stores."""
 
 
 @given(
     length=st.integers(0, 25),
-    batch=st.integers(1, 6),
+    most=st.integers(-1, 3),
     answers=st.lists(_ANSWERS, max_size=60),
     slices=st.sets(st.integers(0, 60)),
 )
-def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(length, batch, answers, slices):
-    """D1-D5, D7: whatever a run ends by, the next one continues as Java's consumer would have."""
-    java = JavaProcessQueue(length)
-    ours = ReplayedQueue(OrderlySettings(consume_message_batch_max_size=batch), length)
-    counts_are_comparable = True
-    for number, (status, auto_commit) in enumerate(answers):
-        expected = java.take(batch)
+def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(length, most, answers, slices):
+    """D1-D7: whatever a run ends by, the next one continues as Java's consumer would have, each message's count too."""
+    java = JavaProcessQueue(length, most)
+    ours = ReplayedQueue(OrderlySettings(consume_message_batch_max_size=6, max_reconsume_times=most), length)
+    for number, (status, auto_commit, batch, stored) in enumerate(answers):
+        if ours.run is None:
+            # As if only so many messages had arrived: the next batch may have more of them, or fewer.
+            ours.settings = replace(ours.settings, consume_message_batch_max_size=batch)
+        expected = java.take(ours.settings.consume_message_batch_max_size)
         if not expected:
             break
         delivery = ours.delivery(START_S)
         assert list(range(delivery.start, delivery.stop)) == expected
-        if counts_are_comparable:
-            assert delivery.reconsume_times == java.consuming[expected[0]]
-        assert ours.run is not None
-        if status is ROLLBACK and ours.run.accumulated:
-            # The one documented difference: Java remembers each message's count.
-            counts_are_comparable = False
-        answer(ours.run, status, auto_commit=auto_commit, now_s=START_S)
-        goes_on = java.apply(expected, status, auto_commit=auto_commit)
+        assert list(delivery.put_back or [0] * len(expected)) == [java.consuming[at] for at in expected]
 
+        def stores(message: int, mask: int = stored) -> bool:
+            return not mask >> message & 1
+
+        ours.answer(status, stores=stores, auto_commit=auto_commit, now_s=START_S)
+        goes_on = java.apply(expected, status, stores, auto_commit=auto_commit)
+
+        assert ours.run is not None
         assert (ours.run.finished is None) == goes_on
         assert ours.committed() == java.committed
         assert ours.run.accumulated == len(java.consuming)
+        assert ours.dead_letters == java.dead_letters
         has_yielded = goes_on and number in slices and ours.run.next_delivery(START_S + 61) is None
         if has_yielded or not goes_on:
             ours.end_run()

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from pyspark_rocketmq.consume.put_back import PutBack, to_text
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
@@ -133,26 +134,26 @@ def test_a_message_that_took_anothers_place_is_refused() -> None:
         _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES[1:]), row_of(MESSAGES[5]), marker()], 7)))
 
 
-def test_what_was_consumed_without_a_commit_is_kept_where_the_plan_continues_it() -> None:
-    """D4: the accumulated messages are not delivered again, and their rows wait on."""
+def test_what_the_range_before_left_is_kept_where_the_plan_continues_it() -> None:
+    """D4, D6: accumulated messages are not delivered again, their rows wait on, and nobody's count is lost."""
     rows = [(100, "a"), (104, "b")]
+    put_back = (PutBack(110, 113, 1), PutBack(113, 114, 2))
 
-    before = _uncommitted(State(100, 3, 110, 1, pickle.dumps(rows)), PLANNED)  # type: ignore[arg-type]
+    before = _uncommitted(State(100, 3, 110, to_text(put_back), pickle.dumps(rows)), PLANNED)  # type: ignore[arg-type]
 
-    assert before == Uncommitted(110, rows, 1)
+    assert before == Uncommitted(110, rows, put_back)
 
 
 @pytest.mark.parametrize(
     "state",
     [
         pytest.param(State(), id="there is none"),
-        pytest.param(State(99, 3, 110, 1, b""), id="it ended elsewhere"),
-        pytest.param(State(101, 3, 110, 1, b""), id="the plan went back"),
-        pytest.param(State(100, 2, 110, 1, b""), id="of an older epoch"),
-        pytest.param(State(100, 4, 110, 1, b""), id="of a newer epoch"),
-        pytest.param(State(100, 3, 100, 1, b""), id="nothing was accumulated"),
+        pytest.param(State(99, 3, 110, "[[110,111,1]]", b""), id="it ended elsewhere"),
+        pytest.param(State(101, 3, 110, "[[110,111,1]]", b""), id="the plan went back"),
+        pytest.param(State(100, 2, 110, "[[110,111,1]]", b""), id="of an older epoch"),
+        pytest.param(State(100, 4, 110, "[[110,111,1]]", b""), id="of a newer epoch"),
     ],
 )
 def test_state_that_does_not_continue_in_the_plan_is_only_advice(state: State) -> None:
-    """D4, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
+    """D4, D6, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
     assert _uncommitted(state, PLANNED) is None  # type: ignore[arg-type]

@@ -10,12 +10,13 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.errors import ListenerError, SchemaError
+from pyspark_rocketmq.consume.put_back import PutBack
+from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Uncommitted
 from tests.helpers.messages import QUEUE, message_at
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -31,6 +32,7 @@ def run_of(
     planned: QueueRange | None = None,
     before: Uncommitted | None = None,
     now_s: Callable[[], float] = lambda: NOW_S,
+    dead_letters: DeadLetters | None = None,
     **settings: Any,
 ) -> OrderlyRun:
     planned = planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
@@ -40,8 +42,9 @@ def run_of(
         listener=listener,
         output=OUTPUT,
         settings=OrderlySettings(**settings),
-        before=before or Uncommitted(planned.start, [], planned.reconsume_times),
+        before=before or Uncommitted.at_start_of(planned),
         now_s=now_s,
+        dead_letters=dead_letters,
     )
 
 
@@ -237,7 +240,7 @@ def test_what_was_accumulated_is_not_delivered_again_and_leaves_with_a_later_com
         context.emit(name=messages[0].keys)
         return ConsumeOrderlyStatus.COMMIT
 
-    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")], 0)
+    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")])
     rows = run_of(commit_at_12, offsets=[10, 11, 12], before=before).consume()
 
     assert seen == [12]
@@ -253,7 +256,7 @@ def test_rollback_puts_everything_accumulated_back() -> None:
     assert run.consume() == []
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
     assert run.ack().suspended_until_s is not None
-    assert run.uncommitted() == Uncommitted(10, [], 0)
+    assert run.uncommitted() == Uncommitted(10, [])
 
 
 def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
@@ -273,7 +276,7 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
 
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
     left = run.uncommitted()
-    assert (left.accumulated_offset, left.reconsume_times) == (12, 1)
+    assert (left.accumulated_offset, left.put_back) == (12, (PutBack(12, 13, 1),))
 
     seen: list[tuple[int, int]] = []
 
@@ -443,7 +446,7 @@ def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once
 
 def test_a_range_cut_short_keeps_what_was_consumed_beyond_its_end() -> None:
     """D4: delivered again, its rows would be emitted twice."""
-    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")], 0)
+    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")], (PutBack(12, 17, 2),))
     run = run_of(
         lambda m, c: SUCCESS,
         offsets=range(10, 15),
@@ -454,3 +457,128 @@ def test_a_range_cut_short_keeps_what_was_consumed_beyond_its_end() -> None:
     assert run.consume() == []
     assert run.uncommitted() == before
     assert run.ack().next_offset == 10
+
+
+class Sent:
+    """Takes dead letters, except those at some queue offsets."""
+
+    def __init__(self, refused: Sequence[int] = ()) -> None:
+        self.refused = set(refused)
+        self.letters: list[tuple[int, int]] = []
+
+    def __call__(self, message: MessageExt) -> None:
+        if message.queue_offset in self.refused:
+            raise RequestTimeout("127.0.0.1:1", "SEND_MESSAGE_V2", 3.0)
+        self.letters.append((message.queue_offset, message.reconsume_times))
+
+
+def failing_at(*offsets: int) -> Any:
+    """Emits a row per message, and fails batches that hold one of ``offsets``."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        for message in messages:
+            context.emit(name=message.keys)
+        return SUSPEND if any(message.queue_offset in offsets for message in messages) else SUCCESS
+
+    return listener
+
+
+def test_a_message_without_reconsumptions_left_is_sent_and_passed_without_its_rows() -> None:
+    """D6: the queue goes on at once."""
+    sent = Sent()
+    run = run_of(
+        failing_at(10, 13),
+        planned=QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2),
+        max_reconsume_times=2,
+        dead_letters=sent,
+    )
+
+    rows = run.consume()
+
+    assert sent.letters == [(10, 2)]
+    assert [offset for offset, _ in rows] == [11, 12]
+    ack = run.ack()
+    assert (ack.next_offset, ack.reconsume_times, ack.failed, ack.dead_letters) == (13, 1, 2, 1)
+
+
+def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D6: a message is never lost, and the log says which and why."""
+    sent = Sent(refused=[10])
+    run = run_of(failing_at(10), max_reconsume_times=0, dead_letters=sent)
+    with caplog.at_level(logging.WARNING):
+        rows = run.consume()
+
+    assert rows == []
+    ack = run.ack()
+    assert (ack.next_offset, ack.reconsume_times, ack.finished, ack.dead_letters) == (10, 1, "SUSPENDED", 0)
+    assert ack.suspended_until_s == NOW_S + 1.0
+    assert (
+        "dead letter not sent, its queue stays suspended topic=orders broker=broker-a queue=3" in caplog.text
+    )
+    assert "queueOffset=10" in caplog.text
+
+    sent.refused.clear()
+    again = run_of(
+        failing_at(10), before=run.uncommitted(), max_reconsume_times=0, dead_letters=sent, offsets=[10, 11]
+    )
+    assert again.consume() == [(11, "key-11")]
+    assert sent.letters == [(10, 1)]
+
+
+def test_a_message_that_joined_a_failed_batch_late_has_all_its_reconsumptions() -> None:
+    """D6: the dead letter comes back with it, and is sent each time the batch fails."""
+    sent = Sent()
+    settings: dict[str, Any] = {
+        "max_reconsume_times": 1,
+        "dead_letters": sent,
+        "consume_message_batch_max_size": 2,
+    }
+    before = run_of(failing_at(10), offsets=[10], **settings)
+    before.consume()
+    joined = run_of(failing_at(10), offsets=[10, 11], before=before.uncommitted(), **settings)
+    assert joined.consume() == []
+    assert sent.letters == [(10, 1)]
+
+    last = run_of(failing_at(10), offsets=[10, 11], before=joined.uncommitted(), **settings)
+    assert last.consume() == []
+    assert sent.letters == [(10, 1), (10, 1), (11, 1)]
+    assert last.ack().next_offset == 20
+
+
+def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_wait() -> None:
+    """D4, D6"""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        context.emit(name=messages[0].keys)
+        answers = {11: SUSPEND, 13: ConsumeOrderlyStatus.COMMIT}
+        return answers.get(messages[0].queue_offset, SUCCESS)
+
+    run = run_of(listener, max_reconsume_times=0, dead_letters=Sent(), offsets=[10, 11, 12, 13, 14])
+
+    assert [offset for offset, _ in run.consume()] == [10, 12, 13]
+    assert run.ack().next_offset == 14
+    assert [offset for offset, _ in run.uncommitted().rows] == [14]
+
+
+def test_a_limit_without_a_way_to_send_dead_letters_is_refused() -> None:
+    """D6"""
+    with pytest.raises(ValueError, match="maxReconsumeTimes=3 needs a way to send dead letters"):
+        run_of(emitting(lambda _: SUCCESS), max_reconsume_times=3)
+
+
+def test_what_was_put_back_behind_a_range_cut_short_stays_known() -> None:
+    """D6: the batch had reached further than the next range does."""
+    before = Uncommitted(10, [], (PutBack(10, 20, 2),))
+
+    run = run_of(
+        failing_at(12),
+        offsets=range(10, 15),
+        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3),
+        before=before,
+    )
+    run.consume()
+
+    assert run.uncommitted().put_back == (PutBack(12, 13, 3), PutBack(13, 15, 2), PutBack(15, 20, 2))

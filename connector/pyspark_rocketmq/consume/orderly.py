@@ -1,59 +1,46 @@
 """Orderly consumption of one queue in one micro-batch: what to deliver next, what an answer does.
 
-The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3); rows D1-D5 and D7:
+The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3); rows D1-D8:
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
    committed back. The two that put back suspend the queue: this run is over, and the queue is planned again
    from ``committed`` when ``suspended_until_s`` has come (D3, D4).
 3. An exception, None and anything that is no status put back too (D5). Every put-back counts one
-   reconsumption, a roll-back does not.
-4. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7).
+   reconsumption for each message of the batch, a roll-back does not.
+4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that a
+   broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at once. One
+   message that failed to be sent, or that may be tried again, takes the whole batch back, dead letters included,
+   so these may be sent again when it fails again (``checkReconsumeTimes``).
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7).
 
-Messages are indexes ``0 … count-1`` in queue order, so that the machine costs nothing per message: whoever
-drives it knows their offsets.
-
-Java counts reconsumptions per message. Here one number per queue is kept, that of the next batch to deliver; it
-differs where a roll-back brings back messages that had failed before they were accumulated (Java remembers,
-here they begin at 0) and where a failed batch is delivered again with more messages than it had.
+Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that the
+machine costs nothing per message: whoever drives it knows their offsets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from math import inf
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.model import ConsumeOrderlyStatus
+from pyspark_rocketmq.consume.orderly_outcome import (
+    Effect,
+    Outcome,
+    ReturnType,
+    outcome_of,
+    outcome_of_exception,
+)
 
 SHORTEST_SUSPEND_MILLIS: Final = 10
 LONGEST_SUSPEND_MILLIS: Final = 30_000
 DEFAULT_SUSPEND: Final = -1
 """A context's suspend time that means the consumer's own (``ConsumeOrderlyContext``)."""
-
-
-class ReturnType(StrEnum):
-    """How a listener call ended, for hooks and statistics (``ConsumeReturnType``)."""
-
-    SUCCESS = "SUCCESS"
-    TIME_OUT = "TIME_OUT"
-    EXCEPTION = "EXCEPTION"
-    RETURNNULL = "RETURNNULL"
-    FAILED = "FAILED"
-
-
-class Effect(Enum):
-    """What an answer does to the messages consumed and not committed."""
-
-    COMMIT = "COMMIT"
-    """The batch and all accumulated ones are done; rows they emitted may leave."""
-    ACCUMULATE = "ACCUMULATE"
-    """The batch is not delivered again unless rolled back; it waits for a COMMIT, its rows too."""
-    PUT_BACK = "PUT_BACK"
-    """The batch is delivered again after a pause and counted; its rows are void, accumulated ones wait on."""
-    ROLL_BACK = "ROLL_BACK"
-    """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void."""
+UNLIMITED: Final = -1
+"""``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 
 
 class Finish(StrEnum):
@@ -69,55 +56,23 @@ class Delivery(NamedTuple):
 
     start: int
     stop: int
-    reconsume_times: int
-    """How often this batch was put back before; the listener sees it added to what the broker stored."""
+    put_back: tuple[int, ...] = ()
+    """How often each message was put back before, which the listener sees added to what the broker stored; empty if
+    none was."""
 
 
-class Outcome(NamedTuple):
-    """What a listener call led to."""
+class _Failed(NamedTuple):
+    """A failed delivery whose dead letters are being sent."""
 
-    return_type: ReturnType
-    effect: Effect
-    problem: str | None = None
-    """A sentence for the user where the listener broke its contract; queue and offset are for the caller to add."""
+    outcome: Outcome
+    auto_commit: bool
+    suspend_millis: int
 
-
-class _NoStatus(Enum):
-    """Ends of a listener call without a status."""
-
-    RAISED = "RAISED"
-    UNKNOWN = "UNKNOWN"
-
-
-_ROLLBACK_IGNORED = (
-    "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
-    "set context.auto_commit = False to roll back, or return SUSPEND_CURRENT_QUEUE_A_MOMENT to retry."
-)
-
-# fmt: off
-_WITH_AUTO_COMMIT: dict[object, Outcome] = {
-    ConsumeOrderlyStatus.SUCCESS:  Outcome(ReturnType.SUCCESS, Effect.COMMIT),
-    ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
-    ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.COMMIT, _ROLLBACK_IGNORED),
-    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK),
-    _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
-    _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-}
-_WITHOUT_AUTO_COMMIT: dict[object, Outcome] = {
-    ConsumeOrderlyStatus.SUCCESS:  Outcome(ReturnType.SUCCESS, Effect.ACCUMULATE),
-    ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
-    ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
-    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK),
-    _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
-    _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-}
-# fmt: on
 
 # An Enum member costs a slow lookup at each use.
 _COMMIT: Final = Effect.COMMIT
 _ACCUMULATE: Final = Effect.ACCUMULATE
+_PUT_BACK: Final = Effect.PUT_BACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +87,14 @@ class OrderlySettings:
     """``MAX_TIME_CONSUME_CONTINUOUSLY``."""
     consume_timeout_s: float = 900.0
     """From this duration on a listener call counts as TIME_OUT (D8)."""
+    max_reconsume_times: int = UNLIMITED
+    """A message delivered once and put back as often as this becomes a dead letter when it fails again (D6)."""
 
     def __post_init__(self) -> None:
+        if self.max_reconsume_times < UNLIMITED:
+            raise ValueError(
+                f"maxReconsumeTimes must be -1 (no limit) or more, not {self.max_reconsume_times}."
+            )
         if not 1 <= self.consume_message_batch_max_size <= 1024:
             raise ValueError(
                 "consumeMessageBatchMaxSize must be from 1 to 1024, "
@@ -160,12 +121,14 @@ class OrderlyConsumption:
         "_committed",
         "_count",
         "_delivered_s",
+        "_failed",
         "_finished",
         "_next",
-        "_reconsume_times",
+        "_put_back",
         "_settings",
         "_slice_end_s",
         "_stop",
+        "_stored_times",
         "_suspended_until_s",
         "_yield_after_s",
     )
@@ -177,7 +140,8 @@ class OrderlyConsumption:
         settings: OrderlySettings,
         started_s: float,
         accumulated: int = 0,
-        reconsume_times: int = 0,
+        put_back: Mapping[int, int] = MappingProxyType({}),
+        stored_times: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """Begin a run.
 
@@ -187,12 +151,13 @@ class OrderlyConsumption:
             started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
             accumulated: Messages at the front that an earlier run consumed without commit; not delivered again
                 unless rolled back. May exceed ``count``.
-            reconsume_times: How often the first batch to deliver was put back before.
+            put_back: How often messages were put back before, by index; those never put back may be left out.
+            stored_times: The reconsumptions that the broker has stored with a message; asked for only when it failed
+                and there is a limit.
         """
-        if count < 0 or accumulated < 0 or reconsume_times < 0:
+        if count < 0 or accumulated < 0 or any(times < 0 for times in put_back.values()):
             raise ValueError(
-                f"count={count}, accumulated={accumulated} and reconsume_times={reconsume_times} "
-                "must not be negative."
+                f"count={count}, accumulated={accumulated} and put_back={dict(put_back)} must not be negative."
             )
         self._count = count
         self._settings = settings
@@ -202,7 +167,10 @@ class OrderlyConsumption:
         """First index not consumed; the start of the delivery in hand, if there is one."""
         self._stop = 0
         """End of the delivery in hand; 0 while there is none."""
-        self._reconsume_times = reconsume_times
+        self._put_back = dict(put_back)
+        """Of messages not committed only."""
+        self._stored_times = stored_times
+        self._failed: _Failed | None = None
         self._delivered_s = started_s
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._yield_after_s = inf
@@ -221,9 +189,9 @@ class OrderlyConsumption:
         return self._next - self._committed
 
     @property
-    def reconsume_times(self) -> int:
-        """How often the next batch to deliver (at ``committed + accumulated``) was put back."""
-        return self._reconsume_times
+    def put_back(self) -> Mapping[int, int]:
+        """How often messages not committed were put back, by index in ascending order; 0 for those left out."""
+        return dict(sorted(self._put_back.items()))
 
     @property
     def suspended_until_s(self) -> float | None:
@@ -239,7 +207,7 @@ class OrderlyConsumption:
         """The next messages for the listener, or None and ``finished`` says why.
 
         Raises:
-            RuntimeError: If the delivery before was not answered.
+            RuntimeError: If the delivery before was not answered, or its dead letters were not sent.
         """
         if self._stop:
             raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
@@ -255,7 +223,7 @@ class OrderlyConsumption:
         self._yield_after_s = self._slice_end_s
         self._delivered_s = now_s
         self._stop = stop = min(start + self._batch_size, self._count)
-        return Delivery(start, stop, self._reconsume_times)
+        return Delivery(start, stop, self._times(start, stop) if self._put_back else ())
 
     def listener_returned(
         self, status: object, *, auto_commit: bool, suspend_millis: int, now_s: float
@@ -271,44 +239,93 @@ class OrderlyConsumption:
         Raises:
             RuntimeError: If no delivery is in hand.
         """
-        outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
-        # Only these two are looked up: a user's object may not be hashable.
-        outcome = outcomes.get(status) if status is None or isinstance(status, str) else None
-        if outcome is None:
-            outcome = outcomes[_NoStatus.UNKNOWN]._replace(problem=_no_status(status))
-        return self._apply(outcome, suspend_millis, now_s)
+        return self._apply(outcome_of(status, auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
 
     def listener_raised(
         self, now_s: float, *, auto_commit: bool = True, suspend_millis: int = DEFAULT_SUSPEND
     ) -> Outcome:
         """The listener raised: its batch is put back and counted. Arguments as in ``listener_returned``."""
-        outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
-        return self._apply(outcomes[_NoStatus.RAISED], suspend_millis, now_s)
+        return self._apply(outcome_of_exception(auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
 
-    def _apply(self, outcome: Outcome, suspend_millis: int, now_s: float) -> Outcome:
+    def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
+        """The dead letters of the last outcome were sent, and a broker has stored these of them (D6).
+
+        Returns:
+            With the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.
+
+        Raises:
+            RuntimeError: If none were to be sent.
+        """
+        failed = self._failed
+        if failed is None:
+            raise RuntimeError(
+                "No dead letters were to be sent; an answer with the effect SEND_BACK comes first."
+            )
+        self._failed = None
+        passed = set(stored) & set(failed.outcome.dead_letters)
+        stop, self._stop = self._stop, 0
+        tried_again = [index for index in range(self._next, stop) if index not in passed]
+        effect = Effect.PUT_BACK
+        if tried_again:
+            self._count_up(tried_again)
+            self._suspend(now_s + self._settings.pause_s(failed.suspend_millis))
+        elif failed.auto_commit:
+            effect = _COMMIT
+            self._commit(stop)
+        else:
+            effect = _ACCUMULATE
+            self._next = stop
+        return failed.outcome._replace(effect=effect, dead_letters=())
+
+    def _apply(self, outcome: Outcome, auto_commit: bool, suspend_millis: int, now_s: float) -> Outcome:
         stop = self._stop
-        if not stop:
+        if not stop or self._failed is not None:
             raise RuntimeError("No messages are with the listener; next_delivery comes first.")
-        self._stop = 0
+        if now_s - self._delivered_s >= self._settings.consume_timeout_s and _may_time_out(outcome):
+            outcome = outcome._replace(return_type=ReturnType.TIME_OUT)
         effect = outcome.effect
+        if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
+            outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
+            self._failed = _Failed(outcome, auto_commit, suspend_millis)
+            return outcome
+        self._stop = 0
         if effect is _COMMIT:
-            self._committed = self._next = stop
-            self._reconsume_times = 0
+            self._commit(stop)
         elif effect is _ACCUMULATE:
             self._next = stop
-            self._reconsume_times = 0
         else:
-            self._suspend(effect, now_s + self._settings.pause_s(suspend_millis))
-        if now_s - self._delivered_s >= self._settings.consume_timeout_s and _may_time_out(outcome):
-            return outcome._replace(return_type=ReturnType.TIME_OUT)
+            if effect is _PUT_BACK:
+                self._count_up(range(self._next, stop))
+            else:
+                self._next = self._committed
+            self._suspend(now_s + self._settings.pause_s(suspend_millis))
         return outcome
 
-    def _suspend(self, effect: Effect, until_s: float) -> None:
-        if effect is Effect.PUT_BACK:
-            self._reconsume_times += 1
-        elif self._next > self._committed:
-            self._next = self._committed
-            self._reconsume_times = 0
+    def _used_up(self, stop: int) -> tuple[int, ...]:
+        """The messages in hand that were put back as often as they may be."""
+        most = self._settings.max_reconsume_times
+        if most == UNLIMITED:
+            return ()
+        return tuple(
+            index
+            for index in range(self._next, stop)
+            if self._stored_times(index) + self._put_back.get(index, 0) >= most
+        )
+
+    def _times(self, start: int, stop: int) -> tuple[int, ...]:
+        times = tuple(self._put_back.get(index, 0) for index in range(start, stop))
+        return times if any(times) else ()
+
+    def _count_up(self, indexes: Collection[int]) -> None:
+        for index in indexes:
+            self._put_back[index] = self._put_back.get(index, 0) + 1
+
+    def _commit(self, stop: int) -> None:
+        self._committed = self._next = stop
+        if self._put_back:
+            self._put_back = {index: times for index, times in self._put_back.items() if index >= stop}
+
+    def _suspend(self, until_s: float) -> None:
         self._suspended_until_s = until_s
         self._finished = Finish.SUSPENDED
 
@@ -316,11 +333,3 @@ class OrderlyConsumption:
 def _may_time_out(outcome: Outcome) -> bool:
     """Without a status the call was not slow but wrong (``ConsumeRequest.run`` tests this first)."""
     return outcome.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
-
-
-def _no_status(returned: object) -> str:
-    shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
-    return (
-        f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeOrderlyStatus; return "
-        "SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
-    )

@@ -23,11 +23,11 @@ class QueueAck:
     next_offset: int
     """Next queue offset to consume."""
     reconsume_times: int
-    """Of the message at ``next_offset``."""
+    """How often the message at ``next_offset`` was put back."""
     suspended_until_s: float | None
     """Wall-clock seconds; also set, to a moment that has come, when the time slice ended before any commit."""
     consumed: int
-    """Messages the listener acknowledged in this batch."""
+    """Messages passed in this batch, dead letters included."""
     failed: int
     """Deliveries the listener gave back."""
     finished: str
@@ -36,6 +36,8 @@ class QueueAck:
     """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
     reset_to: int | None = None
     """Where an operator wants the queue consumed from next: told by the broker while the range was read."""
+    dead_letters: int = 0
+    """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
 
     @property
     def queue(self) -> MessageQueue:

@@ -4,8 +4,8 @@ Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an
 rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
 and lets ``consume.orderly`` decide what the listener gets next.
 
-Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``) and counts
-only when it continues exactly where the plan starts, under the same epoch.
+Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``) and how often
+messages were put back, and counts only when it continues exactly where the plan starts, under the same epoch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.put_back import from_text, to_text
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.arrived_range import (
     MESSAGE_COLUMNS,
@@ -37,7 +38,9 @@ from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 
-_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, reconsume_times int, uncommitted_rows binary"
+_STATE_SCHEMA = (
+    "next_offset bigint, epoch bigint, accumulated_offset bigint, put_back string, uncommitted_rows binary"
+)
 
 
 def consume_orderly(
@@ -83,7 +86,7 @@ class OrderlyEngine:
         rows, ack, left = self._consumer.consume(arrived, _uncommitted(state, arrived.planned))
         uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
         state.update(
-            (ack.next_offset, ack.epoch, left.accumulated_offset, left.reconsume_times, uncommitted_rows)
+            (ack.next_offset, ack.epoch, left.accumulated_offset, to_text(left.put_back), uncommitted_rows)
         )
         # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
         # numbers with a null among them into floats.
@@ -121,8 +124,8 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted | None:
     if state.exists:
-        next_offset, epoch, accumulated_offset, reconsume_times, rows = state.get
-        if (next_offset, epoch) == (planned.start, planned.epoch) and accumulated_offset > planned.start:
+        next_offset, epoch, accumulated_offset, put_back, rows = state.get
+        if (next_offset, epoch) == (planned.start, planned.epoch):
             kept = pickle.loads(rows) if rows else []  # noqa: S301 - written by this engine
-            return Uncommitted(accumulated_offset, kept, reconsume_times)
+            return Uncommitted(accumulated_offset, kept, from_text(put_back))
     return None

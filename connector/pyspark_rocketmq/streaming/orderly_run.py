@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pyspark_rocketmq.consume.orderly import Effect, Finish, OrderlyConsumption, OrderlySettings, Outcome
+from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome
+from pyspark_rocketmq.consume.put_back import PutBack, from_offset, spans_of, times_by_index
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
@@ -23,15 +26,29 @@ Row = tuple[Any, ...]
 """A queue offset, then one value per output column."""
 
 
+DeadLetters = Callable[[MessageExt], None]
+"""Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises RocketMQError when no
+broker has stored it."""
+
+
 class Uncommitted(NamedTuple):
-    """What a listener without autoCommit has consumed but not committed, carried to the next range (row D4)."""
+    """What a range leaves behind for the next one, beyond the offset it has committed."""
 
     accumulated_offset: int
-    """Messages below it are not delivered again."""
+    """Messages below it were consumed without a commit and are not delivered again (row D4)."""
     rows: list[Row]
     """Their rows, emitted but not acknowledged."""
-    reconsume_times: int
-    """How often the message at ``accumulated_offset`` was given back."""
+    put_back: tuple[PutBack, ...] = ()
+    """How often messages not committed were put back (row D6)."""
+
+    @classmethod
+    def at_start_of(cls, planned: QueueRange) -> Uncommitted:
+        """What is known of a range that no other led up to: how often its first message was put back."""
+        first = PutBack(planned.start, planned.start + 1, planned.reconsume_times)
+        return cls(planned.start, [], (first,) if planned.reconsume_times else ())
+
+
+_GIVEN_BACK = frozenset({Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK})
 
 
 class OrderlyRun:
@@ -47,23 +64,36 @@ class OrderlyRun:
         settings: OrderlySettings,
         before: Uncommitted,
         now_s: Callable[[], float],
+        dead_letters: DeadLetters | None = None,
     ) -> None:
+        """Prepare the run.
+
+        Raises:
+            ValueError: If the settings limit the reconsumptions and there is no way to send dead letters.
+        """
+        if dead_letters is None and settings.max_reconsume_times != UNLIMITED:
+            raise ValueError(
+                f"maxReconsumeTimes={settings.max_reconsume_times} needs a way to send dead letters, and there is none."
+            )
         self._planned = planned
         self._messages = messages
         self._listener = listener
         self._output = output
         self._now_s = now_s
+        self._dead_letters = dead_letters
         self._started_s = self._answered_s = now_s()
         self._before = before
         self._has_delivered = False
         self._pending = list(before.rows)
         self._failed = 0
+        self._sent_back = 0
         self._machine = OrderlyConsumption(
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            accumulated=bisect_left(messages, before.accumulated_offset, key=attrgetter("queue_offset")),
-            reconsume_times=before.reconsume_times,
+            accumulated=self._first_at(before.accumulated_offset),
+            put_back=times_by_index(before.put_back, self._first_at),
+            stored_times=lambda index: messages[index].reconsume_times,
         )
 
     def consume(self) -> list[Row]:
@@ -72,24 +102,27 @@ class OrderlyRun:
         while (delivery := self._machine.next_delivery(self._now_s())) is not None:
             self._has_delivered = True
             messages = self._messages[delivery.start : delivery.stop]
-            if delivery.reconsume_times:
+            if delivery.put_back:
                 messages = [
-                    message._replace(reconsume_times=message.reconsume_times + delivery.reconsume_times)
-                    for message in messages
+                    message._replace(reconsume_times=message.reconsume_times + times)
+                    for message, times in zip(messages, delivery.put_back, strict=True)
                 ]
             context = ConsumeOrderlyContext(messages, self._output)
-            effect = self._deliver(messages, context).effect
-            if effect is Effect.COMMIT:
-                if self._pending:
-                    acknowledged += self._pending
-                    self._pending = []
-                acknowledged += context.take_emitted()
-            elif effect is Effect.ACCUMULATE:
-                self._pending += context.take_emitted()
-            else:
+            outcome = self._deliver(messages, context)
+            emitted = context.take_emitted()
+            if outcome.effect in _GIVEN_BACK:
                 self._failed += 1
-                if effect is Effect.ROLL_BACK:
-                    self._pending = []
+                emitted = []
+                if outcome.dead_letters:
+                    outcome = self._send_back(delivery.start, messages, outcome)
+            if outcome.effect is Effect.COMMIT:
+                acknowledged += self._pending
+                acknowledged += emitted
+                self._pending = []
+            elif outcome.effect is Effect.ACCUMULATE:
+                self._pending += emitted
+            elif outcome.effect is Effect.ROLL_BACK:
+                self._pending = []
         return acknowledged
 
     def ack(self) -> QueueAck:
@@ -102,11 +135,11 @@ class OrderlyRun:
             epoch=self._planned.epoch,
             start=self._planned.start,
             next_offset=self._offset_at(machine.committed),
-            # The machine counts for the next delivery, which is not the message at next_offset while some wait.
-            reconsume_times=0 if machine.accumulated else machine.reconsume_times,
+            reconsume_times=machine.put_back.get(machine.committed, 0),
             suspended_until_s=self._suspended_until_s(),
             consumed=machine.committed,
             failed=self._failed,
+            dead_letters=self._sent_back,
             finished=str(machine.finished),
             listener_s=self._answered_s - self._started_s,
         )
@@ -117,7 +150,10 @@ class OrderlyRun:
             # A range that was cut short may end before what an earlier one has consumed already.
             return self._before
         consumed = self._machine.committed + self._machine.accumulated
-        return Uncommitted(self._offset_at(consumed), self._pending, self._machine.reconsume_times)
+        # A range that was cut short may also end before messages that were put back.
+        put_back = spans_of(self._machine.put_back, self._offset_at)
+        behind = from_offset(self._before.put_back, self._planned.end)
+        return Uncommitted(self._offset_at(consumed), self._pending, put_back + behind)
 
     def _suspended_until_s(self) -> float | None:
         # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
@@ -128,6 +164,9 @@ class OrderlyRun:
         if is_out_of_time or brought_nothing:
             return self._now_s()
         return self._machine.suspended_until_s
+
+    def _first_at(self, queue_offset: int) -> int:
+        return bisect_left(self._messages, queue_offset, key=attrgetter("queue_offset"))
 
     def _offset_at(self, index: int) -> int:
         """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
@@ -154,6 +193,21 @@ class OrderlyRun:
         if outcome.problem is not None:
             logger.error("%s %s", outcome.problem, self._describe(messages))
         return outcome
+
+    def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:
+        stored = [index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])]
+        self._sent_back += len(stored)
+        return self._machine.sent_back(stored, self._now_s())
+
+    def _is_dead_letter(self, message: MessageExt) -> bool:
+        assert self._dead_letters is not None
+        try:
+            self._dead_letters(message)
+        except RocketMQError:
+            logger.exception("dead letter not sent, its queue stays suspended %s", self._describe([message]))
+            return False
+        logger.warning("dead letter sent %s", self._describe([message]))
+        return True
 
     def _describe(self, messages: Sequence[MessageExt]) -> str:
         return (

@@ -26,7 +26,7 @@ class Consumed(NamedTuple):
     """Those that may reach the sink."""
     ack: QueueAck
     left: Uncommitted
-    """What the queue's next range must not deliver again."""
+    """What the next range of the queue goes on with."""
 
 
 class RangeConsumer:
@@ -48,7 +48,7 @@ class RangeConsumer:
             listener=self._listener,
             output=self._output,
             settings=self._settings,
-            before=before or Uncommitted(planned.start, [], planned.reconsume_times),
+            before=before or Uncommitted.at_start_of(planned),
             now_s=time.time,
         )
         rows = run.consume()

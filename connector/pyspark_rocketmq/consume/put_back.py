@@ -1,0 +1,60 @@
+"""How often messages were put back, from one range of a queue to the next: a few spans of queue offsets.
+
+Java's client keeps the number in each message it holds in memory. Here messages are read again, and a whole batch was
+put back together, so spans say it in a few numbers, which state and offset store can keep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class PutBack(NamedTuple):
+    """A span of a queue whose messages were put back equally often."""
+
+    start: int
+    """First queue offset."""
+    end: int
+    """Exclusive."""
+    times: int
+
+
+def times_by_index(spans: Iterable[PutBack], first_at: Callable[[int], int]) -> dict[int, int]:
+    """How often each message was put back, by index; ``first_at`` gives the first index at or behind an offset."""
+    return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
+
+
+def spans_of(times: Mapping[int, int], offset_of: Callable[[int], int]) -> tuple[PutBack, ...]:
+    """The opposite of :func:`times_by_index`: ``times`` by ascending index, and the queue offset at an index.
+
+    A span covers the offsets without a message between those of neighbours.
+    """
+    spans: list[PutBack] = []
+    next_index = -1
+    for index, count in times.items():
+        offset = offset_of(index)
+        if index == next_index and spans and spans[-1].times == count:
+            spans[-1] = spans[-1]._replace(end=offset + 1)
+        else:
+            spans.append(PutBack(offset, offset + 1, count))
+        next_index = index + 1
+    return tuple(spans)
+
+
+def from_offset(spans: Iterable[PutBack], queue_offset: int) -> tuple[PutBack, ...]:
+    """What of ``spans`` is at ``queue_offset`` or behind it."""
+    return tuple(
+        span._replace(start=max(span.start, queue_offset)) for span in spans if span.end > queue_offset
+    )
+
+
+def to_text(spans: Sequence[PutBack]) -> str:
+    """As short text, empty for none."""
+    return json.dumps(spans, separators=(",", ":")) if spans else ""
+
+
+def from_text(text: str) -> tuple[PutBack, ...]:
+    """The opposite of :func:`to_text`."""
+    return tuple(PutBack(*span) for span in json.loads(text)) if text else ()

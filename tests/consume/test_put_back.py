@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.consume.put_back import (
+    PutBack,
+    from_offset,
+    from_text,
+    spans_of,
+    times_by_index,
+    to_text,
+)
+
+_OFFSETS = st.lists(st.integers(0, 60), unique=True, min_size=1).map(sorted)
+
+
+@given(offsets=_OFFSETS, data=st.data())
+def test_spans_give_each_message_its_count_back(offsets: list[int], data: st.DataObject) -> None:
+    """D6: written as text and read again, whatever messages lie between."""
+    times = data.draw(
+        st.dictionaries(st.integers(0, len(offsets) - 1), st.integers(1, 3)).map(
+            lambda drawn: dict(sorted(drawn.items()))
+        )
+    )
+
+    spans = from_text(to_text(spans_of(times, offsets.__getitem__)))
+
+    assert times_by_index(spans, lambda offset: bisect_left(offsets, offset)) == times
+
+
+def test_a_batch_put_back_together_is_one_span() -> None:
+    """D6: also where a filter or a transaction left offsets without a message."""
+    assert spans_of({0: 2, 1: 2, 2: 2, 4: 2}, [10, 11, 15, 16, 17].__getitem__) == (
+        PutBack(10, 16, 2),
+        PutBack(17, 18, 2),
+    )
+    assert to_text(()) == ""
+
+
+def test_spans_can_be_cut_at_an_offset() -> None:
+    spans = (PutBack(10, 20, 1), PutBack(20, 25, 2))
+
+    assert from_offset(spans, 20) == (PutBack(20, 25, 2),)
+    assert from_offset(spans, 12) == (PutBack(12, 20, 1), PutBack(20, 25, 2))
+    assert from_offset(spans, 25) == ()
