@@ -66,7 +66,7 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
 
 def test_what_was_accumulated_past_the_early_end_is_neither_forgotten_nor_delivered_again() -> None:
     """D4: rows of messages that were accumulated must reach the sink once."""
-    accumulated = (10, 3, 18, 1, pickle.dumps([(10, "a"), (17, "b")]))
+    accumulated = (10, 3, 18, "[[18,19,1]]", pickle.dumps([(10, "a"), (17, "b")]))
     state = State(*accumulated)
 
     seen, ack = consume(15, state)
