@@ -68,6 +68,13 @@ class ConsumeOrderlyStatus(StrEnum):
     SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
 
 
+class ConsumeConcurrentlyStatus(StrEnum):
+    """What a concurrent listener answers (``ConsumeConcurrentlyStatus`` of the Java client)."""
+
+    CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
 class SendStatus(IntEnum):
     """Outcome of a stored send, by the broker's response code; only SEND_OK is fully durable."""
 

@@ -1,0 +1,355 @@
+"""Concurrent consumption of one queue's planned range: what to deliver next, what an answer does, how far it came.
+
+The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
+
+1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the pool has
+   threads, so that a full pool holds messages back and drops none (E1, E9).
+2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
+3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped (E5).
+4. One that could not be sent back is consumed again after 5 s, alone or with others of its kind (E4). Java goes on so
+   for ever; here the second time in a row ends the run: nothing new is delivered, and the queue is planned again,
+   after 5 s, from the first message that is not done.
+5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in one round,
+   and are done with that; what the call answers later no longer counts for them (E7).
+6. ``done`` is the smallest message not done, and never goes back (E6).
+7. A run that has lasted 60 s delivers nothing new, and what is out is waited for, so that a micro-batch ends.
+8. A range whose first message could not be sent back before begins with it alone: while it fails, the others, which
+   would be delivered again, wait.
+
+A call that never returns keeps its thread.  When all threads are gone so the run ends with what is done.
+
+Messages are indexes ``0 … count-1`` in queue order; whoever drives the machine knows their offsets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heappop, heappush
+from math import inf
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.consume.concurrent_answer import Answer
+from pyspark_rocketmq.consume.orderly import ReturnType
+from pyspark_rocketmq.model import MessageModel
+
+SEND_BACK_PAUSE_S: Final = 5.0
+"""Before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
+EXPIRED_DELAY_LEVEL: Final = 3
+"""``ProcessQueue.cleanExpiredMsg``."""
+EXPIRED_PER_ROUND: Final = 16
+"""``ProcessQueue.cleanExpiredMsg``."""
+DEFAULT_MAX_RECONSUME_TIMES: Final = 16
+"""``DefaultMQPushConsumerImpl.getMaxReconsumeTimes`` of a concurrent consumer that sets none."""
+
+_WAITING: Final = 0
+_WITH_LISTENER: Final = 1
+_GOING_BACK: Final = 2
+_DONE: Final = 3
+
+
+class Finish(StrEnum):
+    """Why a run makes no more deliveries."""
+
+    EXHAUSTED = "EXHAUSTED"
+    SUSPENDED = "SUSPENDED"
+    """A message could be sent back neither to its broker nor to another one."""
+    SLICE_USED = "SLICE_USED"
+    THREADS_LOST = "THREADS_LOST"
+    """Every thread is in a listener call that does not return."""
+
+
+class Delivery(NamedTuple):
+    """Messages for one listener call."""
+
+    number: int
+    """Tells deliveries of a run apart."""
+    indexes: Sequence[int]
+    """Ascending; consecutive unless they are consumed again."""
+
+
+class Settled(NamedTuple):
+    """What an answer led to."""
+
+    return_type: ReturnType
+    done: Sequence[int]
+    """Messages the answer has acknowledged; rows they emitted may leave."""
+    send_back: Sequence[int]
+    """To be sent back with the answer's delay level; each is reported by ``sent_back``."""
+    dropped: Sequence[int]
+    """Failed in broadcasting: done without success."""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrentSettings:
+    """The consumer's settings that matter to concurrent consumption, with RocketMQ's defaults."""
+
+    consume_message_batch_max_size: int = 1
+    """Most messages of one delivery, 1..1024."""
+    consume_thread_max: int = 20
+    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the pool's size at rest;
+    here a thread is started when there is something to do for it."""
+    max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
+    """Attempts after the first one; then a message is a dead letter."""
+    consume_timeout_s: float = 900.0
+    """Longest listener call before its messages are sent back."""
+    max_time_consume_continuously_s: float = 60.0
+    """After this time a run delivers nothing new."""
+    message_model: MessageModel = MessageModel.CLUSTERING
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.consume_message_batch_max_size <= 1024:
+            raise ValueError(
+                "consumeMessageBatchMaxSize must be from 1 to 1024, "
+                f"not {self.consume_message_batch_max_size}."
+            )
+        if not 1 <= self.consume_thread_max <= 1000:
+            raise ValueError(f"consumeThreadMax must be from 1 to 1000, not {self.consume_thread_max}.")
+        if self.max_reconsume_times < 0:
+            raise ValueError(f"maxReconsumeTimes must not be negative, not {self.max_reconsume_times}.")
+
+
+@dataclass(slots=True)
+class _Out:
+    """A delivery that is not settled."""
+
+    indexes: Sequence[int]
+    delivered_s: float
+    expires_s: float
+    is_answered: bool = False
+    going_back: set[int] = field(default_factory=set)
+
+
+class ConcurrentConsumption:
+    """One run over the messages of one planned range.
+
+    Guarantee: a message is out at most once at a time, and ``done`` never passes one that is not acknowledged,
+    stored by a broker, or dropped in broadcasting. Not thread-safe; no method blocks.
+    """
+
+    def __init__(
+        self, *, count: int, settings: ConcurrentSettings, started_s: float, first_failures: int = 0
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            count: Messages of the range.
+            settings: The consumer's.
+            started_s: Seconds of the clock that also gives every ``now_s``.
+            first_failures: How often the first message could not be sent back by earlier runs.
+        """
+        self._count = count
+        self._settings = settings
+        self._batch_size = settings.consume_message_batch_max_size
+        self._state = bytearray(count)
+        self._done = 0
+        self._next = 0
+        """First index never delivered in this run."""
+        self._failures: dict[int, int] = {0: first_failures} if first_failures and count else {}
+        """By index: times it could not be sent back, until it was."""
+        self._again: deque[tuple[float, int]] = deque()
+        """When to consume which message again, in this order."""
+        self._out: dict[int, _Out] = {}
+        self._delivery_of: dict[int, int] = {}
+        """Of messages on their way back."""
+        self._expiring: set[int] = set()
+        """The round of expired messages under way."""
+        self._expiry: list[tuple[float, int]] = []
+        """A heap of moments and deliveries; what is no longer so is passed over."""
+        self._awaited = 0
+        """Messages with the listener or on their way back."""
+        self._deliveries = 0
+        self._is_probing = 0 in self._failures
+        self._slice_end_s = started_s + settings.max_time_consume_continuously_s
+        self._is_slice_over = False
+        self._is_suspended = False
+
+    @property
+    def done(self) -> int:
+        """The smallest index not done; ``count`` when all are."""
+        return self._done
+
+    @property
+    def finished(self) -> Finish | None:
+        """Why the run is over; None while there is something to do or to wait for."""
+        if self._awaited:
+            return None
+        if self._is_suspended:
+            return Finish.SUSPENDED
+        if not self._again:
+            if self._next >= self._count:
+                return Finish.EXHAUSTED
+            if self._is_slice_over:
+                return Finish.SLICE_USED
+        return None if self._is_free else Finish.THREADS_LOST
+
+    @property
+    def calls_lost(self) -> int:
+        """Listener calls that have not returned when the run is over; their messages were sent back without them."""
+        return len(self._out)
+
+    def failures(self, index: int) -> int:
+        """How often in a row a message could not be sent back; the listener sees it added to its reconsume times."""
+        return self._failures.get(index, 0)
+
+    def next_delivery(self, now_s: float) -> Delivery | None:
+        """The next messages for the listener; None while there is no free thread or nothing to deliver now."""
+        if self._is_suspended or not self._is_free:
+            return None
+        indexes: Sequence[int] = self._due_again(now_s) or self._fresh(now_s)
+        if not indexes:
+            return None
+        number = self._deliveries
+        self._deliveries += 1
+        out = self._out[number] = _Out(indexes, now_s, now_s + self._settings.consume_timeout_s)
+        heappush(self._expiry, (out.expires_s, number))
+        self._awaited += len(indexes)
+        for index in indexes:
+            self._state[index] = _WITH_LISTENER
+        return Delivery(number, indexes)
+
+    def answered(self, number: int, answer: Answer, now_s: float) -> Settled:
+        """Apply what the listener answered.
+
+        Raises:
+            KeyError: If the delivery is not out.
+        """
+        out = self._out[number]
+        out.is_answered = True
+        here = [index for index in out.indexes if self._state[index] == _WITH_LISTENER]
+        last_done = out.indexes[answer.acknowledged - 1] if answer.acknowledged else -1
+        done = [index for index in here if index <= last_done]
+        failed = here[len(done) :]
+        is_dropped = self._settings.message_model is MessageModel.BROADCASTING
+        for index in done:
+            self._settle(index)
+        for index in failed:
+            if is_dropped:
+                self._settle(index)
+            else:
+                self._begin_back(index, number)
+        if not out.going_back:
+            del self._out[number]
+        return Settled(
+            self._return_type(answer, now_s - out.delivered_s),
+            done,
+            () if is_dropped else failed,
+            failed if is_dropped else (),
+            answer.problem,
+        )
+
+    def expired(self, now_s: float) -> Sequence[int]:
+        """Messages to be sent back with level 3 now, because their call takes too long; at most one round's.
+
+        Each is reported by ``sent_back``, and those of broadcasting when they are dropped.
+        """
+        if self._expiring:
+            return ()
+        found: list[int] = []
+        while self._expiry and len(found) < EXPIRED_PER_ROUND:
+            expires_s, number = self._expiry[0]
+            here = self._with_listener(expires_s, number)
+            if here and expires_s > now_s:
+                break
+            taken = here[: EXPIRED_PER_ROUND - len(found)]
+            if len(taken) == len(here):
+                heappop(self._expiry)
+            for index in taken:
+                self._begin_back(index, number)
+            found += taken
+        self._expiring.update(found)
+        return tuple(found)
+
+    def sent_back(self, index: int, now_s: float, *, is_stored: bool) -> None:
+        """Apply how sending a message back ended; ``is_stored`` also says that it was dropped on purpose.
+
+        Raises:
+            KeyError: If the message is not on its way back.
+        """
+        number = self._delivery_of.pop(index)
+        out = self._out[number]
+        out.going_back.discard(index)
+        self._expiring.discard(index)
+        if is_stored:
+            self._settle(index)
+        else:
+            self._keep(index, number, now_s)
+        if out.is_answered and not out.going_back:
+            del self._out[number]
+
+    def wake_s(self) -> float:
+        """When time alone changes what is to be done; infinite if it does not."""
+        while self._expiry and not self._with_listener(*self._expiry[0]):
+            heappop(self._expiry)
+        expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
+        may_deliver = self._is_free and not self._is_suspended
+        again_s = self._again[0][0] if self._again and may_deliver else inf
+        return min(expires_s, again_s)
+
+    # --- what is delivered -----------------------------------------------------------------------------------
+
+    @property
+    def _is_free(self) -> bool:
+        return len(self._out) < self._settings.consume_thread_max
+
+    def _fresh(self, now_s: float) -> Sequence[int]:
+        start = self._next
+        self._is_slice_over = bool(start) and now_s > self._slice_end_s
+        if self._is_slice_over or start >= self._count or (start and self._is_probing):
+            return ()
+        self._next = stop = 1 if self._is_probing else min(start + self._batch_size, self._count)
+        return range(start, stop)
+
+    def _due_again(self, now_s: float) -> Sequence[int]:
+        due: list[int] = []
+        while self._again and self._again[0][0] <= now_s and len(due) < self._batch_size:
+            due.append(self._again.popleft()[1])
+        return sorted(due)
+
+    # --- what becomes of a message ---------------------------------------------------------------------------
+
+    def _with_listener(self, expires_s: float, number: int) -> list[int]:
+        """Messages of the delivery that expire at that moment."""
+        out = self._out.get(number)
+        if out is None or out.is_answered or out.expires_s != expires_s:
+            return []
+        return [index for index in out.indexes if self._state[index] == _WITH_LISTENER]
+
+    def _begin_back(self, index: int, number: int) -> None:
+        self._state[index] = _GOING_BACK
+        self._delivery_of[index] = number
+        self._out[number].going_back.add(index)
+
+    def _keep(self, index: int, number: int, now_s: float) -> None:
+        """The message could not be sent back: it stays, and the offset does not pass it."""
+        out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
+        self._failures[index] = self.failures(index) + 1
+        is_second = self._failures[index] > 1
+        if not is_second and not out.is_answered:
+            # Its call still runs: it is tried to be sent back again, not consumed again.
+            self._state[index] = _WITH_LISTENER
+            out.expires_s = due_s
+            heappush(self._expiry, (due_s, number))
+            return
+        self._state[index] = _WAITING
+        self._awaited -= 1
+        if is_second:
+            self._is_suspended = True
+        else:
+            self._again.append((due_s, index))
+
+    def _settle(self, index: int) -> None:
+        self._state[index] = _DONE
+        self._awaited -= 1
+        self._failures.pop(index, None)
+        self._is_probing = self._is_probing and index != 0
+        while self._done < self._count and self._state[self._done] == _DONE:
+            self._done += 1
+
+    def _return_type(self, answer: Answer, lasted_s: float) -> ReturnType:
+        is_slow = lasted_s >= self._settings.consume_timeout_s
+        may_be_slow = answer.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
+        return ReturnType.TIME_OUT if is_slow and may_be_slow else answer.return_type
