@@ -11,7 +11,7 @@ from pyspark_rocketmq.consume.concurrent import (
     Finish,
 )
 from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, Answer, answer_of, answer_of_failure
-from pyspark_rocketmq.consume.orderly import ReturnType
+from pyspark_rocketmq.consume.orderly_outcome import ReturnType
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageModel
 
 LATER = Answer(ReturnType.FAILED, 0, 0)

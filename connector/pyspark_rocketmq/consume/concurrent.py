@@ -32,7 +32,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.concurrent_answer import Answer
-from pyspark_rocketmq.consume.orderly import ReturnType
+from pyspark_rocketmq.consume.orderly_outcome import ReturnType
 from pyspark_rocketmq.model import MessageModel
 
 SEND_BACK_PAUSE_S: Final = 5.0

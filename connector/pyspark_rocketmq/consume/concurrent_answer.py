@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.consume.orderly import ReturnType
+from pyspark_rocketmq.consume.orderly_outcome import ReturnType
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus
 
 ACK_ALL: Final = sys.maxsize
