@@ -1,34 +1,29 @@
-"""What a user's orderly listener gets and gives."""
+"""What a user's listener gets and gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, BROKER_DECIDES
 from pyspark_rocketmq.errors import ListenerError, SchemaError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 
 
-class ConsumeOrderlyContext:
-    """One delivery's context (``ConsumeOrderlyContext`` of the Java client), made anew for each.
+class DeliveryContext:
+    """What the contexts of all deliveries have: the queue, and rows to emit; made anew for each delivery.
 
-    Rows given to :meth:`emit` reach the sink only when the delivery that emitted them is acknowledged; they are
-    dropped with it otherwise.
+    Rows given to :meth:`emit` reach the sink only when their message is acknowledged; they are dropped otherwise.
     """
 
-    __slots__ = ("_current", "_emitted", "_first_offset", "_last_offset", "_output", "auto_commit", "message_queue",
-                 "suspend_current_queue_time_millis")  # fmt: skip
+    __slots__ = ("_current", "_emitted", "_first_offset", "_last_offset", "_output", "message_queue")
 
     def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
         """Begin a delivery of ``messages``: at least one, of one queue, ascending."""
         first = messages[0]
         self.message_queue = first.message_queue
         """The queue being consumed."""
-        self.auto_commit = True
-        """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
-        self.suspend_current_queue_time_millis = -1
-        """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 takes the consumer's default."""
         self._output = output
         self._first_offset = first.queue_offset
         self._last_offset = messages[-1].queue_offset
@@ -99,10 +94,37 @@ class ConsumeOrderlyContext:
         )
 
 
+class ConsumeOrderlyContext(DeliveryContext):
+    """An orderly delivery's context (``ConsumeOrderlyContext`` of the Java client)."""
+
+    __slots__ = ("auto_commit", "suspend_current_queue_time_millis")
+
+    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
+        super().__init__(messages, output)
+        self.auto_commit = True
+        """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
+        self.suspend_current_queue_time_millis = -1
+        """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 takes the consumer's default."""
+
+
+class ConsumeConcurrentlyContext(DeliveryContext):
+    """A concurrent delivery's context (``ConsumeConcurrentlyContext`` of the Java client)."""
+
+    __slots__ = ("ack_index", "delay_level_when_next_consume")
+
+    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
+        super().__init__(messages, output)
+        self.ack_index = ACK_ALL
+        """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
+        self.delay_level_when_next_consume = BROKER_DECIDES
+        """When failed messages come again: 0: after 3 + their reconsume times; -1: never, they become dead letters;
+        else the broker's delay level."""
+
+
 class _Followed(list[MessageExt]):
     """A list that tells the context which message a ``for`` loop is at; a loop left by ``break`` stays there."""
 
-    def __init__(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+    def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)
         self._context = context
 
@@ -116,3 +138,10 @@ class _Followed(list[MessageExt]):
 
 MessageListenerOrderly = Callable[[Sequence[MessageExt], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]
 """Takes messages of one queue in ascending queue offset; None and an exception count as SUSPEND (row D5)."""
+
+MessageListenerConcurrently = Callable[
+    [Sequence[MessageExt], ConsumeConcurrentlyContext],
+    ConsumeConcurrentlyStatus | None | Awaitable[ConsumeConcurrentlyStatus | None],
+]
+"""Takes messages of one queue, many calls at the same time; may be ``async def``. None and an exception count as
+RECONSUME_LATER (row E2)."""
