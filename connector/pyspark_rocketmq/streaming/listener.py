@@ -141,7 +141,7 @@ MessageListenerOrderly = Callable[[Sequence[MessageExt], ConsumeOrderlyContext],
 
 MessageListenerConcurrently = Callable[
     [Sequence[MessageExt], ConsumeConcurrentlyContext],
-    ConsumeConcurrentlyStatus | None | Awaitable[ConsumeConcurrentlyStatus | None],
+    ConsumeConcurrentlyStatus | Awaitable[ConsumeConcurrentlyStatus | None] | None,
 ]
 """Takes messages of one queue, many calls at the same time; may be ``async def``. None and an exception count as
 RECONSUME_LATER (row E2)."""
