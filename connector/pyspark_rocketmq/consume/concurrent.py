@@ -142,7 +142,8 @@ class ConcurrentConsumption:
             first_failures: How often the first message could not be sent back by earlier runs.
         """
         self._count = count
-        self._settings = settings
+        self.settings = settings
+        """The consumer's."""
         self._batch_size = settings.consume_message_batch_max_size
         self._state = bytearray(count)
         self._done = 0
@@ -204,7 +205,7 @@ class ConcurrentConsumption:
             return None
         number = self._deliveries
         self._deliveries += 1
-        out = self._out[number] = _Out(indexes, now_s, now_s + self._settings.consume_timeout_s)
+        out = self._out[number] = _Out(indexes, now_s, now_s + self.settings.consume_timeout_s)
         heappush(self._expiry, (out.expires_s, number))
         self._awaited += len(indexes)
         for index in indexes:
@@ -223,7 +224,7 @@ class ConcurrentConsumption:
         last_done = out.indexes[answer.acknowledged - 1] if answer.acknowledged else -1
         done = [index for index in here if index <= last_done]
         failed = here[len(done) :]
-        is_dropped = self._settings.message_model is MessageModel.BROADCASTING
+        is_dropped = self.settings.message_model is MessageModel.BROADCASTING
         for index in done:
             self._settle(index)
         for index in failed:
@@ -293,7 +294,7 @@ class ConcurrentConsumption:
 
     @property
     def _is_free(self) -> bool:
-        return len(self._out) < self._settings.consume_thread_max
+        return len(self._out) < self.settings.consume_thread_max
 
     def _fresh(self, now_s: float) -> Sequence[int]:
         start = self._next
@@ -350,6 +351,6 @@ class ConcurrentConsumption:
             self._done += 1
 
     def _return_type(self, answer: Answer, lasted_s: float) -> ReturnType:
-        is_slow = lasted_s >= self._settings.consume_timeout_s
+        is_slow = lasted_s >= self.settings.consume_timeout_s
         may_be_slow = answer.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
         return ReturnType.TIME_OUT if is_slow and may_be_slow else answer.return_type

@@ -38,6 +38,9 @@ class QueueAck:
     """Where an operator wants the queue consumed from next: told by the broker while the range was read."""
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
+    sent_back: int = 0
+    """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead letters; a batch
+    that runs again sends them again."""
 
     @property
     def queue(self) -> MessageQueue:

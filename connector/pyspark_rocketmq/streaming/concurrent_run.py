@@ -1,0 +1,245 @@
+"""One range of one queue: drives the concurrent machine, calls the listener many times at once, keeps emitted rows.
+
+The machine, and everything else of a run, belongs to the thread that calls ``consume``; listener calls and send-backs
+run elsewhere and report through events.  No Spark here.
+
+Rows leave only below the offset the run has reached.  A run normally ends with every message done or sent back, so
+that these are all rows.  Where a message could be sent back nowhere the offset stays at it, and rows of messages above
+are given up: their messages are delivered again with the next range, and emit again.  So a row reaches the sink from
+exactly the run that passes its message, and the sink's watermark per queue, which is that offset, fits as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from operator import itemgetter
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.concurrent import (
+    EXPIRED_DELAY_LEVEL,
+    SEND_BACK_PAUSE_S,
+    ConcurrentConsumption,
+    ConcurrentSettings,
+    Delivery,
+    Finish,
+    Settled,
+)
+from pyspark_rocketmq.consume.concurrent_answer import Answer, answer_of, answer_of_failure
+from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, MessageListenerConcurrently
+from pyspark_rocketmq.streaming.listener_workers import CallEnded, ListenerWorkers, SendBackEnded
+from pyspark_rocketmq.streaming.orderly_run import Row
+
+logger = logging.getLogger(__name__)
+
+SendBackCall = Callable[[MessageExt, int], None]
+"""Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
+
+
+class ConcurrentRun:
+    """The consumption of one planned range."""
+
+    def __init__(
+        self,
+        planned: QueueRange,
+        messages: Sequence[MessageExt],
+        *,
+        listener: MessageListenerConcurrently,
+        output: OutputColumns,
+        settings: ConcurrentSettings,
+        workers: ListenerWorkers,
+        send_back: SendBackCall,
+        clock: Clock,
+    ) -> None:
+        """Prepare the run; in broadcasting ``send_back`` is never called."""
+        self._planned = planned
+        self._messages = messages
+        self._listener = listener
+        self._output = output
+        self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
+        self._workers = workers
+        self._send = send_back
+        self._clock = clock
+        self._started_s = self._answered_s = clock.monotonic_s()
+        self._out: dict[int, tuple[Delivery, Sequence[MessageExt], ConsumeConcurrentlyContext]] = {}
+        self._rows: list[Row] = []
+        self._failed = 0
+        self._sent_back = 0
+        self._machine = ConcurrentConsumption(
+            count=len(messages),
+            settings=settings,
+            started_s=self._started_s,
+            first_failures=planned.reconsume_times,
+        )
+
+    def consume(self) -> list[Row]:
+        """Deliver until the range is settled or the run has to end; the rows that may leave, in queue order.
+
+        Raises:
+            ListenerError: If the listener raised what is no ``Exception``, such as SystemExit.
+        """
+        while self._machine.finished is None:
+            while (delivery := self._machine.next_delivery(self._clock.monotonic_s())) is not None:
+                self._deliver(delivery)
+            self._send_expired()
+            self._take_in_event()
+        if self._machine.calls_lost:
+            logger.error(
+                "%d listener calls have not returned and keep their threads; their messages were sent back %s "
+                "consumeTimeout_s=%g",
+                self._machine.calls_lost,
+                self._planned.queue,
+                self._machine.settings.consume_timeout_s,
+            )
+        reached = self._next_offset()
+        return sorted((row for row in self._rows if row[0] < reached), key=itemgetter(0))
+
+    def ack(self) -> QueueAck:
+        """What is to be committed; call after :meth:`consume`."""
+        machine = self._machine
+        return QueueAck(
+            topic=self._planned.queue.topic,
+            broker_name=self._planned.queue.broker_name,
+            queue_id=self._planned.queue.queue_id,
+            epoch=self._planned.epoch,
+            start=self._planned.start,
+            next_offset=self._next_offset(),
+            reconsume_times=machine.failures(machine.done),
+            suspended_until_s=self._suspended_until_s(),
+            consumed=machine.done,
+            failed=self._failed,
+            sent_back=self._sent_back,
+            finished=str(machine.finished),
+            listener_s=self._answered_s - self._started_s,
+        )
+
+    def _next_offset(self) -> int:
+        """The smallest offset not done, or the end of the range: offsets without a message are passed too."""
+        done = self._machine.done
+        return self._messages[done].queue_offset if done < len(self._messages) else self._planned.end
+
+    def _suspended_until_s(self) -> float | None:
+        if self._machine.finished is Finish.SUSPENDED:
+            return self._clock.now_s() + SEND_BACK_PAUSE_S
+        # A queue that stands still without a suspension would be given longer ranges, or none until more comes.
+        stands_still = self._next_offset() == self._planned.start
+        return self._clock.now_s() if stands_still else None
+
+    # --- deliveries ------------------------------------------------------------------------------------------
+
+    def _deliver(self, delivery: Delivery) -> None:
+        messages = [self._message(index) for index in delivery.indexes]
+        context = ConsumeConcurrentlyContext(messages, self._output)
+        self._out[delivery.number] = (delivery, messages, context)
+        self._workers.call(delivery.number, partial(self._listener, context.follow(messages), context))
+
+    def _message(self, index: int) -> MessageExt:
+        message = self._messages[index]
+        failures = self._machine.failures(index)
+        if not failures:
+            return message
+        return message._replace(reconsume_times=message.reconsume_times + failures)
+
+    def _take_in_event(self) -> None:
+        wake_s = self._machine.wake_s()
+        if self._machine.finished is not None:
+            return
+        timeout_s = None if wake_s == inf else max(0.0, wake_s - self._clock.monotonic_s())
+        match self._workers.next_event(timeout_s):
+            case CallEnded(number, status, failure):
+                self._settle(number, status, failure)
+            case SendBackEnded(index, failure):
+                self._take_in_send_back(index, failure)
+            case None:
+                pass
+
+    def _settle(self, number: int, status: object, failure: BaseException | None) -> None:
+        delivery, messages, context = self._out.pop(number)
+        self._answered_s = self._clock.monotonic_s()
+        answer = self._answer(status, failure, messages, context)
+        settled = self._machine.answered(number, answer, self._answered_s)
+        if settled.problem is not None:
+            logger.error("%s %s", settled.problem, self._describe(messages))
+        self._keep_rows(context.take_emitted(), settled, whole=len(settled.done) == len(delivery.indexes))
+        if settled.send_back or settled.dropped:
+            self._failed += 1
+        for index in settled.dropped:
+            logger.warning(
+                "message failed in broadcasting and is dropped %s", self._describe([self._messages[index]])
+            )
+        for index in settled.send_back:
+            self._begin_send_back(index, answer.delay_level)
+
+    def _answer(
+        self,
+        status: object,
+        failure: BaseException | None,
+        messages: Sequence[MessageExt],
+        context: ConsumeConcurrentlyContext,
+    ) -> Answer:
+        delay_level = context.delay_level_when_next_consume
+        if failure is None:
+            return answer_of(
+                status, ack_index=context.ack_index, delay_level=delay_level, count=len(messages)
+            )
+        if not isinstance(failure, Exception | asyncio.CancelledError):
+            raise ListenerError(
+                f"The listener raised {type(failure).__name__}, which ends its task {self._describe(messages)}; "
+                "the task's messages are delivered again."
+            ) from failure
+        logger.error("listener failed %s", self._describe(messages), exc_info=failure)
+        return answer_of_failure(delay_level=delay_level)
+
+    def _keep_rows(self, emitted: list[Row], settled: Settled, *, whole: bool) -> None:
+        if whole:
+            self._rows += emitted
+        elif settled.done and emitted:
+            done = {self._messages[index].queue_offset for index in settled.done}
+            self._rows += [row for row in emitted if row[0] in done]
+
+    # --- messages that go back -------------------------------------------------------------------------------
+
+    def _send_expired(self) -> None:
+        expired = self._machine.expired(self._clock.monotonic_s())
+        if not expired:
+            return
+        for number, (delivery, messages, _) in self._out.items():
+            if not set(expired).isdisjoint(delivery.indexes):
+                logger.error("listener call takes too long %s", self._describe(messages))
+                self._workers.abandon(number)
+        for index in expired:
+            self._begin_send_back(index, EXPIRED_DELAY_LEVEL)
+
+    def _begin_send_back(self, index: int, delay_level: int) -> None:
+        message = self._message(index)
+        if self._is_broadcast:
+            logger.warning("message expired in broadcasting and is dropped %s", self._describe([message]))
+            self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
+            return
+        self._workers.send_back(index, partial(self._send, message, delay_level))
+
+    def _take_in_send_back(self, index: int, failure: BaseException | None) -> None:
+        if failure is None:
+            self._sent_back += 1
+        elif isinstance(failure, RocketMQError):
+            logger.error(
+                "message could not be sent back, the offset stays at it %s",
+                self._describe([self._messages[index]]),
+                exc_info=failure,
+            )
+        else:
+            raise failure
+        self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
+
+    def _describe(self, messages: Sequence[MessageExt]) -> str:
+        return (
+            f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
+            f"reconsumeTimes={messages[0].reconsume_times}"
+        )

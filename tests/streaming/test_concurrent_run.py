@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+    QueueRange,
+)
+from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.listener_workers import (
+    CallEnded,
+    Event,
+    ListenerWorkers,
+    LoopWorkers,
+    SendBackEnded,
+    ThreadWorkers,
+    is_async,
+)
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.messages import QUEUE, message_at
+
+SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
+OUTPUT = OutputColumns.of(StructType().add("name", "string"))
+
+Listener = Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any]
+
+
+class InlineWorkers:
+    """Does everything at once, in the caller's thread; where nothing is left to happen, time passes."""
+
+    def __init__(self, clock: FakeClock, *, hangs: Callable[[int], bool] = lambda number: False) -> None:
+        self._clock = clock
+        self._hangs = hangs
+        self._events: deque[Event] = deque()
+        self.abandoned: list[int] = []
+
+    def call(self, number: int, invoke: Callable[[], object]) -> None:
+        if self._hangs(number):
+            return
+        try:
+            self._events.append(CallEnded(number, invoke()))
+        except BaseException as error:  # noqa: BLE001 - as the real ones
+            self._events.append(CallEnded(number, failure=error))
+
+    def abandon(self, number: int) -> None:
+        self.abandoned.append(number)
+
+    def send_back(self, index: int, send: Callable[[], None]) -> None:
+        try:
+            send()
+            self._events.append(SendBackEnded(index))
+        except Exception as error:  # noqa: BLE001 - as the real ones
+            self._events.append(SendBackEnded(index, error))
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        if self._events:
+            return self._events.popleft()
+        assert timeout_s is not None, "The run waits for what never comes."
+        self._clock.advance(timeout_s)
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class Broker:
+    """Takes messages back, or refuses those at ``refused`` offsets as often as said."""
+
+    def __init__(self, refused: dict[int, int] | None = None) -> None:
+        self.taken: list[tuple[int, int, int]] = []
+        """Queue offset, delay level, reconsume times."""
+        self._refused = Counter(refused or {})
+
+    def send_back(self, message: MessageExt, delay_level: int) -> None:
+        if self._refused[message.queue_offset] > 0:
+            self._refused[message.queue_offset] -= 1
+            raise RequestTimeout("broker-a:1", "CONSUMER_SEND_MSG_BACK", 5.0)
+        self.taken.append((message.queue_offset, delay_level, message.reconsume_times))
+
+
+def run_of(
+    listener: Listener,
+    *,
+    offsets: Sequence[int] = range(10, 20),
+    planned: QueueRange | None = None,
+    broker: Broker | None = None,
+    workers: ListenerWorkers | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> ConcurrentRun:
+    clock = clock or FakeClock(1_000.0)
+    return ConcurrentRun(
+        planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3),
+        [message_at(offset) for offset in offsets],
+        listener=listener,
+        output=OUTPUT,
+        settings=ConcurrentSettings(**settings),
+        workers=workers or InlineWorkers(clock),  # type: ignore[arg-type]
+        send_back=(broker or Broker()).send_back,
+        clock=clock,
+    )
+
+
+def emitting(status_of: Callable[[MessageExt], object], seen: list[int] | None = None) -> Listener:
+    """Emits a row for each message and answers for the first one."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        for message in messages:
+            if seen is not None:
+                seen.append(message.queue_offset)
+            context.emit(name=message.keys)
+        return status_of(messages[0])
+
+    return listener
+
+
+def offsets_of(rows: Sequence[tuple[Any, ...]]) -> list[int]:
+    return [row[0] for row in rows]
+
+
+def test_every_message_is_delivered_once_and_the_whole_range_is_acknowledged() -> None:
+    """E1, E6: offsets without a message are passed too; rows leave in queue order."""
+    seen: list[int] = []
+    run = run_of(emitting(lambda message: SUCCESS, seen), offsets=[10, 11, 14, 17])
+    rows = run.consume()
+    ack = run.ack()
+
+    assert seen == [10, 11, 14, 17]
+    assert rows == [(offset, f"key-{offset}") for offset in (10, 11, 14, 17)]
+    assert (ack.start, ack.next_offset, ack.epoch, ack.consumed, ack.failed) == (10, 20, 3, 4, 0)
+    assert (ack.finished, ack.suspended_until_s, ack.reconsume_times) == ("EXHAUSTED", None, 0)
+
+
+def test_a_range_without_messages_is_acknowledged() -> None:
+    """A4, E6."""
+    run = run_of(emitting(lambda message: SUCCESS), offsets=[])
+
+    assert run.consume() == []
+    assert run.ack().next_offset == 20
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (LATER, None),
+        (None, None),
+        ("nonsense", "no ConsumeConcurrentlyStatus"),
+        (ValueError("bad"), "listener failed"),
+    ],
+)
+def test_a_failed_message_is_sent_back_and_passed(
+    answer: object, problem: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E2, E3: whatever failing looks like; its rows are dropped, and the broker decides when it comes again."""
+    broker = Broker()
+
+    def status_of(message: MessageExt) -> object:
+        if message.queue_offset != 12:
+            return SUCCESS
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    run = run_of(emitting(status_of), broker=broker)
+    rows = run.consume()
+
+    assert broker.taken == [(12, 0, 0)]
+    assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
+    ack = run.ack()
+    assert (ack.next_offset, ack.failed, ack.sent_back, ack.consumed) == (20, 1, 1, 10)
+    assert problem is None or problem in caplog.text
+
+
+def test_messages_after_the_ack_index_go_back_with_the_contexts_level() -> None:
+    """E2, E3: rows of those before it leave."""
+    broker = Broker()
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        for message in messages:
+            context.emit(name=message.keys)
+        if messages[0].queue_offset == 10:
+            context.ack_index = 1
+            context.delay_level_when_next_consume = -1
+        return SUCCESS
+
+    run = run_of(listener, broker=broker, consume_message_batch_max_size=4)
+    rows = run.consume()
+
+    assert sorted(broker.taken) == [(12, -1, 0), (13, -1, 0)]
+    assert offsets_of(rows) == [10, 11, 14, 15, 16, 17, 18, 19]
+
+
+def test_a_message_that_could_not_be_sent_back_is_delivered_again_five_seconds_later() -> None:
+    """E4: once more in this run, with one attempt more; the others are not delivered again."""
+    clock = FakeClock(1_000.0)
+    deliveries: list[tuple[int, int, float]] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        (message,) = messages
+        deliveries.append((message.queue_offset, message.reconsume_times, clock.monotonic_s()))
+        context.emit(name=str(message.reconsume_times))
+        return LATER if message.queue_offset == 12 and not message.reconsume_times else SUCCESS
+
+    run = run_of(listener, broker=Broker({12: 1}), clock=clock)
+    rows = run.consume()
+
+    assert [delivery for delivery in deliveries if delivery[0] == 12] == [(12, 0, 0.0), (12, 1, 5.0)]
+    assert len(deliveries) == 11
+    assert rows[2] == (12, "1")
+    assert run.ack().next_offset == 20
+
+
+def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above_it() -> None:
+    """E4, E6: rows above it are given up, because their messages are delivered again."""
+    run = run_of(
+        emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS), broker=Broker({12: 9})
+    )
+    rows = run.consume()
+    ack = run.ack()
+
+    assert offsets_of(rows) == [10, 11]
+    assert (ack.next_offset, ack.reconsume_times, ack.consumed) == (12, 2, 2)
+    assert (ack.finished, ack.suspended_until_s) == ("SUSPENDED", 1_000.0 + 5.0 + 5.0)
+
+
+def test_the_next_range_begins_with_the_held_message_alone() -> None:
+    """E4: while it cannot be sent back, nothing above it is delivered again."""
+    seen: list[int] = []
+    planned = QueueRange(queue=QUEUE, start=12, end=20, epoch=3, reconsume_times=2)
+    listener = emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS, seen)
+    run = run_of(listener, planned=planned, offsets=range(12, 20), broker=Broker({12: 1}))
+    run.consume()
+
+    assert seen == [12]
+    assert (run.ack().next_offset, run.ack().reconsume_times) == (12, 3)
+
+
+def test_rows_given_up_above_a_held_message_come_with_a_later_range() -> None:
+    """H1, E4: over both runs each message's row leaves once."""
+    broker = Broker({12: 2})
+    listener = emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS)
+    first = run_of(listener, broker=broker)
+    rows = first.consume()
+    held = first.ack()
+    planned = QueueRange(
+        queue=QUEUE, start=held.next_offset, end=20, epoch=3, reconsume_times=held.reconsume_times
+    )
+    second = run_of(listener, planned=planned, offsets=range(12, 20), broker=broker)
+    rows += second.consume()
+
+    assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
+    assert second.ack().next_offset == 20
+    assert broker.taken == [(12, 0, 2)]
+
+
+def test_a_failed_message_is_dropped_in_broadcasting(caplog: pytest.LogCaptureFixture) -> None:
+    """E5: and said so."""
+    broker = Broker()
+    run = run_of(
+        emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS),
+        broker=broker,
+        message_model=MessageModel.BROADCASTING,
+    )
+    rows = run.consume()
+
+    assert broker.taken == []
+    assert 12 not in offsets_of(rows)
+    assert run.ack().next_offset == 20
+    assert "dropped topic=orders broker=broker-a queue=3 queueOffset=12" in caplog.text
+
+
+@pytest.mark.parametrize("model", list(MessageModel))
+def test_a_call_that_never_ends_does_not_hold_its_range(
+    model: MessageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E7: its messages are sent back with level 3; in broadcasting they are dropped."""
+    clock, broker = FakeClock(1_000.0), Broker()
+    workers = InlineWorkers(clock, hangs=lambda number: number == 2)
+    run = run_of(
+        emitting(lambda message: SUCCESS), broker=broker, clock=clock, workers=workers, message_model=model
+    )
+    rows = run.consume()
+
+    assert clock.monotonic_s() == 900.0
+    assert broker.taken == ([(12, 3, 0)] if model is MessageModel.CLUSTERING else [])
+    assert workers.abandoned == [2]
+    assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
+    assert run.ack().next_offset == 20
+    assert "1 listener calls have not returned" in caplog.text
+
+
+def test_a_run_whose_threads_are_all_lost_ends_with_what_is_done() -> None:
+    """E7, E9: the rest is planned again, at once and from the first message not delivered."""
+    clock = FakeClock(1_000.0)
+    workers = InlineWorkers(clock, hangs=lambda number: number in {0, 3})
+    run = run_of(emitting(lambda message: SUCCESS), clock=clock, workers=workers, consume_thread_max=2)
+    rows = run.consume()
+
+    assert offsets_of(rows) == [11, 12]
+    assert (run.ack().next_offset, run.ack().finished) == (14, "THREADS_LOST")
+
+
+def test_a_range_that_was_cut_short_before_its_first_message_may_go_on_at_once() -> None:
+    """E6: to the planner it must not look like one that waits for more messages."""
+    planned = QueueRange(queue=QUEUE, start=10, end=10, epoch=3)
+    run = run_of(emitting(lambda message: SUCCESS), planned=planned, offsets=[])
+    run.consume()
+
+    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, 1_000.0)
+
+
+def test_an_expired_message_that_no_broker_takes_holds_the_offset() -> None:
+    """E7, E4."""
+    clock = FakeClock(1_000.0)
+    workers = InlineWorkers(clock, hangs=lambda number: number == 0)
+    run = run_of(emitting(lambda message: SUCCESS), clock=clock, workers=workers, broker=Broker({10: 9}))
+    rows = run.consume()
+
+    assert (rows, run.ack().next_offset, run.ack().finished) == ([], 10, "SUSPENDED")
+    assert run.ack().suspended_until_s == clock.now_s() + 5.0
+
+
+def test_a_long_run_yields_after_its_time() -> None:
+    """E6: so that what is done is committed."""
+    clock = FakeClock(1_000.0)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        clock.advance(25.0)
+        return SUCCESS
+
+    run = run_of(listener, clock=clock, consume_thread_max=1)
+    run.consume()
+
+    assert (run.ack().next_offset, run.ack().finished) == (13, "SLICE_USED")
+
+
+def test_the_context_names_the_queue_and_refuses_rows_it_cannot_place() -> None:
+    """E2, H6: a mistake in emit() is the listener's failure, not the query's."""
+    problems: list[Exception] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        assert context.message_queue == MessageQueue("orders", "broker-a", 3)
+        try:
+            context.emit(messages[0], nonsense=1)
+        except SchemaError as error:
+            problems.append(error)
+            raise
+        return SUCCESS
+
+    broker = Broker()
+    run = run_of(listener, broker=broker, consume_message_batch_max_size=10)
+    run.consume()
+
+    assert len(problems) == 1
+    assert len(broker.taken) == 10
+
+
+@pytest.mark.parametrize("fatal", [SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_a_listener_that_ends_its_process_costs_a_try_of_its_task(fatal: BaseException) -> None:
+    """E2: nothing is passed."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        raise fatal
+
+    with pytest.raises(ListenerError, match=f"raised {type(fatal).__name__}.*queueOffset=10"):
+        run_of(listener).consume()
+
+
+# --- with real threads and a real loop ---------------------------------------------------------------------------
+
+
+class Meeting:
+    """Where calls that run at the same time wait for each other: threads, or coroutines of one loop."""
+
+    def __init__(self, parties: int) -> None:
+        self._barrier = threading.Barrier(parties)
+        self._async_barrier = asyncio.Barrier(parties)
+        self._threads: set[int] = set()
+
+    def in_threads(self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        self._barrier.wait(10.0)
+        context.emit(name=str(messages[0].queue_offset))
+        return SUCCESS
+
+    async def in_loop(self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        async with asyncio.timeout(10.0):
+            await self._async_barrier.wait()
+        context.emit(name=str(messages[0].queue_offset))
+        return SUCCESS
+
+
+@pytest.mark.parametrize("kind", ["in_threads", "in_loop"])
+def test_as_many_calls_run_at_once_as_there_are_threads(kind: str) -> None:
+    """E1: ten calls that wait for five; with fewer at once none would end."""
+    listener = getattr(Meeting(5), kind)
+    workers: ListenerWorkers = LoopWorkers() if is_async(listener) else ThreadWorkers(5)
+    run = run_of(listener, workers=workers, clock=SystemClock(), consume_thread_max=5)
+    try:
+        rows = run.consume()
+    finally:
+        workers.close()
+
+    assert [row[1] for row in rows] == [str(offset) for offset in range(10, 20)]
+    assert run.ack().next_offset == 20
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E1-E4, E9: a thousand messages over eight calls, every fifth fails, brokers take them all."""
+    broker = Broker()
+
+    def answer(message: MessageExt, context: ConsumeConcurrentlyContext) -> object:
+        context.emit(name=message.keys)
+        if message.queue_offset % 5 == 0:
+            raise ValueError("every fifth")
+        return SUCCESS
+
+    def in_threads(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        return answer(messages[0], context)
+
+    async def in_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        await asyncio.sleep(0)
+        return answer(messages[0], context)
+
+    caplog.set_level(logging.CRITICAL, logger="pyspark_rocketmq.streaming.concurrent_run")
+    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(8)
+    run = run_of(
+        in_loop if kind == "loop" else in_threads,
+        planned=QueueRange(queue=QUEUE, start=0, end=1000, epoch=3),
+        offsets=range(1000),
+        broker=broker,
+        workers=workers,
+        clock=SystemClock(),
+        consume_thread_max=8,
+    )
+    try:
+        rows = run.consume()
+    finally:
+        workers.close()
+
+    assert offsets_of(rows) == [offset for offset in range(1000) if offset % 5]
+    assert sorted(taken[0] for taken in broker.taken) == list(range(0, 1000, 5))
+    assert run.ack().next_offset == 1000
+
+
+@pytest.mark.parametrize("kind", ["threads", "loop"])
+def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
+    """E7: a coroutine is cancelled besides; a thread is left behind."""
+    release = threading.Event()
+    cancelled: list[int] = []
+
+    def in_threads(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        if messages[0].queue_offset == 13:
+            release.wait(30.0)
+        return SUCCESS
+
+    async def in_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        if messages[0].queue_offset == 13:
+            try:
+                await asyncio.sleep(30.0)
+            except asyncio.CancelledError:
+                cancelled.append(13)
+                raise
+        return SUCCESS
+
+    broker = Broker()
+    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(4)
+    run = run_of(
+        in_loop if kind == "loop" else in_threads,
+        broker=broker,
+        workers=workers,
+        clock=SystemClock(),
+        consume_thread_max=4,
+        consume_timeout_s=0.2,
+    )
+    try:
+        run.consume()
+    finally:
+        release.set()
+        workers.close()
+
+    assert broker.taken == [(13, 3, 0)]
+    assert run.ack().next_offset == 20
+    assert cancelled == ([13] if kind == "loop" else [])
+
+
+def test_objects_with_an_async_call_are_known() -> None:
+    """E1: so that their calls are awaited."""
+
+    class Asynchronous:
+        async def __call__(self, messages: object, context: object) -> object:
+            return SUCCESS
+
+    class Plain:
+        def __call__(self, messages: object, context: object) -> object:
+            return SUCCESS
+
+    assert is_async(Asynchronous())
+    assert not is_async(Plain())
+    assert not is_async(lambda messages, context: SUCCESS)
