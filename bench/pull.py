@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from bench.cluster import QUEUES, fill, real_cluster
@@ -167,7 +168,7 @@ class Contest:
     def _undecoded(self) -> float:
         reached = dict.fromkeys(range(len(self.partitions)), 0)
         started_s = time.perf_counter()
-        for arrival in PullPipeline(self.partitions).arrivals():
+        for arrival in chain.from_iterable(PullPipeline(self.partitions).arrivals()):
             if arrival.pieces:
                 reached[arrival.range_index] = arrival.pieces[-1].limit
         seconds = time.perf_counter() - started_s

@@ -32,8 +32,8 @@ _COLUMNAR_PER_PLAIN = 5
 """The plain decoder takes long enough to be timed once a round; the other's least of so many counts."""
 _METHOD = """\
 `decode_columns` (all 17 columns of the source, the map of properties among them) and `decode_messages`, the *plain*
-decoder that makes an object of each message, on the same stored messages: {bytes:.0f} MiB at once, as the source joins
-pulls, or one pull of {pulled}. Bodies are half to one and a half times as long as said, and keys vary in length too.
+decoder that makes an object of each message, on the same stored messages: {bytes:.0f} MiB at once
+or one pull of {pulled}. Bodies are half to one and a half times as long as said, and keys vary in length too.
 A sent message has six properties as a broker stores them; one sent in a producer batch has nine entries, two of its own
 repeated by the batch. *Three columns* are {projection}. *Compressed* are text bodies of 8 KiB by zlib. *Inner
 batches* have {members} members. Rates are millions of messages per second of CPU time of one core; {rounds} rounds, and

@@ -14,6 +14,9 @@ from typing import NamedTuple, NewType
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
 
+PulledBody = bytes | memoryview
+"""Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
+
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -86,11 +87,11 @@ def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(c
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")
 
-    for each in (first, *arrivals):
+    for each in chain(first, *arrivals):
         assert each.failure is None
         for piece in each.pieces:
             assert piece.start == reached[each.range_index]
             reached[each.range_index] = piece.limit
 
-    assert not first.is_last
+    assert not any(each.is_last for each in first)
     assert reached == [PER_QUEUE] * QUEUES

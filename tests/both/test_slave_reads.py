@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from pyspark_rocketmq.client.broker import PullRequest, PullStatus, SendTerms
@@ -85,7 +87,7 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
         offsets: list[int] = []
         pulled_from: list[int] = []
         pipeline = PullPipeline(partitions, max_in_flight_bytes=512 << 10)
-        for arrival in pipeline.arrivals():
+        for arrival in chain.from_iterable(pipeline.arrivals()):
             assert arrival.failure is None
             offsets += offsets_of(b"".join(piece.body for piece in arrival.pieces))
             pulled_from.append(pipeline.ranges[0].broker_id)

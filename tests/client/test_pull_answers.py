@@ -44,7 +44,7 @@ def fed(answers: PullAnswers, data: bytes, *, chunk: int | None = None) -> list[
     """What comes out when ``data`` is received in chunks of at most so many bytes."""
     taken: list[FoundPull | RemotingCommand] = []
     while data:
-        room = answers.room()
+        room = answers.buffer.room()
         count = min(len(data), len(room), chunk or len(data))
         room[:count], data = data[:count], data[count:]
         taken += answers.take_in(count)

@@ -9,13 +9,13 @@ import pytest
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.consume.pull_window import PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_puller import QueuePuller
 from pyspark_rocketmq.datasource.range_pull import QueueReset, TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.queue_puller import QueuePuller
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -72,7 +72,7 @@ def answer(
 
 def pulled(puller: QueuePuller) -> list[int]:
     """Queue offsets in the order in which they were handed out."""
-    return [int(text) for pieces in puller.pieces() for piece in pieces for text in piece.body.split()]
+    return [int(text) for pieces in puller.pieces() for piece in pieces for text in bytes(piece.body).split()]
 
 
 class Pauses:
@@ -325,7 +325,7 @@ def test_a_reset_ends_a_groups_range_where_it_was_reached(server: ScriptedServer
     bodies: list[bytes] = []
 
     with pytest.raises(QueueReset, match="has reset the group's offset to 3") as caught:
-        bodies += (piece.body for pieces in puller.pieces() for piece in pieces)
+        bodies += (bytes(piece.body) for pieces in puller.pieces() for piece in pieces)
 
     assert [int(text) for body in bodies for text in body.split()] == list(range(40))
     assert caught.value.target == 3
@@ -396,7 +396,7 @@ def test_what_came_in_order_before_patience_ended_is_given_out(
 
     def read() -> None:
         for pieces in pauses.puller(partition(server, 0, 100)).pieces():
-            seen.extend(int(text) for piece in pieces for text in piece.body.split())
+            seen.extend(int(text) for piece in pieces for text in bytes(piece.body).split())
 
     with pytest.raises(SystemBusy):
         read()

@@ -11,6 +11,7 @@ from pyspark_rocketmq.wire import columnar
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout
 from pyspark_rocketmq.wire.columnar_rows import locate
+from pyspark_rocketmq.wire.columnar_stretches import Stretches
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -157,7 +158,7 @@ def is_decoded_vectorised(data):
 def vectorised(data):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
-        return columnar._Decoder("b", None, MESSAGE_SCHEMA)._vectorised(locate(data))
+        return columnar._Decoder("b", None, MESSAGE_SCHEMA).columns_of(locate(Stretches.whole(data)))
     except IrregularLayout:
         return None
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.client.outgoing import Outgoing
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
 from pyspark_rocketmq.wire.headers import (
@@ -184,7 +184,7 @@ class PullResult(NamedTuple):
     max_offset: int
     """Exclusive."""
     suggest_which_broker_id: int = 0
-    body: bytes = b""
+    body: PulledBody = b""
     """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner batch)."""
 
 

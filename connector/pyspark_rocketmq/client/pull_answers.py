@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.pull import PullResult, PullStatus
+from pyspark_rocketmq.client.receive_buffer import LENGTH_WORD, ReceiveBuffer
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
-_BUFFER_BYTES: Final = 1 << 20
-_LENGTH_WORD: Final = 4
 _PREFIX: Final = 8
 """Length word, then serialize type and header length."""
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
@@ -41,27 +40,17 @@ class FoundPull(NamedTuple):
 
 
 class PullAnswers:
-    """Receive buffer and decoder of one connection.
+    """Decoder of one connection's bytes.
 
-    Obligations of the caller: receive into ``room()``, tell ``take_in`` how much came, and close the connection after
-    an error.  Holds at most a buffer of 1 MiB, or a frame of the greatest length accepted if one comes.
+    Obligations of the caller: receive into ``buffer.room()``, tell ``take_in`` how much came, and close the connection
+    after an error.
     """
 
     def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._at = 0
-        """First byte that is not decoded."""
-        self._filled = 0
+        self.buffer = ReceiveBuffer()
+        """The bodies of found pulls are views of it."""
         self._pattern: FoundPattern | None = None
         self._learnt = 0
-
-    def room(self) -> memoryview:
-        """Where the next bytes go; never empty."""
-        if self._at == self._filled:
-            self._at = self._filled = 0
-        elif len(self._buffer) - self._filled < _BUFFER_BYTES // 4:
-            self._make_room()
-        return self._buffer[self._filled :]
 
     def take_in(self, count: int) -> Iterator[FoundPull | RemotingCommand]:
         """Decode the frames that ``count`` more bytes complete; must be run to its end.
@@ -69,47 +58,34 @@ class PullAnswers:
         Raises:
             RemoteProtocolError: As ``FrameDecoder.feed``.
         """
-        self._filled += count
-        view, filled = self._buffer, self._filled
-        while filled - self._at >= _PREFIX:
-            start = self._at
-            length = int.from_bytes(view[start : start + _LENGTH_WORD], "big")
-            end = start + _LENGTH_WORD + length
-            if not _LENGTH_WORD <= length <= MAX_FRAME_LENGTH - _LENGTH_WORD:
+        buffer = self.buffer
+        buffer.filled += count
+        view, filled, start = buffer.view, buffer.filled, buffer.at
+        while filled - start >= _PREFIX:
+            length = int.from_bytes(view[start : start + LENGTH_WORD], "big")
+            end = start + LENGTH_WORD + length
+            if not LENGTH_WORD <= length <= MAX_FRAME_LENGTH - LENGTH_WORD:
                 # Refused before memory is taken for it, in the words of the one who knows.
                 FrameDecoder().feed(view[start : start + _PREFIX])
             if end > filled:
                 return
-            self._at = end
-            yield self._decoded(start, end)
+            buffer.at = end
+            yield self._decoded(view, start, end)
+            start = end
 
-    def _decoded(self, start: int, end: int) -> FoundPull | RemotingCommand:
-        view = self._buffer
+    def _decoded(self, view: memoryview, start: int, end: int) -> FoundPull | RemotingCommand:
         header_at = start + _PREFIX
-        header_length = int.from_bytes(view[start + _LENGTH_WORD : header_at], "big")
+        header_length = int.from_bytes(view[start + LENGTH_WORD : header_at], "big")
         body_at = header_at + header_length
         if self._pattern is not None and header_length < _JSON_LIMIT and body_at <= end:
             found = self._pattern.read(view, header_at, body_at, end)
             if found is not None:
                 return found
-        command = decode_frame(view[start + _LENGTH_WORD : end])
+        command = decode_frame(view[start + LENGTH_WORD : end])
         if self._learnt < _MOST_PATTERNS and command.code == ResponseCode.SUCCESS and command.is_response:
             self._learnt += 1
             self._pattern = FoundPattern.of(bytes(view[header_at:body_at]), command) or self._pattern
         return command
-
-    def _make_room(self) -> None:
-        """Move the beginning of a frame to the front, into a larger buffer if the frame needs one."""
-        rest = bytes(self._buffer[self._at : self._filled])
-        wanted = 0
-        if len(rest) >= _PREFIX:
-            # take_in has checked it. There is more room than the frame needs: whoever receives from TLS must be able
-            # to take a whole record.
-            wanted = int.from_bytes(rest[:_LENGTH_WORD], "big") + _BUFFER_BYTES // 4
-        if wanted > len(self._buffer):
-            self._buffer = memoryview(bytearray(wanted))
-        self._buffer[: len(rest)] = rest
-        self._at, self._filled = 0, len(rest)
 
 
 class FoundPattern:
@@ -165,6 +141,6 @@ class FoundPattern:
                 int(min_offset),
                 int(max_offset),
                 int(suggested),
-                bytes(view[body_at:end]),
+                view[body_at:end],
             ),
         )

@@ -24,6 +24,7 @@ from pyspark_rocketmq.client.pull_answers import FoundPull, PullAnswers
 from pyspark_rocketmq.client.transport import Transport
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
+from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,14 @@ class PullLine(Generic[TagT]):
             answers += self._overdue(silence_s)
         return answers
 
+    def turn_over(self) -> None:
+        """Receive elsewhere from now on; the bodies given so far are used up, or kept by ``keep``."""
+        self._answers.buffer.turn_over()
+
+    def keep(self, body: PulledBody) -> PulledBody:
+        """The same body, out of the way of what is to be received; itself if it is none of this line."""
+        return self._answers.buffer.keep(body)
+
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
         """Count time in which somebody waited for this line among others, and nothing came on it.
 
@@ -143,7 +152,7 @@ class PullLine(Generic[TagT]):
     def _await_bytes(self, silence_s: float) -> int:
         began_s = self._clock.monotonic_s()
         while True:
-            count = self._transport.recv_into(self._answers.room())
+            count = self._transport.recv_into(self._answers.buffer.room())
             waited_s = self._clock.monotonic_s() - began_s
             if count:
                 self._listened_s += waited_s

@@ -14,8 +14,11 @@ The machine knows neither sockets nor time: the shell sends what ``requests()`` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
+
+from pyspark_rocketmq.model import PulledBody
 
 
 class PullStep(NamedTuple):
@@ -29,7 +32,7 @@ class PullStep(NamedTuple):
 class Piece(NamedTuple):
     """One answer's undecoded messages; those outside ``[start, limit)`` must be dropped."""
 
-    body: bytes
+    body: PulledBody
     limit: int
     """End of the segment: messages at or past it come again with a later piece."""
     start: int
@@ -167,7 +170,7 @@ class PullWindow:
             steps.append(self._open_segment())
         return steps
 
-    def answered(self, segment_id: int, next_begin_offset: int, body: bytes) -> AnswerOutcome:
+    def answered(self, segment_id: int, next_begin_offset: int, body: PulledBody) -> AnswerOutcome:
         """Take the answer to the segment's pull; ``body`` is empty when no message matched.
 
         An answer whose ``next_begin_offset`` is not past the offset asked for is NO_PROGRESS; its body is not
@@ -220,6 +223,12 @@ class PullWindow:
         self._buffered_bytes -= self._takeable_bytes
         self._takeable_bytes = 0
         return taken
+
+    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
+        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
+        if self._buffered_bytes:
+            for segment in self._segments.values():
+                segment.pieces = [piece._replace(body=keep(piece.body)) for piece in segment.pieces]
 
     def _idle_steps(self, has_room: bool, at_most: int) -> list[PullStep]:
         self._idle.sort()

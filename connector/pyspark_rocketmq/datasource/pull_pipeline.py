@@ -30,13 +30,14 @@ from pyspark_rocketmq.consume.pull_window import Piece, PullStep
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.range_pull import RangePull
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
+from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT_BYTES: Final = 64 << 20
-_BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at once: large enough to decode fast, small beside a worker's memory."""
+_BATCH_BYTES: Final = 2 << 20
+"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
 
@@ -47,7 +48,7 @@ class Arrival(NamedTuple):
     range_index: int
     """Position of the partition among those the pipeline was given."""
     pieces: list[Piece]
-    """In queue order, about 4 MiB; may be empty at the end."""
+    """In queue order; may be empty at the end."""
     is_last: bool
     """Whether the range ends here: at its end, or with the failure."""
     failure: RocketMQError | None
@@ -102,17 +103,20 @@ class PullPipeline:
         self._gone_away: set[_Place] = set()
         """Places that ended a connection by GO_AWAY and have not answered a pull since."""
         self._largest_answer = _USUAL_ANSWER_BYTES
-        self._batch_bytes = min(_BATCH_BYTES, max(1, max_in_flight_bytes // (2 * max(1, len(partitions)))))
+        self._batch_bytes = min(_BATCH_BYTES, max(1, max_in_flight_bytes // 2))
 
-    def arrivals(self) -> Generator[Arrival]:
-        """Everything of all ranges; each range's arrivals are in queue order and end with one that says so."""
+    def arrivals(self) -> Generator[list[Arrival]]:
+        """Everything of all ranges, several at a time; each range's are in queue order and end with one that says so.
+
+        Bodies are views of receive buffers: whoever keeps them keeps the buffers from being used again.
+        """
         try:
             while self._open:
-                self._receive(can_wait=self._ready() is None)
+                self._receive(can_wait=not self._is_ready())
                 has_sent = self._send()
-                ready = self._ready()
-                if ready is not None:
-                    yield self._hand_out(ready)
+                if self._is_ready():
+                    yield self._hand_out()
+                    self._turn_over()
                 elif not has_sent and not self._in_flight:
                     self._wait()
         finally:
@@ -270,29 +274,37 @@ class PullPipeline:
 
     # --- handing out -----------------------------------------------------------------------------------------
 
-    def _ready(self) -> tuple[int, RangePull] | None:
-        """The range to hand out from now, if any is worth it."""
-        largest: tuple[int, RangePull] | None = None
-        most_bytes = 0
-        for entry in self._open:
-            each = entry[1]
+    def _is_ready(self) -> bool:
+        """Whether there is enough to be handed out."""
+        takeable = 0
+        for _, each in self._open:
             if each.is_over:
-                return entry
-            if each.window.takeable_bytes > most_bytes:
-                largest, most_bytes = entry, each.window.takeable_bytes
-        is_wanted = (
-            most_bytes >= self._batch_bytes
+                return True
+            takeable += each.window.takeable_bytes
+        return takeable > 0 and (
+            takeable >= self._batch_bytes
             or not self._in_flight
             or self._bytes_left() < self._largest_answer * (self._depth // 2 + 1)
         )
-        return largest if is_wanted else None
 
-    def _hand_out(self, ready: tuple[int, RangePull]) -> Arrival:
-        index, each = ready
-        is_last = each.is_over
-        if is_last:
-            self._open.remove(ready)
-        return Arrival(index, each.window.take(), is_last, each.failure)
+    def _hand_out(self) -> list[Arrival]:
+        """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
+        ready = [entry for entry in self._open if entry[1].is_over or entry[1].window.takeable_bytes]
+        for entry in ready:
+            if entry[1].is_over:
+                self._open.remove(entry)
+        return [Arrival(index, each.window.take(), each.is_over, each.failure) for index, each in ready]
+
+    def _turn_over(self) -> None:
+        for line in self._lines.values():
+            line.turn_over()
+        for _, each in self._open:
+            each.window.move(self._kept)
+
+    def _kept(self, body: PulledBody) -> PulledBody:
+        for line in self._lines.values():
+            body = line.keep(body)
+        return body
 
     def _wait(self) -> None:
         pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]

@@ -10,22 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.consume.pull_window import Piece
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
 from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
 from pyspark_rocketmq.options import PLAIN_SOURCE_GROUP, ReadOptions
-from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.columnar import decode_together
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
@@ -101,12 +102,45 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
     readers = [_RangeReader(pull) for pull in pipeline.ranges]
     arrivals = pipeline.arrivals()
     try:
-        for arrival in arrivals:
-            for batch in readers[arrival.range_index].batches(arrival):
-                yield partitions[arrival.range_index], batch
+        # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
+        for together in map(partial(_decode, partitions), arrivals):
+            for each in together:
+                for batch in readers[each.range_index].batches(each):
+                    yield partitions[each.range_index], batch
     finally:
         # At once and not when somebody collects it: a connection with unread answers must not be kept.
         arrivals.close()
+
+
+class _Decoded(NamedTuple):
+    """An :class:`Arrival` with its messages in the place of its pieces."""
+
+    range_index: int
+    messages: pa.RecordBatch | RocketMQError | None
+    """None without any; the error of those that cannot be decoded."""
+    is_last: bool
+    failure: RocketMQError | None
+
+
+def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
+    """Decode those of one broker in one go."""
+    messages: dict[int, pa.RecordBatch | RocketMQError] = {}
+    by_broker: dict[str, dict[int, list[PulledBody]]] = {}
+    for index, pieces, _, _ in together:
+        if pieces:
+            broker_name = partitions[index].planned.queue.broker_name
+            by_broker.setdefault(broker_name, {})[index] = [piece.body for piece in pieces]
+    for broker_name, bodies in by_broker.items():
+        tags = _tags(partitions[next(iter(bodies))])
+        decoded = decode_together(list(bodies.values()), broker_name, tags=tags or None)
+        messages |= zip(bodies, decoded, strict=True)
+    return [_Decoded(index, messages.get(index), is_last, failure) for index, _, is_last, failure in together]
+
+
+def _tags(partition: QueuePartition) -> frozenset[str]:
+    """Those subscribed to; none for all."""
+    topic = partition.planned.queue.topic
+    return build_subscription(topic, partition.subscription, sub_version=0).tags_set
 
 
 class _RangeReader:
@@ -115,17 +149,17 @@ class _RangeReader:
     def __init__(self, pull: RangePull) -> None:
         self._pull = pull
         self._partition = pull.partition
-        planned = self._partition.planned
-        subscription = self._partition.subscription
-        self._tags = build_subscription(planned.queue.topic, subscription, sub_version=0).tags_set
-        self._expected = planned.start
+        self._tags = _tags(self._partition)
+        self._expected = self._partition.planned.start
         """Next queue offset that may come."""
         self._rows = 0
 
-    def batches(self, arrival: Arrival) -> Iterator[pa.RecordBatch]:
+    def batches(self, arrival: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows of what is next, and at the end the marker row."""
-        if arrival.pieces:
-            messages = _decode(arrival.pieces, self._partition, self._tags or None, self._expected)
+        if isinstance(arrival.messages, RocketMQError):
+            raise arrival.messages
+        if arrival.messages is not None:
+            messages = _wanted(arrival.messages, self._partition, self._expected)
             if messages.num_rows:
                 self._follow(messages)
                 yield self._with_all_columns(messages)
@@ -188,13 +222,9 @@ class _RangeReader:
             logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
 
 
-def _decode(
-    pieces: list[Piece], partition: QueuePartition, tags: frozenset[str] | None, expected: int
-) -> pa.RecordBatch:
-    """All pieces at once, because each call of the decoder has its price; each message once, below the range's end."""
+def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:
+    """Each message once, below the range's end."""
     planned = partition.planned
-    joined = b"".join([piece.body for piece in pieces])
-    messages = decode_columns(joined, planned.queue.broker_name, tags=tags)
     offsets = _offsets(messages)
     if not _is_ascending(offsets, expected):
         is_new = _is_first_copy(offsets, expected)

@@ -15,6 +15,7 @@ from pyspark_rocketmq.consume.pull_from import MASTER_ID, PullFrom
 from pyspark_rocketmq.consume.pull_window import AnswerOutcome, PullStep, PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.errors import BrokerError, DataLoss, OffsetError, RocketMQError, SystemBusy
+from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
 
@@ -197,7 +198,7 @@ class RangePull:
         if result.suggest_which_broker_id != by:
             self._from.suggested(by, result.suggest_which_broker_id, self._clock.monotonic_s())
 
-    def _advance(self, step: PullStep, next_begin_offset: int, body: bytes) -> AnswerOutcome:
+    def _advance(self, step: PullStep, next_begin_offset: int, body: PulledBody) -> AnswerOutcome:
         self.in_flight -= 1
         return self.window.answered(step.segment_id, next_begin_offset, body)
 

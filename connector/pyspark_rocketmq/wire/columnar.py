@@ -7,25 +7,29 @@ and their parts (:mod:`~pyspark_rocketmq.wire.columnar_rows`), put the members o
 properties) is cut out by halves and given to the scalar codec of :mod:`~pyspark_rocketmq.wire.messages`; malformed
 bytes are given to it whole. So the two never differ, and errors are worded in one place.
 
-Each call has a cost before the first message: join the bodies of many pulls into one call.
+Each call has a cost before the first message: decode the bodies of many pulls in one call. Those that were received
+into one buffer are decoded where they are (:mod:`~pyspark_rocketmq.wire.columnar_stretches`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.columnar_builder import TIMESTAMP_TYPE, ColumnBuilder, timestamps
 from pyspark_rocketmq.wire.columnar_members import expand_inner_batches
 from pyspark_rocketmq.wire.columnar_properties import MAP_TYPE
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout, check_column_bytes
 from pyspark_rocketmq.wire.columnar_rows import Rows, locate
+from pyspark_rocketmq.wire.columnar_stretches import Stretches
 from pyspark_rocketmq.wire.messages import decode_messages
 
 MESSAGE_SCHEMA: Final = pa.schema(
@@ -85,9 +89,54 @@ def decode_columns(
     if tags is None:
         return _Decoder(broker_name, limit, schema).decode(data)
     with_tags = schema if _TAGS in schema.names else schema.append(MESSAGE_SCHEMA.field(_TAGS))
-    batch = _Decoder(broker_name, limit, with_tags).decode(data)
-    is_kept = pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string()))
-    return _batch(batch.columns[: len(schema)], schema, len(batch)).filter(is_kept)
+    batch = _with_tags(_Decoder(broker_name, limit, with_tags).decode(data), tags)
+    return _batch(batch.columns[: len(schema)], schema, len(batch))
+
+
+def decode_together(
+    groups: Sequence[Sequence[PulledBody]], broker_name: str, *, tags: frozenset[str] | None = None
+) -> list[pa.RecordBatch | RocketMQError]:
+    """Decode several lists of bodies in one go; for each what ``decode_columns`` makes of it, joined, or its error.
+
+    Bodies that are views of one buffer are not copied; a batch never refers to them.
+    """
+    together = _decode_together(groups, broker_name)
+    if together is None:
+        return [_decode_alone(bodies, broker_name, tags) for bodies in groups]
+    return [batch if tags is None else _with_tags(batch, tags) for batch in together]
+
+
+def _decode_alone(
+    bodies: Sequence[PulledBody], broker_name: str, tags: frozenset[str] | None
+) -> pa.RecordBatch | RocketMQError:
+    try:
+        return decode_columns(b"".join(bodies), broker_name, tags=tags)
+    except RocketMQError as error:
+        return error
+
+
+def _decode_together(groups: Sequence[Sequence[PulledBody]], broker_name: str) -> list[pa.RecordBatch] | None:
+    """A batch for each group, slices of one; None if anything is irregular or empty, or there are inner batches."""
+    if not all(groups):
+        return None
+    stretches = Stretches.of([body for bodies in groups for body in bodies])
+    check_column_bytes(len(stretches.data))
+    try:
+        rows = locate(stretches)
+        batch = _Decoder(broker_name, None, MESSAGE_SCHEMA).columns_of(rows)
+    except (IrregularLayout, RemoteProtocolError):
+        return None
+    if len(groups) == 1:
+        return [batch]
+    if len(batch) != len(rows):
+        return None
+    sizes = np.fromiter(map(len, groups), np.int64, len(groups))
+    first = np.flatnonzero(np.isin(rows.starts, stretches.begins[np.cumsum(sizes) - sizes]))
+    return [batch.slice(at, end - at) for at, end in pairwise([*first.tolist(), len(batch)])]
+
+
+def _with_tags(batch: pa.RecordBatch, tags: frozenset[str]) -> pa.RecordBatch:
+    return batch.filter(pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string())))
 
 
 def _projected(columns: Sequence[str]) -> pa.Schema:
@@ -117,14 +166,27 @@ class _Decoder:
 
     def decode(self, data: bytes) -> pa.RecordBatch:
         try:
-            located = locate(data)
+            located = locate(Stretches.whole(data))
         except IrregularLayout:
             return self._scalar(data)
         return self._decode_part(located)
 
+    def columns_of(self, located: Rows) -> pa.RecordBatch:
+        """All columns by vectors.
+
+        Raises:
+            IrregularLayout: If the scalar codec has to do it.
+            RemoteProtocolError: If a body cannot be decompressed.
+            LocalProtocolError: If a column exceeds 2 GiB.
+        """
+        rows = expand_inner_batches(located.below(self.limit)).below(self.limit)
+        builder = ColumnBuilder(rows, self.broker_name)
+        columns = [builder.column(name) for name in self.schema.names]
+        return _batch(columns, self.schema, len(rows))
+
     def _decode_part(self, located: Rows) -> pa.RecordBatch:
         try:
-            return self._vectorised(located)
+            return self.columns_of(located)
         except RemoteProtocolError:
             pass
         except IrregularLayout:
@@ -132,13 +194,7 @@ class _Decoder:
                 middle = len(located) // 2
                 halves = (located.take(slice(middle)), located.take(slice(middle, None)))
                 return pa.concat_batches([self._decode_part(half) for half in halves])
-        return self._scalar(located.data[located.starts[0] : located.ends[-1]])
-
-    def _vectorised(self, located: Rows) -> pa.RecordBatch:
-        rows = expand_inner_batches(located.below(self.limit)).below(self.limit)
-        builder = ColumnBuilder(rows, self.broker_name)
-        columns = [builder.column(name) for name in self.schema.names]
-        return _batch(columns, self.schema, len(rows))
+        return self._scalar(bytes(located.data[located.starts[0] : located.ends[-1]]))
 
     def _scalar(self, data: bytes) -> pa.RecordBatch:
         """Build the columns from decoded messages, one by one."""

@@ -142,7 +142,7 @@ class ColumnBuilder:
             rows.sys_flag[compressed].tolist(),
             strict=True,
         )
-        bodies = [decompress(rows.data[at : at + length], flags) for at, length, flags in stored]
+        bodies = [decompress(bytes(rows.data[at : at + length]), flags) for at, length, flags in stored]
         return self._with_bodies(compressed, bodies)
 
     def _with_bodies(self, where: IntArray, bodies: list[bytes]) -> pa.BinaryArray:

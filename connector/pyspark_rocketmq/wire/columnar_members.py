@@ -72,7 +72,7 @@ def expand_inner_batches(rows: Rows) -> Rows:
     return expanded
 
 
-def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes, IntArray, IntArray]:
+def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes | bytearray, IntArray, IntArray]:
     """The data with decompressed batch bodies behind it, and where each batch's body is there."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
@@ -80,7 +80,7 @@ def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes, IntArray, 
     for number, (at, length, flag) in enumerate(
         zip(body_at.tolist(), body_length.tolist(), flags, strict=True)
     ):
-        stored = rows.data[at : at + length]
+        stored = bytes(rows.data[at : at + length])
         body = decompress(stored, flag)
         if body is not stored:
             body_at[number], body_length[number] = size, len(body)
@@ -93,7 +93,7 @@ def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes, IntArray, 
 def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
     at, length = rows.properties_at[batches].tolist(), rows.properties_length[batches].tolist()
     for begin, size, count in zip(at, length, members.tolist(), strict=True):
-        announced = decode_properties(rows.data[begin : begin + size]).get(names.INNER_NUM)
+        announced = decode_properties(bytes(rows.data[begin : begin + size])).get(names.INNER_NUM)
         if announced not in {None, str(count)}:
             raise IrregularLayout
 

@@ -49,7 +49,7 @@ class PropertyColumns:
     Equal to ``decode_properties`` of each row, except that a map's order may differ.
     """
 
-    def __init__(self, data: bytes, starts: IntArray, lengths: IntArray) -> None:
+    def __init__(self, data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> None:
         """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
 
         Raises:
@@ -99,7 +99,7 @@ class _Text:
         return np.frombuffer(self.buffer, np.uint8)[: self.row_at[-1]]
 
 
-def _copy_text(data: bytes, starts: IntArray, lengths: IntArray) -> _Text:
+def _copy_text(data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> _Text:
     """Copy all rows' properties into one buffer.
 
     A row is copied with the byte before it, which then becomes its first separator, and without the

@@ -6,6 +6,7 @@ Everything here and in its users counts positions in buffers below 2 GiB, Arrow'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
+_LEAST_REPEATED: Final = 4096
+_MOST_SHARED_BYTES: Final = 1 << 19
+"""A longer column of repeated texts is made for one batch and not kept."""
 
 
 class IrregularLayout(Exception):
@@ -40,7 +44,7 @@ def check_column_bytes(total: int) -> None:
         )
 
 
-def every_position(data: bytes | ByteArray, dtype: np.dtype) -> npt.NDArray[Any]:
+def every_position(data: bytes | bytearray | ByteArray, dtype: np.dtype) -> npt.NDArray[Any]:
     """View the value of ``dtype`` that begins at each byte of ``data``; unaligned, nothing is copied.
 
     ``data`` must hold at least one such value.
@@ -75,7 +79,19 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """A column of the texts, all of them ``times`` times in a row."""
+    """A column of the texts, all of them ``times`` times in a row; shares its memory with others of the same texts."""
+    longest = max(_LEAST_REPEATED, 1 << (times - 1).bit_length())
+    if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
+        return _repeated(tuple(texts), times)
+    return _shared(tuple(texts), longest).slice(0, times * len(texts))
+
+
+@lru_cache(maxsize=32)
+def _shared(texts: tuple[str, ...], times: int) -> pa.StringArray:
+    return _repeated(texts, times)
+
+
+def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
     parts = [text.encode() for text in texts]
     lengths = list(map(len, parts))
     width = sum(lengths)

@@ -21,7 +21,8 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     every_position,
     require_all,
 )
-from pyspark_rocketmq.wire.columnar_starts import follow, guess_starts
+from pyspark_rocketmq.wire.columnar_starts import Starts, follow_stretches, guess_starts
+from pyspark_rocketmq.wire.columnar_stretches import Stretches
 from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES
 from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES, MessageVersion
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
@@ -58,7 +59,7 @@ _IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
 class Rows:
     """Rows of equal length arrays; positions are those of ``data``."""
 
-    data: bytes
+    data: bytes | bytearray
     starts: IntArray
     """Of the stored message a row is made of."""
     ends: IntArray
@@ -108,32 +109,35 @@ class Rows:
         return self if is_below.all() else self.take(is_below)
 
 
-def locate(data: bytes) -> Rows:
+def locate(stretches: Stretches) -> Rows:
     """Find every part of every message, and check that the parts of each are as long as it is.
 
     Raises:
         IrregularLayout: If anything is malformed, cut or left over, or there is no message.
     """
-    if len(data) < MIN_STORED_BYTES:
+    if not len(stretches.begins) or (stretches.ends - stretches.begins < MIN_STORED_BYTES).any():
         raise IrregularLayout
-    guess = guess_starts(data, MIN_STORED_BYTES)
+    guess = guess_starts(stretches, MIN_STORED_BYTES)
     if guess is not None:
         try:
-            return _locate_from(data, guess)
+            return _locate_from(stretches, guess)
         except IrregularLayout:
             pass
-    return _locate_from(data, follow(data, 0, len(data), MIN_STORED_BYTES))
+    return _locate_from(stretches, follow_stretches(stretches, MIN_STORED_BYTES))
 
 
-def _locate_from(data: bytes, starts: IntArray) -> Rows:
-    """Locate the parts of messages that perhaps begin at ``starts``, which ascend."""
+def _locate_from(stretches: Stretches, guess: Starts) -> Rows:
+    """Locate the parts of messages that perhaps begin where guessed; those of a stretch ascend."""
+    data, starts = stretches.data, guess.at
     fixed = _gathered_fixed(data, starts)
     total = fixed["total"].astype(np.int64)
     ends = starts + total
     require_all(total >= MIN_STORED_BYTES)
-    if starts[0] or ends[-1] != len(data):
-        raise IrregularLayout
-    require_all(ends[:-1] == starts[1:])
+    last = np.cumsum(guess.counts) - 1
+    require_all((guess.counts > 0) & (starts[last - (guess.counts - 1)] == stretches.begins))
+    next_starts = np.append(starts[1:], 0)
+    next_starts[last] = stretches.ends
+    require_all(ends == next_starts)
     sys_flag = fixed["sysFlag"].astype(np.int32)
     is_v1 = fixed["magic"] == _V1
     if not is_v1.all():
@@ -169,14 +173,14 @@ def _locate_from(data: bytes, starts: IntArray) -> Rows:
     )
 
 
-def _gathered_fixed(data: bytes, starts: IntArray) -> np.ndarray:
-    if starts[-1] > len(data) - MIN_STORED_BYTES:
+def _gathered_fixed(data: bytes | bytearray, starts: IntArray) -> np.ndarray:
+    if starts.max() > len(data) - MIN_STORED_BYTES:
         raise IrregularLayout
     return every_position(data, as_void(FIXED))[starts].view(FIXED)
 
 
 def _find_topics(
-    data: bytes, length_at: IntArray, ends: IntArray, is_v1: BoolArray
+    data: bytes | bytearray, length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> tuple[bytes | None, IntArray, IntArray]:
     """Find each topic; first try whether all are the first one, which is the rule."""
     first = data[length_at[0]]
@@ -193,7 +197,7 @@ def _find_topics(
 
 
 def _read_ipv6(
-    data: bytes, starts: IntArray, ends: IntArray, fixed: np.ndarray
+    data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
     """Put what is behind longer hosts where ``FIXED`` has it; returns where bodies begin, and the hosts."""
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
@@ -215,7 +219,7 @@ def _read_ipv6(
     return tail_at + _TAIL_BYTES, hosts
 
 
-def _move(data: bytes, at: IntArray, target: np.ndarray) -> None:
+def _move(data: bytes | bytearray, at: IntArray, target: np.ndarray) -> None:
     width = target.shape[1]
     target[:] = every_position(data, np.dtype((np.void, width)))[at].view(np.uint8).reshape(-1, width)
 

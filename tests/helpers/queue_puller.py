@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.pull_window import Piece
@@ -12,7 +13,7 @@ from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
 
 
 class QueuePuller:
-    """The messages of one range, undecoded; survives trouble as :class:`~.range_pull.RangePull` does."""
+    """The messages of one range, undecoded; survives trouble as ``RangePull`` does."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class QueuePuller:
         # Closed with this generator, so that a reader that stops half way gives the connection back.
         arrivals = self._pipeline.arrivals()
         try:
-            for arrival in arrivals:
+            for arrival in chain.from_iterable(arrivals):
                 if arrival.pieces:
                     yield arrival.pieces
                 if arrival.failure is not None:

@@ -1,0 +1,121 @@
+"""Buffers are written again only when nobody looks into them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.client.receive_buffer import ReceiveBuffer
+
+MIB = 1 << 20
+
+
+def receive(buffer: ReceiveBuffer, data: bytes) -> memoryview:
+    """Receive ``data`` as one whole frame; the view of it."""
+    room = buffer.room()
+    room[: len(data)] = data
+    begin = buffer.filled
+    buffer.filled += len(data)
+    buffer.at = buffer.filled
+    return buffer.view[begin : buffer.filled]
+
+
+def test_what_is_used_up_is_written_over_in_turn() -> None:
+    """A1: two buffers are enough for a caller that is through with one when it asks for the next."""
+    buffer = ReceiveBuffer()
+    seen = set()
+    for _ in range(20):
+        seen.add(id(receive(buffer, b"x" * 1000).obj))
+        buffer.turn_over()
+
+    assert len(seen) <= 2
+
+
+def test_a_view_that_is_kept_stays_as_it_was() -> None:
+    """A1: whoever forgets to say what he keeps costs memory, never a message."""
+    buffer = ReceiveBuffer()
+    kept = []
+    for number in range(10):
+        kept.append(receive(buffer, b"%d" % number * 1000))
+        buffer.turn_over()
+
+    assert [bytes(view[:1]) for view in kept] == [b"%d" % number for number in range(10)]
+    assert len({id(view.obj) for view in kept}) == 10
+
+
+def test_a_body_still_waited_for_moves_and_frees_its_buffer() -> None:
+    """A1"""
+    buffer = ReceiveBuffer()
+    waiting = receive(buffer, b"waiting")
+    first = waiting.obj
+    buffer.turn_over()
+
+    waiting = buffer.keep(waiting)
+    received = receive(buffer, b"received")
+
+    assert (bytes(waiting), bytes(received)) == (b"waiting", b"received")
+    assert waiting.obj is received.obj
+    del received
+    buffer.turn_over()
+    assert receive(buffer, b"x").obj is first
+
+
+def test_what_is_not_of_this_connection_is_not_moved() -> None:
+    """A1"""
+    buffer, other = ReceiveBuffer(), ReceiveBuffer()
+    foreign = receive(other, b"foreign")
+    receive(buffer, b"own")
+    buffer.turn_over()
+
+    assert buffer.keep(foreign) is foreign
+    assert buffer.keep(b"copied") == b"copied"
+
+
+def test_more_than_there_is_room_for_is_copied_out() -> None:
+    """A1"""
+    buffer = ReceiveBuffer()
+    large = receive(buffer, b"l" * (MIB - 1000))
+    buffer.turn_over()
+
+    kept = buffer.keep(large)
+
+    assert isinstance(kept, bytes)
+    assert len(kept) == MIB - 1000
+
+
+def test_a_long_frame_gets_room_for_all_of_it() -> None:
+    """A1: up to the longest frame there is."""
+    buffer = ReceiveBuffer()
+    receive(buffer, b"x" * 900_000)
+    frame = (20 * MIB).to_bytes(4, "big") + bytes(range(256)) * (20 * MIB // 256)
+    left = memoryview(frame)
+    while left:
+        room = buffer.room()
+        count = min(len(room), len(left), 700_000)
+        room[:count], left = left[:count], left[count:]
+        buffer.filled += count
+
+    assert buffer.view[buffer.at : buffer.filled] == frame
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("receive"), st.binary(min_size=1, max_size=300)),
+            st.tuples(st.just("turn over"), st.sets(st.integers(0, 5))),
+        ),
+        max_size=40,
+    )
+)
+def test_no_byte_of_a_view_ever_changes(steps: list[tuple[str, object]]) -> None:
+    """A1: any order of receiving, keeping and forgetting."""
+    buffer = ReceiveBuffer()
+    views: list[tuple[bytes | memoryview, bytes]] = []
+    for _, what in steps:
+        if isinstance(what, bytes):
+            views.append((receive(buffer, what), what))
+        else:
+            buffer.turn_over()
+            kept = [view for number, view in enumerate(views) if number in what]  # type: ignore[operator]
+            views = [(buffer.keep(view), data) for view, data in kept]
+        assert all(bytes(view) == data for view, data in views)
