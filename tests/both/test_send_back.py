@@ -121,6 +121,25 @@ def test_a_message_of_a_broker_that_is_away_is_kept_by_another(cluster, settings
     first_of(client, address, MessageQueue(dlq_topic(group), "broker-a", 0))
 
 
+@pytest.mark.parametrize("holds_lock", [True, False])
+def test_an_orderly_consumer_s_message_is_a_dead_letter_by_an_ordinary_send(
+    send_back, failed, arrived, client, address, *, holds_lock
+):
+    """D6: one attempt more than there may be, so the broker keeps it; with a lock held it does so in any case.
+
+    DELAY is "-1", other than that of a message sent back (golden fact 3).
+    """
+    if holds_lock:
+        client.lock_batch(address, send_back.consumer_group, "me", [failed.message_queue])
+    send_back.send_as_retry(failed._replace(reconsume_times=2), max_reconsume_times=9 if holds_lock else 2)
+    dead = arrived(dlq_topic(send_back.consumer_group))
+
+    assert (dead.body, dead.keys, dead.tags, dead.flag) == (b"again", "k", "t", 7)
+    assert (dead.reconsume_times, dead.properties["RECONSUME_TIME"]) == (3, "3")
+    assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (failed.topic, "-1")
+    assert dead.properties["ORIGIN_MESSAGE_ID"] == failed.msg_id
+
+
 def test_a_namespace_s_message_comes_again_inside_it(cluster, settings, pool, address, group):
     """A6, E3: retry topic and RETRY_TOPIC have the namespace, as a Java consumer expects them."""
     namespace = cluster.unique_name("shop")

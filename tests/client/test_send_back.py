@@ -187,6 +187,22 @@ def test_without_a_name_server_it_is_an_error_in_time(cluster: ScriptedCluster) 
     assert isinstance(caught.value, ConnectFailed)
 
 
+def test_an_orderly_consumer_s_message_goes_to_the_retry_topic_only(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6: never by CONSUMER_SEND_MSG_BACK, and it is an error when no broker takes it."""
+    send_back.send_as_retry(failed(times=3), max_reconsume_times=3)
+
+    (request,) = [one for broker in cluster.brokers.values() for one in broker.sends]
+    assert (request.ext_fields["b"], request.ext_fields["j"], request.ext_fields["l"]) == (RETRY, "4", "3")
+    assert not any(broker.sent_back for broker in cluster.brokers.values())
+
+    for broker in cluster.brokers.values():
+        broker.fault = refuse
+    with pytest.raises(BrokerError):
+        send_back.send_as_retry(failed(times=3), max_reconsume_times=3)
+
+
 def test_names_have_their_namespace_at_the_broker(cluster: ScriptedCluster) -> None:
     """A6, E3: group, topic and what the copy remembers of them."""
     cluster.routes["shop%orders"] = cluster.routes["orders"]

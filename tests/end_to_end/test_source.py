@@ -78,6 +78,15 @@ def test_a_batch_of_many_messages_is_complete(spark: SparkSession, cluster: Clus
     assert rows.select("brokerName", "queueId", "queueOffset").distinct().count() == 10_000
 
 
+def test_a_batch_of_a_topic_without_messages_is_empty(spark: SparkSession, cluster: ClusterUnderTest) -> None:
+    """H3: Spark reads one partition of its own where there is none."""
+    topic = cluster.create_topic(queues=2)
+
+    rows = spark.read.format("rocketmq").options(nameServers=cluster.name_servers, topic=topic).load()
+
+    assert rows.collect() == []
+
+
 def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """A4: the broker filters by hash code, the task again by exact tag: "AaAa" and "BBBB" have one hash."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])

@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueu
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Uncommitted, no_dead_letters
 from tests.helpers.messages import QUEUE, message_at
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -32,7 +32,7 @@ def run_of(
     planned: QueueRange | None = None,
     before: Uncommitted | None = None,
     now_s: Callable[[], float] = lambda: NOW_S,
-    dead_letters: DeadLetters | None = None,
+    dead_letters: DeadLetters = no_dead_letters,
     **settings: Any,
 ) -> OrderlyRun:
     planned = planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
@@ -563,10 +563,14 @@ def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_w
     assert [offset for offset, _ in run.uncommitted().rows] == [14]
 
 
-def test_a_limit_without_a_way_to_send_dead_letters_is_refused() -> None:
+def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """D6"""
-    with pytest.raises(ValueError, match="maxReconsumeTimes=3 needs a way to send dead letters"):
-        run_of(emitting(lambda _: SUCCESS), max_reconsume_times=3)
+    run = run_of(failing_at(10), max_reconsume_times=0)
+    with caplog.at_level(logging.ERROR):
+        assert run.consume() == []
+
+    assert (run.ack().next_offset, run.ack().finished) == (10, "SUSPENDED")
+    assert "nobody said how dead letters are sent" in caplog.text
 
 
 def test_what_was_put_back_behind_a_range_cut_short_stays_known() -> None:

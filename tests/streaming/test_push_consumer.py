@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -62,6 +66,28 @@ def test_all_problems_are_reported_together() -> None:
     )
 
     assert len(problems) == 4
+
+
+@pytest.mark.parametrize("times", [-1, 0, 16])
+def test_any_number_of_reconsumptions_is_taken(times: int) -> None:
+    """D6"""
+    assert problems_of(max_reconsume_times=times) == ()
+
+
+def test_a_negative_number_of_reconsumptions_is_refused() -> None:
+    """D6"""
+    [problem] = problems_of(max_reconsume_times=-2)
+
+    assert problem == "max_reconsume_times=-2 must be -1 (no limit), 0 or more"
+
+
+def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
+    """D6: before anything runs."""
+    output = OutputColumns.of(StructType().add("name", "string"))
+    settings = OrderlySettings(max_reconsume_times=3)
+
+    with pytest.raises(OptionError, match="max_reconsume_times=3 needs send_back"):
+        RangeConsumer(lambda messages, context: None, output, settings)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageExt, TopicRoute, retry_topic
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.namespace import with_namespace
 from pyspark_rocketmq.wire.properties import (
     DELAY,
@@ -52,6 +53,17 @@ class SendBackSettings:
     """For the request to the storing broker and the routes it needs (``consumerSendMessageBack``)."""
     send_timeout_s: float = 3.0
     """For the ordinary send that follows when that failed, all its attempts together."""
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> SendBackSettings:
+        """The settings that a consumer's options ask for; ``options`` must name a group."""
+        assert options.consumer_group is not None
+        return cls(
+            name_servers=options.name_servers,
+            consumer_group=options.consumer_group,
+            namespace=options.namespace or "",
+            connection=ConnectionSettings.of(options),
+        )
 
     def open(self) -> SendBack:
         """Calls on this process's own connections; nothing is connected yet."""
@@ -108,7 +120,21 @@ class SendBack:
                 message.queue_offset,
                 error,
             )
-            self._producer.send(self._as_retry(message, max_reconsume_times))
+            self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+
+    def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
+        """Send ``message`` to the group's retry topic like any other message; it is safely stored when this returns.
+
+        This is how orderly consumers give a message up: with one attempt more than it had, which is more than
+        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a lock
+        do so whatever the number.
+
+        Raises:
+            RocketMQError: If it is not known to be stored.
+
+        Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.sendMessageBack``.
+        """
+        self._producer.send(self._as_retry(message, max_reconsume_times))
 
     def _send_to_storing_broker(
         self, message: MessageExt, delay_level: int, max_reconsume_times: int

@@ -22,6 +22,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.put_back import from_text, to_text
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -48,8 +49,17 @@ def consume_orderly(
     listener: MessageListenerOrderly,
     output_schema: str | StructType,
     settings: OrderlySettings | None = None,
+    *,
+    send_back: SendBackSettings | None = None,
 ) -> DataFrame:
     """Run ``listener`` over a consumer-mode stream, each queue in order.
+
+    Args:
+        messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
+        listener: Called with messages of one queue in order, and a context.
+        output_schema: Columns of the rows it emits.
+        settings: RocketMQ's defaults if not given.
+        send_back: How dead letters are sent; needed with ``max_reconsume_times``.
 
     Returns:
         Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
@@ -57,10 +67,12 @@ def consume_orderly(
         and commits the acks after.
 
     Raises:
+        OptionError: If messages may be given up and there is no way to send them.
         SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
     """
     schema = listener_schema(output_schema)
-    engine = OrderlyEngine(RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings()))
+    consumer = RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back)
+    engine = OrderlyEngine(consumer)
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
     # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(

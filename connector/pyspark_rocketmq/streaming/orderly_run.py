@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome
 from pyspark_rocketmq.consume.put_back import PutBack, from_offset, spans_of, times_by_index
 from pyspark_rocketmq.errors import RocketMQError
@@ -48,6 +48,14 @@ class Uncommitted(NamedTuple):
         return cls(planned.start, [], (first,) if planned.reconsume_times else ())
 
 
+def no_dead_letters(message: MessageExt) -> None:
+    """In the place of a way to send dead letters: every message waits for another attempt."""
+    raise RocketMQError(
+        f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, and without "
+        "one no message is given up."
+    )
+
+
 _GIVEN_BACK = frozenset({Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK})
 
 
@@ -64,17 +72,8 @@ class OrderlyRun:
         settings: OrderlySettings,
         before: Uncommitted,
         now_s: Callable[[], float],
-        dead_letters: DeadLetters | None = None,
+        dead_letters: DeadLetters = no_dead_letters,
     ) -> None:
-        """Prepare the run.
-
-        Raises:
-            ValueError: If the settings limit the reconsumptions and there is no way to send dead letters.
-        """
-        if dead_letters is None and settings.max_reconsume_times != UNLIMITED:
-            raise ValueError(
-                f"maxReconsumeTimes={settings.max_reconsume_times} needs a way to send dead letters, and there is none."
-            )
         self._planned = planned
         self._messages = messages
         self._listener = listener
@@ -200,7 +199,6 @@ class OrderlyRun:
         return self._machine.sent_back(stored, self._now_s())
 
     def _is_dead_letter(self, message: MessageExt) -> bool:
-        assert self._dead_letters is not None
         try:
             self._dead_letters(message)
         except RocketMQError:

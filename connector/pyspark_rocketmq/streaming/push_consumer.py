@@ -16,8 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
-from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.errors import OptionError, RocketMQError
@@ -68,7 +69,8 @@ class PushConsumer:
         consume_from_where: Where a group without stored offsets begins.
         consume_timestamp: ``yyyyMMddHHmmss`` in UTC for CONSUME_FROM_TIMESTAMP; half an hour ago by default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
-        max_reconsume_times: -1, no limit: a message that fails is retried until it passes.
+        max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
+            (``%DLQ%GROUP``) and its queue goes on; -1, no limit.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
@@ -183,9 +185,12 @@ class PushConsumer:
         if sink is not None:
             sink.prepare(to_arrow_schema(sink_schema(schema), timezone="UTC"))
         messages = spark.readStream.format("rocketmq").options(**options).load()
-        rows = consume_orderly(messages, self._listener, schema, settings)
+        parsed = ReadOptions.parse(options)
+        rows = consume_orderly(
+            messages, self._listener, schema, settings, send_back=SendBackSettings.of(parsed)
+        )
         started = _Started()
-        committer = self._committer(ReadOptions.parse(options), sink, started.query_id)
+        committer = self._committer(parsed, sink, started.query_id)
         query = (
             rows.writeStream.foreachBatch(committer)
             .queryName(query_name or str(ProgressName("", self._group, self._instance_name)))
@@ -235,6 +240,7 @@ class PushConsumer:
         return options, OrderlySettings(
             consume_message_batch_max_size=self._batch_max_size,
             suspend_current_queue_time_millis=self._suspend_millis,
+            max_reconsume_times=self._max_reconsume_times,
         )
 
     def _own_problems(self) -> list[str]:
@@ -259,11 +265,8 @@ class PushConsumer:
                 f"consume_message_batch_max_size={self._batch_max_size} is not between 1 and 1024",
             ),
             (
-                self._max_reconsume_times != -1,
-                (
-                    f"max_reconsume_times={self._max_reconsume_times} must be -1 (no limit): dead letters are not "
-                    "available in this release, and a message must not be dropped without one"
-                ),
+                self._max_reconsume_times < UNLIMITED,
+                f"max_reconsume_times={self._max_reconsume_times} must be -1 (no limit), 0 or more",
             ),
         )
         return [sentence for is_wrong, sentence in checks if is_wrong]

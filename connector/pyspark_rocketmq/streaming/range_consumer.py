@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row, Uncommitted
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, Uncommitted, no_dead_letters
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS
 
 
@@ -33,11 +36,30 @@ class RangeConsumer:
     """Takes one range after the other; pickled to the executors with the listener."""
 
     def __init__(
-        self, listener: MessageListenerOrderly, output: OutputColumns, settings: OrderlySettings
+        self,
+        listener: MessageListenerOrderly,
+        output: OutputColumns,
+        settings: OrderlySettings,
+        send_back: SendBackSettings | None = None,
     ) -> None:
+        """Prepare for any number of ranges.
+
+        Raises:
+            OptionError: If the settings limit the reconsumptions and ``send_back`` does not say how messages that
+                reached the limit are sent.
+        """
         self._listener = listener
         self._output = output
         self._settings = settings
+        self._dead_letters: DeadLetters = no_dead_letters
+        if settings.max_reconsume_times != UNLIMITED:
+            if send_back is None:
+                problem = (
+                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how dead letters "
+                    "are sent: SendBackSettings(name_servers=…, consumer_group=…)"
+                )
+                raise OptionError((problem,), where="orderly settings")
+            self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
 
     def consume(self, arrived: ArrivedRange, before: Uncommitted | None) -> Consumed:
         """Deliver the range's messages; ``before`` is what an earlier range has left, None if nothing."""
@@ -50,6 +72,7 @@ class RangeConsumer:
             settings=self._settings,
             before=before or Uncommitted.at_start_of(planned),
             now_s=time.time,
+            dead_letters=self._dead_letters,
         )
         rows = run.consume()
         return Consumed(rows, replace(run.ack(), reset_to=arrived.reset_to), run.uncommitted())

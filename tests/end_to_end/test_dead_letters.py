@@ -1,0 +1,102 @@
+"""Orderly consumers that give messages up, from the broker to its dead-letter topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, dlq_topic, retry_topic
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from tests.end_to_end.test_orderly_consumer import Consumption, emit_step
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.golden import golden
+from tests.helpers.orders import check_sink, produce_orders
+
+pytestmark = pytest.mark.spark
+
+MOST = 2
+BAD = {("order-3", "paid"), ("order-3", "packed"), ("order-8", "delivered")}
+
+
+@pytest.fixture
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2))
+
+
+def stored(consumption: Consumption, topic: str) -> list[Row]:
+    register(consumption.spark)
+    return (
+        consumption.spark.read.format("rocketmq")
+        .options(nameServers=consumption.cluster.name_servers, topic=topic)
+        .load()
+        .collect()
+    )
+
+
+def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on(
+    consumption: Consumption,
+) -> None:
+    """D6: delivered maxReconsumeTimes + 1 times, then kept with its history; nothing else is touched by it."""
+    expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 10))
+    log = DeliveryLog(consumption.folder / "deliveries")
+
+    def fail(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        log.note(messages)
+        emit_step(messages, context)
+        if (messages[0].keys, messages[0].tags) in BAD:
+            return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        return ConsumeOrderlyStatus.SUCCESS
+
+    consumption.drain(fail, max_reconsume_times=MOST, suspend_current_queue_time_millis=10)
+
+    for key, step in BAD:
+        expected[key] = tuple(each for each in expected[key] if each != step)
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert sum(consumption.next_offsets().values()) == 50
+    assert Counter(log.times_delivered().values()) == {1: 47, MOST + 1: 3}
+    acks = [ack for batch in consumption.reports for ack in batch.acks]
+    assert (sum(ack.dead_letters for ack in acks), sum(ack.failed for ack in acks)) == (3, 3 * (MOST + 1))
+
+    letters = stored(consumption, dlq_topic(consumption.group))
+    assert {(row["keys"], row["tags"]) for row in letters} == BAD
+    assert len(letters) == 3
+    for row in letters:
+        assert (row["reconsumeTimes"], row["body"].decode()) == (MOST + 1, f"{row['keys']}:{row['tags']}")
+
+
+def test_a_dead_letter_is_the_one_java_s_consumer_leaves(consumption: Consumption) -> None:
+    """D6: with the same properties but for MIN_OFFSET and MAX_OFFSET, which Java adds to what it has pulled."""
+    (letter,) = next(
+        scenario
+        for scenario in golden("orderly_trace.json")["scenarios"]
+        if "maxReconsumeTimes=0" in scenario["scenario"]
+    )["dlq_content"]
+    with Producer((consumption.cluster.name_servers,), "tests") as producer:
+        properties = {"KEYS": letter["key"], "TAGS": "T"}
+        sent = producer.send(Message(topic=consumption.topic, body=b"a", properties=properties))
+
+    def fail(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+        raise ValueError("always")
+
+    consumption.drain(fail, max_reconsume_times=0)
+
+    (row,) = stored(consumption, dlq_topic(consumption.group))
+    of_this_run = {
+        "RETRY_TOPIC": consumption.topic,
+        "ORIGIN_MESSAGE_ID": sent.msg_id,
+        "UNIQ_KEY": sent.msg_id,
+    }
+    java = {
+        name: text for name, text in letter["properties"].items() if name not in {"MIN_OFFSET", "MAX_OFFSET"}
+    }
+    assert dict(row["properties"]) == java | of_this_run
+    assert (row["reconsumeTimes"], row["keys"]) == (letter["reconsumeTimes"], letter["key"])
+    assert stored(consumption, retry_topic(consumption.group)) == []
