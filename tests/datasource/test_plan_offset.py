@@ -15,12 +15,25 @@ QUEUES = st.builds(
 )
 RANGES = st.dictionaries(
     QUEUES,
-    st.tuples(st.integers(0, 2**60), st.integers(0, 1000), st.integers(0, 9), st.integers(0, 9)),
+    st.tuples(
+        st.integers(0, 2**60),
+        st.integers(0, 1000),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.sampled_from(["", '{"to": 9}']),
+    ),
     max_size=8,
 ).map(
     lambda plan: tuple(
-        QueueRange(queue=queue, start=start, end=start + count, epoch=epoch, reconsume_times=times)
-        for queue, (start, count, epoch, times) in sorted(plan.items())
+        QueueRange(
+            queue=queue,
+            start=start,
+            end=start + count,
+            epoch=epoch,
+            reconsume_times=times,
+            uncommitted=uncommitted,
+        )
+        for queue, (start, count, epoch, times, uncommitted) in sorted(plan.items())
     )
 )
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyspark_rocketmq.datasource.schema import (
@@ -34,6 +36,14 @@ def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() ->
 
     assert planned_range(QUEUE, row["plannedRange"], rows=8) == PLANNED
     assert reset_target(row["plannedRange"]) == 0
+
+
+def test_a_marker_row_brings_back_what_an_engine_has_left() -> None:
+    """D4"""
+    planned = replace(PLANNED, uncommitted='{"to": 15}')
+    (row,) = marker_row(planned, rows=8).to_pylist()
+
+    assert planned_range(QUEUE, row["plannedRange"], rows=8) == planned
 
 
 def test_no_number_and_no_time_of_a_marker_row_is_null() -> None:

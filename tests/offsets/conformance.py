@@ -61,6 +61,30 @@ class OffsetStoreConformance:
         assert (row.next_offset, row.epoch, row.owner) == (5, 2, "client-2")
         assert (row.reconsume_times, row.suspended_until_s) == (2, START_S + 1.5)
 
+    def test_what_was_consumed_without_a_commit_stays_until_the_next_commit(self, store: OffsetStore):
+        """D4: with the offset it goes on from, in one row."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+
+        store.commit(GROUP, [committed(Q0, 5, uncommitted='{"to": 9}')], query_id="q", batch_id=3)
+        assert store.read(GROUP)[Q0].uncommitted == '{"to": 9}'
+
+        store.commit(GROUP, [committed(Q0, 5, uncommitted='{"to": 12}')], query_id="q", batch_id=4)
+        assert store.read(GROUP)[Q0].uncommitted == '{"to": 12}'
+
+        store.commit(GROUP, [committed(Q0, 12)], query_id="q", batch_id=5)
+        assert store.read(GROUP)[Q0].uncommitted == ""
+
+    def test_a_claim_and_a_reset_forget_what_was_not_committed(self, store: OffsetStore):
+        """D4, F5: whoever comes next is given those messages again."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        carried = [committed(queue, 5, uncommitted='{"to": 9}') for queue in (Q0, Q1)]
+        store.commit(GROUP, carried, query_id="q", batch_id=3)
+
+        store.claim(GROUP, "client-2", {Q0: 0})
+        store.reset(GROUP, {Q1: 5})
+
+        assert [row.uncommitted for row in store.read(GROUP).values()] == ["", ""]
+
     def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore):
         store.claim(GROUP, "client-1", {Q0: 0})
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from deltalake.exceptions import CommitFailedError
+from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetStoreUnavailable, OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
 from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.table_version import VERSION_PROPERTY
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
 from tests.offsets.store_workers import claim_and_commit
@@ -38,7 +40,7 @@ def version(path: Path) -> int:
 
 
 def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path: Path):
-    DeltaOffsetStore(path).read(GROUP)
+    DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
 
     table = DeltaTable(path)
     protocol = table.protocol()
@@ -48,6 +50,7 @@ def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path:
         "delta.deletedFileRetentionDuration": "interval 1 day",
         "delta.logRetentionDuration": "interval 1 day",
         "delta.checkpointInterval": "100",
+        VERSION_PROPERTY: "2",
     }
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
@@ -279,6 +282,76 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
                 **({"readerFeatures": readers} if readers else {}),
             }
     log_file.write_text("\n".join(map(json.dumps, actions)))
+
+
+# ------------------------------------------------------------------------------------------ tables of other releases
+
+FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "uncommitted"])
+
+
+def make_first_table(path: Path) -> None:
+    """As the release before the column ``uncommitted`` left it, with one row."""
+    DeltaTable.create(path, schema=FIRST_SCHEMA, partition_by=["consumer_group"])
+    row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
+    delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=FIRST_SCHEMA), mode="append")
+
+
+def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path):
+    """F1: looking at it needs no right to write it."""
+    make_first_table(path)
+    before = version(path)
+
+    row = DeltaOffsetStore(path).read(GROUP)[Q0]
+
+    assert (row.next_offset, row.uncommitted) == (11, "")
+    assert version(path) == before
+
+
+def test_the_first_change_brings_a_table_to_the_newest_form(path: Path):
+    """F1"""
+    make_first_table(path)
+    store = DeltaOffsetStore(path)
+
+    store.claim(GROUP, "client-1", {Q0: 0})
+    store.commit(GROUP, [committed(Q0, 12, epoch=2, uncommitted="{}")], query_id="q", batch_id=1)
+
+    assert pa.schema(DeltaTable(path).schema().to_arrow()) == SCHEMA
+    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == "2"
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].uncommitted == "{}"
+
+
+def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path):
+    """H2: the column is there, the version is not."""
+    make_first_table(path)
+    DeltaTable(path).alter.add_columns([Field("uncommitted", PrimitiveType("string"))])
+
+    DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
+
+    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == "2"
+
+
+def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
+    """C5"""
+    make_first_table(path)
+    with ThreadPoolExecutor(4) as executor:
+        steps = [
+            executor.submit(claim_and_commit, str(path), f"group-{number}", "o", 1, 9) for number in range(4)
+        ]
+
+        assert [step.result() for step in steps] == [1, 1, 1, 1]
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 11
+
+
+@pytest.mark.parametrize("found", ["3", "two"])
+def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: found}, raise_if_not_exists=False)
+
+    with pytest.raises(SchemaError, match=f"has version '{found}' .* this release knows versions 1 to 2"):
+        DeltaOffsetStore(path).read(GROUP)
+    with pytest.raises(SchemaError, match="Use the release that wrote it"):
+        store.claim(GROUP, "client-1", {Q0: 0})
 
 
 # ------------------------------------------------------------------------------------------ several writers

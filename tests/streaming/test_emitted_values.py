@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as st
@@ -22,6 +23,7 @@ from pyspark.sql.conversion import PandasToArrowConversion
 
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.output_rows import RowColumns, to_rows
 
 
 class Kind(enum.StrEnum):
@@ -81,9 +83,9 @@ def is_taken(columns: OutputColumns, value: Any) -> bool:
     return True
 
 
-def convert_as_spark(values: list[Any], data_type: st.DataType, *, safely: bool) -> None:
+def convert_as_spark(values: list[Any], data_type: st.DataType, *, safely: bool) -> pa.Array:
     """As the serializer of applyInPandasWithState does."""
-    PandasToArrowConversion.convert(
+    batch = PandasToArrowConversion.convert(
         pd.DataFrame({"c": pd.Series([*values, None], dtype=object)}),
         st.StructType().add("c", data_type),
         timezone="Europe/Berlin",
@@ -91,6 +93,13 @@ def convert_as_spark(values: list[Any], data_type: st.DataType, *, safely: bool)
         arrow_cast=True,
         assign_cols_by_name=True,
     )
+    return batch.column(0)
+
+
+def convert_directly(values: list[Any], data_type: st.DataType) -> pa.RecordBatch:
+    """As the direct engine does."""
+    columns = RowColumns(st.StructType().add("c", data_type))
+    return columns.to_batch({"c": [*values, None]}, len(values) + 1)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +123,36 @@ def test_spark_converts_all_that_is_taken_also_side_by_side(
 
     for pair, safely in itertools.product(itertools.product(taken, repeat=2), (True, False)):
         convert_as_spark(list(pair), data_type, safely=safely)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "values"), TAKEN, ids=lambda value: getattr(value, "simpleString", str)()
+)
+def test_both_engines_convert_alike(data_type: st.DataType, values: list[Any]) -> None:
+    """D5, H1: instants too, wherever the session is."""
+    columns = columns_of(data_type)
+    taken = values + [value for value in ODD if is_taken(columns, value)]
+
+    batch = convert_directly(taken, data_type)
+
+    (made,) = batch.columns
+    assert made.equals(convert_as_spark(taken, data_type, safely=True).cast(made.type))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "values"), TAKEN, ids=lambda value: getattr(value, "simpleString", str)()
+)
+def test_rows_that_wait_for_a_commit_come_back_as_they_were(
+    data_type: st.DataType, values: list[Any]
+) -> None:
+    """D4"""
+    columns = columns_of(data_type)
+    batch = convert_directly([value for value in values if is_taken(columns, value)], data_type)
+
+    again = [value for (value,) in to_rows(batch)]
+
+    assert all(value is None or is_taken(columns, value) for value in again)
+    assert convert_directly(again[:-1], data_type).equals(batch)
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,113 @@
+"""Both engines: how a range reaches the listener, and what they refuse."""
+
 from __future__ import annotations
 
+import json
 import pickle
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
+from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.put_back import PutBack, to_text
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
-from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.orderly_engine import _gather, _uncommitted
+from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.direct_engine import DirectEngine, arrived_ranges
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather, _uncommitted
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
+from pyspark_rocketmq.streaming.output_rows import RowColumns
+from pyspark_rocketmq.streaming.output_schema import engine_schema
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.streaming.uncommitted_text import MAX_TEXT_LENGTH, UncommittedText
 from tests.helpers.messages import QUEUE, message_at
 
 PLANNED = QueueRange(queue=QUEUE, start=100, end=140, epoch=3, reconsume_times=2)
-MESSAGES = [message_at(offset) for offset in range(100, 140) if offset % 10 != 3]
+MESSAGES = [
+    message_at(offset)._replace(properties={"KEYS": f"key-{offset}", "WAIT": "true"} if offset % 3 else {})
+    for offset in range(100, 140)
+    if offset % 10 != 3
+]
 """A filter, or a transaction, leaves offsets without a message."""
+OTHER_QUEUE = QUEUE._replace(queue_id=9)
+RETRY_QUEUE = MessageQueue("%RETRY%g", "broker-a", 0)
+
+Row = dict[str, Any]
 
 
-def row_of(message: MessageExt) -> dict[str, Any]:
-    """A message as the engine gets it; its columns are in the order of MessageExt's fields."""
-    return dict(zip(CONSUMER_SCHEMA.names, (*message, None, None), strict=True))
+def row_of(message: MessageExt) -> Row:
+    """A message as it leaves the source; its columns are in the order of MessageExt's fields."""
+    row = dict(zip(CONSUMER_SCHEMA.names, (*message[:17], None, None, None), strict=True))
+    instants = {
+        name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in ("bornTimestamp", "storeTimestamp")
+    }
+    return row | instants
 
 
-def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> dict[str, Any]:
-    """The range's marker row as the engine gets it, instants in milliseconds."""
+def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> Row:
+    """The range's marker row."""
     (row,) = marker_row(planned, rows=rows).to_pylist()
-    return row | dict.fromkeys(("bornTimestamp", "storeTimestamp"), 0)
+    return row
 
 
-def chunks_of(rows: Sequence[dict[str, Any]], size: int) -> list[pd.DataFrame]:
-    return [
-        pd.DataFrame(rows[at : at + size], columns=CONSUMER_SCHEMA.names) for at in range(0, len(rows), size)
+def rows_of(*planned: QueueRange) -> list[Row]:
+    """All rows of ranges that follow each other, a message at each offset."""
+    rows = []
+    for each in planned:
+        rows += [row_of(message_at(offset, queue=each.queue)) for offset in range(each.start, each.end)] + [
+            marker(each, each.count)
+        ]
+    return rows
+
+
+def chunks_of(rows: Sequence[Row], size: int) -> list[pd.DataFrame]:
+    """As ``applyInPandasWithState`` gives them: instants in milliseconds."""
+    millis = [
+        row | {name: round(row[name].timestamp() * 1000) for name in ("bornTimestamp", "storeTimestamp")}
+        for row in rows
     ]
+    return [
+        pd.DataFrame(millis[at : at + size], columns=CONSUMER_SCHEMA.names)
+        for at in range(0, len(rows), size)
+    ]
+
+
+def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
+    """As ``mapInArrow`` gives them."""
+    return [
+        pa.RecordBatch.from_pylist(list(rows[at : at + size]), schema=CONSUMER_SCHEMA)
+        for at in range(0, len(rows), size)
+    ]
+
+
+def gather_in_state_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
+    queue = MessageQueue(*(rows[0][name] for name in ("topic", "brokerName", "queueId")))
+    return _gather(queue, iter(chunks_of(rows, size)))
+
+
+def gather_in_direct_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
+    (arrived,) = arrived_ranges(iter(batches_of(rows, size)))
+    return arrived
+
+
+Gather = Callable[[Sequence[Row], int], ArrivedRange]
+in_state_engine = pytest.mark.parametrize("gather", [pytest.param(gather_in_state_engine, id="state")])
+in_direct_engine = pytest.mark.parametrize("gather", [pytest.param(gather_in_direct_engine, id="direct")])
+in_both_engines = pytest.mark.parametrize(
+    "gather",
+    [pytest.param(gather_in_state_engine, id="state"), pytest.param(gather_in_direct_engine, id="direct")],
+)
 
 
 class State:
@@ -46,73 +117,106 @@ class State:
         self.exists = bool(values)
         self.get = values
 
+    def update(self, values: tuple[Any, ...]) -> None:
+        self.exists, self.get = True, values
 
+
+@in_state_engine
 @pytest.mark.parametrize("size", [1, 7, 37])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(size: int, seed: int) -> None:
+def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(
+    gather: Gather, size: int, seed: int
+) -> None:
     """D1: Spark's chunks have any size and, after a spill, any order; the marker may come first."""
     rows = [*map(row_of, MESSAGES), marker()]
     random.Random(seed).shuffle(rows)
 
-    planned, messages, _ = _gather(QUEUE, iter(chunks_of(rows, size)))
+    planned, messages, _ = gather(rows, size)
 
     assert planned == PLANNED
     assert messages == MESSAGES
 
 
-def test_a_range_in_order_stays_as_it_is() -> None:
-    """D1"""
-    planned, messages, _ = _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker()], 10)))
+@in_direct_engine
+@pytest.mark.parametrize("size", [1, 7, 37])
+@pytest.mark.parametrize("at", [0, 6, 7, 34])
+def test_a_range_that_was_shuffled_is_refused_where_nothing_may_shuffle(
+    gather: Gather, size: int, at: int
+) -> None:
+    """D1: two neighbours that changed places, within a batch or between two."""
+    moved = [*MESSAGES[:at], MESSAGES[at + 1], MESSAGES[at], *MESSAGES[at + 2 :]]
+
+    with pytest.raises(
+        RocketMQError,
+        match=f"offset {MESSAGES[at].queue_offset} arrived behind offset {MESSAGES[at + 1].queue_offset}",
+    ):
+        gather([*map(row_of, moved), marker()], size)
+
+
+@in_both_engines
+@pytest.mark.parametrize("size", [1, 7, 10, 36, 37, 100])
+def test_a_range_in_order_stays_as_it_is(gather: Gather, size: int) -> None:
+    """D1: Spark cuts it into batches of maxRecordsPerBatch, anywhere."""
+    planned, messages, _ = gather([*map(row_of, MESSAGES), marker()], size)
 
     assert (planned, messages) == (PLANNED, MESSAGES)
 
 
-def test_whole_chunks_that_changed_places_are_put_back() -> None:
+@in_state_engine
+def test_whole_chunks_that_changed_places_are_put_back(gather: Gather) -> None:
     """D1: as spilled runs are, when they are merged."""
-    chunks = chunks_of([*map(row_of, MESSAGES), marker()], 10)
+    rows = [*map(row_of, MESSAGES), marker()]
 
-    assert _gather(QUEUE, iter(chunks[::-1]))[1] == MESSAGES
+    assert gather([*rows[30:], *rows[20:30], *rows[10:20], *rows[:10]], 10).messages == MESSAGES
 
 
-def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were_sent_to() -> None:
-    """E3: in whatever order they arrive; the planned range stays that of the retry queue."""
-    retry = MessageQueue("%RETRY%g", "broker-a", 0)
-    planned = replace(PLANNED, queue=retry)
+@in_both_engines
+def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were_sent_to(
+    gather: Gather,
+) -> None:
+    """E3: the planned range stays that of the retry queue."""
+    planned = replace(PLANNED, queue=RETRY_QUEUE)
     sent_to = {offset: "orders" if offset % 2 else "payments" for offset in range(100, 110)}
-    read = [message_at(offset, queue=retry) for offset in sent_to]
+    read = [message_at(offset, queue=RETRY_QUEUE) for offset in sent_to]
     rows = [row_of(one) | {"originTopic": sent_to[one.queue_offset]} for one in read]
-    random.Random(7).shuffle(rows)
 
-    found, messages, _ = _gather(retry, iter(chunks_of([*rows, marker(planned, rows=10)], 4)))
+    found, messages, _ = gather([*rows, marker(planned, rows=10)], 4)
 
     assert found == planned
     assert messages == [one.restored(sent_to[one.queue_offset]) for one in read]
     assert [one.topic for one in messages[:2]] == ["payments", "orders"]
 
 
-def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker() -> None:
+@in_both_engines
+def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker(gather: Gather) -> None:
     """A4"""
-    assert _gather(QUEUE, iter(chunks_of([marker(rows=0)], 1))) == (PLANNED, [], None)
+    assert gather([marker(rows=0)], 1) == (PLANNED, [], None)
 
 
-def test_a_range_without_its_marker_row_is_refused() -> None:
+@in_both_engines
+def test_a_range_without_its_marker_row_is_refused(gather: Gather) -> None:
     """D1: what else is missing nobody could tell."""
-    with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but 0 came"):
-        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES)], 7)))
+    with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but "):
+        gather([*map(row_of, MESSAGES)], 7)
 
 
-def test_a_range_with_two_marker_rows_is_refused() -> None:
+@in_both_engines
+def test_a_range_with_two_marker_rows_is_refused(gather: Gather) -> None:
     """D1: two ranges of one queue in one micro-batch, or a copied one."""
-    with pytest.raises(RocketMQError, match=r"exactly one marker row, at its end, but 2 came"):
-        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker(), marker()], 7)))
+    with pytest.raises(
+        RocketMQError, match=r"one marker row, at its end, but 2 came|36 messages were read .* but 0 rows"
+    ):
+        gather([*map(row_of, MESSAGES), marker(), marker()], 7)
 
 
-def test_a_message_behind_the_marker_row_is_refused() -> None:
+@in_both_engines
+def test_a_message_behind_the_marker_row_is_refused(gather: Gather) -> None:
     """D1: it belongs to no planned range."""
     with pytest.raises(RocketMQError, match="at its end"):
-        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES), marker(), row_of(message_at(141))], 7)))
+        gather([*map(row_of, MESSAGES), marker(), row_of(message_at(141))], 7)
 
 
+@in_both_engines
 @pytest.mark.parametrize(
     "kept",
     [
@@ -121,17 +225,182 @@ def test_a_message_behind_the_marker_row_is_refused() -> None:
         pytest.param([*MESSAGES, MESSAGES[5]], id="doubled"),
     ],
 )
-def test_a_range_with_fewer_or_more_messages_than_were_read_is_refused(kept: list[MessageExt]) -> None:
+def test_a_range_with_fewer_or_more_messages_than_were_read_is_refused(
+    gather: Gather, kept: list[MessageExt]
+) -> None:
     """D1, H1: a row lost on the way would be acknowledged, a doubled one delivered twice."""
     complaint = f"36 messages were read of the range 100 to 140, but {len(kept)} rows arrived"
     with pytest.raises(RocketMQError, match=complaint):
-        _gather(QUEUE, iter(chunks_of([*map(row_of, kept), marker()], 7)))
+        gather([*map(row_of, kept), marker()], 7)
 
 
-def test_a_message_that_took_anothers_place_is_refused() -> None:
+@in_both_engines
+def test_a_message_that_took_anothers_place_is_refused(gather: Gather) -> None:
     """D1, H1: as many rows as were read, one of them twice."""
     with pytest.raises(RocketMQError, match="offset 106 arrived twice"):
-        _gather(QUEUE, iter(chunks_of([*map(row_of, MESSAGES[1:]), row_of(MESSAGES[5]), marker()], 7)))
+        gather([*map(row_of, MESSAGES[1:6]), *map(row_of, MESSAGES[5:]), marker()], 7)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
+    """D1: coalesced partitions follow each other; a batch may hold the end of one and the beginning of the next."""
+    planned = [
+        QueueRange(queue=QUEUE, start=0, end=3, epoch=1),
+        QueueRange(queue=OTHER_QUEUE, start=7, end=7, epoch=4),
+        QueueRange(queue=OTHER_QUEUE._replace(queue_id=4), start=2, end=4, epoch=2),
+    ]
+
+    arrived = list(arrived_ranges(iter(batches_of(rows_of(*planned), size))))
+
+    assert [each.planned for each in arrived] == planned
+    assert [[message.queue_offset for message in each.messages] for each in arrived] == [
+        [0, 1, 2],
+        [],
+        [2, 3],
+    ]
+
+
+def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
+    """D1: as after a shuffle that Spark was asked for."""
+    one, other = rows_of(PLANNED), rows_of(QueueRange(queue=OTHER_QUEUE, start=0, end=2, epoch=1))
+
+    with pytest.raises(
+        RocketMQError, match=r"queue=3: .* but rows of topic=orders .* queue=9 came before it"
+    ):
+        list(arrived_ranges(iter(batches_of([one[0], *other, *one[1:]], 100))))
+
+
+# ------------------------------------------------------------------------------------------ what is not committed
+
+TAGS = MapType(StringType(), ArrayType(StringType()))
+OUTPUT = StructType().add("name", "string").add("size", "integer").add("tags", TAGS)
+
+
+def consumer_of(listener: Callable[..., Any], **settings: Any) -> RangeConsumer:
+    return RangeConsumer(listener, OutputColumns.of(OUTPUT), OrderlySettings(**settings))
+
+
+class StateEngine:
+    """A queue's ranges, one after the other, with the state that Spark would keep."""
+
+    def __init__(self, listener: Callable[..., Any]) -> None:
+        self._engine = OrderlyEngine(consumer_of(listener))
+        self._state = State()
+
+    def consume(self, start: int, end: int, epoch: int = 3) -> tuple[list[str], QueueAck]:
+        planned = QueueRange(queue=QUEUE, start=start, end=end, epoch=epoch)
+        (frame,) = self._engine(QUEUE, iter(chunks_of(rows_of(planned), 7)), self._state)  # type: ignore[arg-type]
+        return frame["name"].dropna().tolist(), QueueAck.from_json(frame["ack"].iloc[-1])
+
+
+class DirectEngineAndStore:
+    """A queue's ranges, one after the other, with what the offset store would bring back."""
+
+    def __init__(self, listener: Callable[..., Any]) -> None:
+        self._engine = DirectEngine(
+            consumer_of(listener), UncommittedText(OUTPUT), RowColumns(engine_schema(OUTPUT))
+        )
+        self._carried = ""
+
+    def consume(self, start: int, end: int, epoch: int = 3) -> tuple[list[str], QueueAck]:
+        planned = QueueRange(queue=QUEUE, start=start, end=end, epoch=epoch, uncommitted=self._carried)
+        # As Spark does with whatever is given to mapInArrow.
+        engine = pickle.loads(pickle.dumps(self._engine))
+        (batch,) = engine(iter(batches_of(rows_of(planned), 7)))
+        ack = QueueAck.from_json(batch.column("ack")[-1].as_py())
+        self._carried = ack.uncommitted
+        return [name for name in batch.column("name").to_pylist() if name], ack
+
+
+in_each_engine = pytest.mark.parametrize("engine", [StateEngine, DirectEngineAndStore])
+
+
+def commit_every_tenth(
+    messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+) -> ConsumeOrderlyStatus:
+    context.auto_commit = False
+    for message in messages:
+        context.emit(name=message.keys, size=None, tags={"at": [str(message.queue_offset), None]})
+    at = messages[-1].queue_offset
+    return ConsumeOrderlyStatus.COMMIT if at % 10 == 9 else ConsumeOrderlyStatus.SUCCESS
+
+
+@in_each_engine
+def test_what_was_consumed_without_a_commit_goes_on_in_the_next_range(engine: Callable[..., Any]) -> None:
+    """D4: the accumulated messages are not delivered again, and their rows leave with the COMMIT."""
+    consumption = engine(commit_every_tenth)
+
+    names, ack = consumption.consume(100, 115)
+    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(100, 110)], 110)
+    names, ack = consumption.consume(110, 117)
+    assert (names, ack.next_offset, ack.consumed) == ([], 110, 0)
+    names, ack = consumption.consume(110, 125)
+    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(110, 120)], 120)
+
+
+@in_each_engine
+@pytest.mark.parametrize(("start", "epoch"), [(105, 3), (115, 3), (110, 4)], ids=["back", "on", "claimed"])
+def test_a_range_that_does_not_go_on_from_there_is_delivered_whole(
+    engine: Callable[..., Any], start: int, epoch: int
+) -> None:
+    """D4, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
+    consumption = engine(commit_every_tenth)
+    consumption.consume(100, 115)
+
+    names, _ = consumption.consume(start, 120, epoch)
+
+    assert names == [f"key-{at}" for at in range(start, 120)]
+
+
+SEEN: list[tuple[int, int]] = []
+
+
+def give_one_back_twice(
+    messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+) -> ConsumeOrderlyStatus:
+    context.auto_commit = False
+    SEEN.append((messages[0].queue_offset, messages[0].reconsume_times))
+    is_bad = messages[0].queue_offset == 102 and messages[0].reconsume_times < 2
+    return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT if is_bad else ConsumeOrderlyStatus.SUCCESS
+
+
+@in_each_engine
+def test_how_often_a_message_was_given_back_goes_on_too(engine: Callable[..., Any]) -> None:
+    """D2, D4: that of the message after the accumulated ones."""
+    SEEN.clear()
+    consumption = engine(give_one_back_twice)
+
+    for _ in range(3):
+        consumption.consume(100, 103)
+
+    assert SEEN == [(100, 0), (101, 0), (102, 0), (102, 1), (102, 2)]
+
+
+def emit_much(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    context.auto_commit = False
+    context.emit(name=random.Random(7).randbytes(MAX_TEXT_LENGTH).hex())
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def test_more_rows_than_an_offset_row_should_hold_are_refused_with_the_remedy() -> None:
+    """D4: Spark's state has no such bound."""
+    StateEngine(emit_much).consume(100, 101)
+
+    with pytest.raises(
+        ListenerError,
+        match=r"emitted 1 rows for messages 100 to 101 without a COMMIT.*orderly_engine='state'",
+    ):
+        DirectEngineAndStore(emit_much).consume(100, 101)
+
+
+def test_rows_of_a_listener_with_other_columns_are_not_taken_over() -> None:
+    """D4: after a restart with another listener its messages are delivered again."""
+    consumption = DirectEngineAndStore(commit_every_tenth)
+    _, ack = consumption.consume(100, 115)
+    assert json.loads(ack.uncommitted)["to"] == 115
+    planned = QueueRange(queue=QUEUE, start=110, end=115, epoch=3, uncommitted=ack.uncommitted)
+
+    assert UncommittedText(StructType().add("name", "binary")).read(planned) is None
 
 
 def test_what_the_range_before_left_is_kept_where_the_plan_continues_it() -> None:

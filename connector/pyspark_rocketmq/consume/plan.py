@@ -15,7 +15,7 @@ The rules, in the order in which they apply to a queue:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
@@ -33,6 +33,8 @@ class QueueProgress:
     """How often the message at ``next_offset`` was given back so far."""
     suspended_until_s: float | None = None
     """Seconds since the epoch; from this moment on the queue may be planned again."""
+    uncommitted: str = field(default="", repr=False)
+    """What an engine consumed without a commit, for the range that goes on from ``next_offset``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,7 @@ class _Planner:
                     end=progress.next_offset + length,
                     epoch=progress.epoch,
                     reconsume_times=progress.reconsume_times,
+                    uncommitted=progress.uncommitted,
                 )
                 for (queue, progress, _), length in zip(self._candidates, lengths, strict=True)
             ),
@@ -151,7 +154,7 @@ class _Planner:
         if gap is None:
             return progress
         self._gaps.append(gap)
-        # The count belonged to a message that is gone.
+        # Count and uncommitted messages belonged to what is gone.
         return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:

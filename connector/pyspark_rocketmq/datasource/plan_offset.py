@@ -1,7 +1,8 @@
 """Spark's offset of one micro-batch: the plan itself, as JSON.
 
 Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
-with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0.  The ranges are explicit, so a replay
+with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``uncommitted`` (text of the direct
+engine) when it is empty.  The ranges are explicit, so a replay
 reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
 queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
 """
@@ -22,14 +23,16 @@ Offset = dict[str, Any]
 
 def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
     """The offset that holds ``ranges``; empty ranges are kept, they carry a position."""
-    plan: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+    plan: dict[str, dict[str, dict[str, dict[str, int | str]]]] = {}
     for planned in sorted(ranges, key=lambda planned: planned.queue):
         topic, broker_name, queue_id = planned.queue
-        entry = {"from": planned.start, "to": planned.end}
+        entry: dict[str, int | str] = {"from": planned.start, "to": planned.end}
         if planned.epoch:
             entry["epoch"] = planned.epoch
         if planned.reconsume_times:
             entry["times"] = planned.reconsume_times
+        if planned.uncommitted:
+            entry["uncommitted"] = planned.uncommitted
         plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
     return {"v": _VERSION, "seq": seq, "plan": plan}
 
@@ -53,6 +56,7 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             end=entry["to"],
             epoch=entry.get("epoch", 0),
             reconsume_times=entry.get("times", 0),
+            uncommitted=entry.get("uncommitted", ""),
         )
         for topic, brokers in offset["plan"].items()
         for broker_name, queues in brokers.items()

@@ -226,6 +226,7 @@ class GroupProgress:
                 epoch=row.epoch,
                 reconsume_times=row.reconsume_times,
                 suspended_until_s=row.suspended_until_s,
+                uncommitted=row.uncommitted,
             )
             for queue, row in progress.items()
         }

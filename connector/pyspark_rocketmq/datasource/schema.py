@@ -8,7 +8,8 @@ that topic.
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, and ``resetTo`` if an operator has moved the group meanwhile; in a message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+rows as JSON, ``uncommitted`` if an engine left some, and ``resetTo`` if an operator has moved the group meanwhile; in a
+message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -
                 "epoch": planned.epoch,
                 "times": planned.reconsume_times,
                 "rows": rows,
+                **({"uncommitted": planned.uncommitted} if planned.uncommitted else {}),
                 **({} if reset_to is None else {"resetTo": reset_to}),
             }
         ),
@@ -110,6 +112,7 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
         end=facts["to"],
         epoch=facts["epoch"],
         reconsume_times=facts["times"],
+        uncommitted=facts.get("uncommitted", ""),
     )
 
 

@@ -25,10 +25,11 @@ _COLUMNS = (
     ("query_id", pa.string(), "string"),
     ("batch_id", pa.int64(), "long"),
     ("updated_at", _TIMESTAMP, "timestamp"),
+    ("uncommitted", pa.string(), "string"),
 )
 
 SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
-"""The offset table's columns; ``suspended_until`` may be null."""
+"""The offset table's columns; ``suspended_until`` and ``uncommitted`` may be null."""
 COLUMN_TYPES = {name: delta_type for name, _, delta_type in _COLUMNS}
 """The same by Delta's type names."""
 
@@ -51,14 +52,21 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "query_id": [row.query_id for row in ordered],
         "batch_id": [row.batch_id for row in ordered],
         "updated_at": [_to_us(row.updated_at_s) for row in ordered],
+        "uncommitted": [row.uncommitted or None for row in ordered],
     }
     return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
-    """Read the rows of one group back; ``table`` holds that group's rows only."""
+    """Read the rows of one group back; ``table`` holds that group's rows only, perhaps without the newest columns."""
     # Column by column: a thousand rows take about a millisecond this way, Table.to_pylist several times that.
-    cells = [table.column(field.name).cast(_reading_type(field.type)).to_pylist() for field in SCHEMA]
+    known = frozenset(table.column_names)
+    cells = [
+        table.column(field.name).cast(_reading_type(field.type)).to_pylist()
+        if field.name in known
+        else [None] * table.num_rows
+        for field in SCHEMA
+    ]
     (
         _,
         topics,
@@ -72,6 +80,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         queries,
         batches,
         updated,
+        uncommitted,
     ) = cells
     queues = list(map(MessageQueue, topics, brokers, queue_ids))
     rows = map(
@@ -87,6 +96,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(queries, ""),
         _without_null(batches, NO_BATCH),
         [0.0 if micros is None else micros / _US_PER_S for micros in updated],
+        _without_null(uncommitted, ""),
     )
     return dict(zip(queues, rows, strict=True))
 

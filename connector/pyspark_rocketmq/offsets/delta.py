@@ -22,8 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
@@ -34,6 +35,12 @@ from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, a
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, read_form, table_uri
+from pyspark_rocketmq.offsets.table_version import (
+    NEWEST_VERSION,
+    VERSION_PROPERTY,
+    check_version,
+    columns_of_version,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +61,8 @@ _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0
 class DeltaOffsetStore:
     """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
 
-    A table that is there already must have exactly the columns of the design and protocol 1/2: anything else is
-    refused with SchemaError or OptionError. Safe against concurrent writers in any process.
+    A table that is there already must have exactly the columns of the design, or those of an earlier release, and
+    protocol 1/2: anything else is refused with SchemaError or OptionError. Safe against concurrent writers in any process.
     """
 
     def __init__(
@@ -140,6 +147,7 @@ class DeltaOffsetStore:
                 self._sleep(pause_s)
             try:
                 table = self._newest()
+                _upgrade(self._path, table)
                 before = _read_rows(table, consumer_group)
                 change = decide(before)
                 if change.rows == before:
@@ -227,8 +235,23 @@ def _group_predicate(consumer_group: str) -> str:
     return f"consumer_group = '{literal}'"
 
 
+def _upgrade(path: str, table: DeltaTable) -> None:
+    """Bring a table of an earlier release to the newest form; half done, it is done at the next change."""
+    if check_version(path, table.metadata().configuration) == NEWEST_VERSION:
+        return
+    known = {field.name for field in table.schema().fields}
+    missing = [name for name in COLUMN_TYPES if name not in known]
+    if missing:
+        table.alter.add_columns([Field(name, PrimitiveType(COLUMN_TYPES[name])) for name in missing])
+        logger.info("offset table upgraded path=%s to=%d added=%s", path, NEWEST_VERSION, ",".join(missing))
+    # Here for new tables too: delta-rs makes a table only with properties that it knows.
+    table.alter.set_table_properties({VERSION_PROPERTY: str(NEWEST_VERSION)}, raise_if_not_exists=False)
+
+
 def _check_form(path: str, form: TableForm) -> None:
-    differences = list(column_differences(COLUMN_TYPES, form.column_types))
+    version = check_version(path, form.configuration)
+    found = form.column_types
+    differences = list(column_differences(columns_of_version(version, COLUMN_TYPES, found), found))
     if form.partition_by != _PARTITION_BY:
         differences.append(f"partitioned by ({', '.join(form.partition_by)}) instead of (consumer_group)")
     if differences:

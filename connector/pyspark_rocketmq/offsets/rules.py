@@ -101,7 +101,8 @@ def _new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
-    return row._replace(epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s))
+    # What the former owner consumed without a commit is delivered again (D4).
+    return row._replace(epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s), uncommitted="")
 
 
 def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
@@ -114,6 +115,7 @@ def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
         query_id="",
         batch_id=NO_BATCH,
         updated_at_s=_whole_us(now_s),
+        uncommitted="",
     )
 
 
@@ -129,8 +131,8 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
             "check that no two queries share one claim, and reset the group's offset if going back is wanted."
         )
     suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
-    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s)
-    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s):
+    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.uncommitted)
+    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s, commit.uncommitted):
         return row
     return row._replace(
         next_offset=commit.next_offset,
@@ -139,6 +141,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         query_id=query_id,
         batch_id=batch_id,
         updated_at_s=_whole_us(now_s),
+        uncommitted=commit.uncommitted,
     )
 
 

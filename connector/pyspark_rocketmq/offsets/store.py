@@ -51,6 +51,9 @@ class OffsetRow(NamedTuple):
 
     updated_at_s: float
     """Wall-clock seconds, whole microseconds."""
+    uncommitted: str = ""
+    """What the owner consumed from ``next_offset`` on without a commit, in the words of its engine; JSON. Another
+    owner does not get it: a claim or a reset forgets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,8 @@ class QueueCommit:
     next_offset: int
     reconsume_times: int = 0
     suspended_until_s: float | None = None
+    uncommitted: str = ""
+    """For the next range under the same epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

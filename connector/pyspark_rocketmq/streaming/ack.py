@@ -41,6 +41,8 @@ class QueueAck:
     sent_back: int = 0
     """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead letters; a batch
     that runs again sends them again."""
+    uncommitted: str = ""
+    """What the engine wants the queue's next range to bring back to it."""
 
     @property
     def queue(self) -> MessageQueue:

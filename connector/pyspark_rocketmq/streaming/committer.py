@@ -212,4 +212,5 @@ def _commit_of(ack: QueueAck) -> QueueCommit:
         next_offset=ack.next_offset,
         reconsume_times=ack.reconsume_times,
         suspended_until_s=ack.suspended_until_s,
+        uncommitted=ack.uncommitted,
     )

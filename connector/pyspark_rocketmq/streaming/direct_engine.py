@@ -1,0 +1,116 @@
+"""The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
+
+Runs in ``mapInArrow`` right on the consumer-mode source, where one task reads one queue's range.  Nothing moves between
+tasks and nothing is kept in Spark: what the queue's next range must know travels in the ack to the offset store's
+row, and comes back with the plan (:mod:`~pyspark_rocketmq.streaming.uncommitted_text`).
+
+Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
+both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
+lost or doubled is refused before anything of it is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, whole_range, wrong_markers
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.message_columns import decode_messages
+from pyspark_rocketmq.streaming.output_rows import RowColumns
+from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema, listener_schema
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.streaming.uncommitted_text import UncommittedText
+
+_QUEUE_COLUMNS = POSITION_COLUMNS[:3]
+
+
+def consume_directly(
+    messages: DataFrame,
+    listener: MessageListenerOrderly,
+    output_schema: str | StructType,
+    settings: OrderlySettings | None = None,
+) -> DataFrame:
+    """As ``consume_orderly``, for a consumer-mode stream that comes straight from the source."""
+    schema = listener_schema(output_schema)
+    consumer = RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings())
+    rows = engine_schema(schema)
+    return messages.mapInArrow(DirectEngine(consumer, UncommittedText(schema), RowColumns(rows)), rows)
+
+
+class DirectEngine:
+    """The function given to ``mapInArrow``; pickled with the listener."""
+
+    def __init__(self, consumer: RangeConsumer, uncommitted: UncommittedText, rows: RowColumns) -> None:
+        self._consumer = consumer
+        self._uncommitted = uncommitted
+        self._rows = rows
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
+        for arrived in arrived_ranges(batches):
+            consumed = self._consumer.consume(arrived, self._uncommitted.read(arrived.planned))
+            ack = replace(consumed.ack, uncommitted=self._uncommitted.write(consumed.left, consumed.ack))
+            columns = self._consumer.columns(arrived.planned.queue, consumed.rows, ack)
+            yield self._rows.to_batch(columns, len(consumed.rows) + 1)
+
+
+def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:
+    """The ranges in a task's batches; each one as soon as its marker row has come.
+
+    Raises:
+        RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
+    """
+    gathering: _Gathering | None = None
+    for batch in batches:
+        marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
+        for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
+            if start == stop:
+                continue
+            rows = batch.slice(start, stop - start)
+            if gathering is None:
+                gathering = _Gathering(_queue_of(rows))
+            arrived = gathering.add(rows)
+            if arrived is not None:
+                yield arrived
+                gathering = None
+    if gathering is not None:
+        raise wrong_markers(gathering.queue, "a task's rows ended without one")
+
+
+class _Gathering:
+    """One range on its way."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self._messages: list[MessageExt] = []
+        self._offsets: list[npt.NDArray[np.int64]] = []
+
+    def add(self, rows: pa.RecordBatch) -> ArrivedRange | None:
+        """Take the next rows, of which only the last may be a marker; the range, if it is one."""
+        for name, value in zip(_QUEUE_COLUMNS, self.queue, strict=True):
+            if not pc.all(pc.equal(rows.column(name), value)).as_py():
+                other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
+                raise wrong_markers(self.queue, f"rows of {other} came before it")
+        self._offsets.append(rows.column("queueOffset").to_numpy())
+        marker = rows.column("plannedRange")[-1].as_py()
+        is_whole = rows.column("kind")[-1].is_valid
+        self._messages += decode_messages(rows.slice(0, rows.num_rows - is_whole), self.queue)
+        if not is_whole:
+            return None
+        return whole_range(self.queue, self._messages, np.concatenate(self._offsets), marker)
+
+
+def _queue_of(rows: pa.RecordBatch) -> MessageQueue:
+    return MessageQueue(*(rows.column(name)[0].as_py() for name in _QUEUE_COLUMNS))
