@@ -49,6 +49,7 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
         allocate_message_queue_strategy=settings.allocate_message_queue_strategy,
         instance_name=settings.instance_name,
         mirror_offsets=settings.mirror_offsets,
+        orderly_engine=settings.orderly_engine,
         consume_from_where=settings.consume_from_where,
         consume_timestamp=settings.consume_timestamp,
         consume_message_batch_max_size=settings.batch_size,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.option_parsers import boolean, int_between, text_value
 from pyspark_rocketmq.option_set import OptionSet, option
 
@@ -82,6 +82,14 @@ def parse_consume_from_where(text: str) -> ConsumeFromWhere:
         return ConsumeFromWhere(text.strip())
     except ValueError:
         raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}") from None
+
+
+def parse_orderly_engine(text: str) -> OrderlyEngineKind:
+    """Parser of the engines' names."""
+    try:
+        return OrderlyEngineKind(text.strip().lower())
+    except ValueError:
+        raise ValueError(f"is none of {', '.join(OrderlyEngineKind)}") from None
 
 
 def parse_consume_timestamp(text: str) -> str:
@@ -249,6 +257,13 @@ class ConsumeSettings(ClusterAccess):
         parse=boolean,
         default=True,
         doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
+    )
+    orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - makes a field
+        "orderlyEngine",
+        parse=parse_orderly_engine,
+        default=OrderlyEngineKind.STATE,
+        doc="How Spark runs the listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
+        "state.",
     )
     max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)

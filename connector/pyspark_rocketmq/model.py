@@ -62,6 +62,15 @@ class ConsumeFromWhere(StrEnum):
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+class OrderlyEngineKind(StrEnum):
+    """How Spark runs an orderly listener."""
+
+    STATE = "state"
+    """Grouped by queue, with Spark's state: in whatever order the rows come."""
+    DIRECT = "direct"
+    """In the task that reads a queue's range: without shuffle and state."""
+
+
 class ConsumeOrderlyStatus(StrEnum):
     """What an orderly listener answers (``ConsumeOrderlyStatus`` of the Java client)."""
 

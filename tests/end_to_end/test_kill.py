@@ -26,9 +26,10 @@ REPO = Path(__file__).parent.parent.parent
 @BACKENDS
 @pytest.mark.spark
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("engine", ["state", "direct"])
 @pytest.mark.parametrize("points", HISTORIES, ids=lambda points: ",".join(dict.fromkeys(points)))
 def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
-    points: tuple[str, ...], cluster: ClusterUnderTest, tmp_path: Path
+    points: tuple[str, ...], engine: str, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H1, H2: killed (-9) at any of the steps of a batch and restarted; the listener fails differently each time."""
     topic = cluster.create_topic(queues=4)
@@ -39,6 +40,7 @@ def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
         "group": cluster.unique_name("group"),
         "work": str(tmp_path),
         "points": points,
+        "orderlyEngine": engine,
         "maxOffsetsPerTrigger": 125,
     }
 

@@ -39,11 +39,14 @@ def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) ->
 class Consumption:
     """Drains a topic into a sink, as one consumer group, as often as a test asks."""
 
-    def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str) -> None:
+    def __init__(
+        self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str, engine: str
+    ) -> None:
         self.spark = spark
         self.cluster = cluster
         self.folder = folder
         self.topic = topic
+        self.engine = engine
         self.group = cluster.unique_name("group")
         self.store = DeltaOffsetStore(str(folder / "offsets"))
         self.sink = folder / "sink"
@@ -57,6 +60,7 @@ class Consumption:
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
             offset_store=self.store,
+            orderly_engine=self.engine,
             **{"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET} | settings,
         )
         consumer.subscribe(self.topic, subscription)
@@ -75,9 +79,14 @@ class Consumption:
         return {(queue.broker_name, queue.queue_id): row.next_offset for queue, row in rows.items()}
 
 
+@pytest.fixture(params=["state", "direct"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
-    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4))
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, engine: str) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4), engine)
 
 
 def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consumption) -> None:
@@ -95,6 +104,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consump
     assert check_sink(consumption.sink, expected).rows == 500
 
 
+@pytest.mark.parametrize("engine", ["state"], indirect=True)
 def test_order_survives_a_sort_that_spills(consumption: Consumption) -> None:
     """D1: Spark keeps no order within a group once its sort spills; the engine puts it back."""
     orders = 3 * SPILL_THRESHOLD // 5

@@ -159,6 +159,7 @@ def main(config: Mapping[str, Any]) -> None:
         offset_store=store,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
+        orderly_engine=config["orderlyEngine"],
         # What is killed comes back under its name: its locks at the brokers are its own.
         instance_name="killed",
     )

@@ -120,6 +120,7 @@ def test_the_example_file_of_consume_is_complete_and_valid():
             "option trigger='often' is neither availableNow nor an interval such as '1 second'",
         ),
         ("listener=on_order", "option listener='on_order' is not module:function"),
+        ("orderlyEngine=fast", "option orderlyEngine='fast' is none of state, direct"),
         (
             "consumeFromWhere=FIRST",
             (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkConf
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
@@ -16,6 +19,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.streaming.speculation import check_speculation
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -58,6 +62,12 @@ def test_an_option_that_a_parameter_sets_is_refused_by_name(key: str, instead: s
     assert problem == f"options={{'{key}': …}} would override what this consumer sets itself; use {instead}"
 
 
+def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
+    [problem] = problems_of(orderly_engine="fast")
+
+    assert problem == "orderly_engine='fast' is none of state, direct"
+
+
 def test_all_problems_are_reported_together() -> None:
     problems = problems_of(
         consumer_group="or.ders",
@@ -88,6 +98,16 @@ def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
 
     with pytest.raises(OptionError, match="max_reconsume_times=3 needs send_back"):
         RangeConsumer(lambda messages, context: None, output, settings)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_session_that_starts_slow_tasks_twice_is_refused(is_on: bool) -> None:
+    """D1: both copies of a task would call the listener with the same messages."""
+    conf = SparkConf(loadDefaults=False).set("spark.speculation", str(is_on).lower())
+    session = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+
+    with pytest.raises(OptionError, match="second copy of a slow task") if is_on else nullcontext():
+        check_speculation(session)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
@@ -39,7 +41,11 @@ class BatchTask:
         self._writer = writer
 
     def run(self, batch: DataFrame) -> Evaluated:
-        """Evaluate ``batch`` in one job."""
+        """Evaluate ``batch`` in one job.
+
+        Raises:
+            RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
+        """
         files: list[WrittenFile] = []
         acks: list[QueueAck] = []
         emitted = 0
@@ -47,7 +53,15 @@ class BatchTask:
             files += [WrittenFile(**file) for file in json.loads(row["files"])]
             acks += [QueueAck.from_json(text) for text in json.loads(row["acks"])]
             emitted += row["emitted"]
-        return Evaluated(tuple(files), tuple(sorted(acks, key=lambda ack: ack.queue)), emitted)
+        acks.sort(key=lambda ack: ack.queue)
+        for one, other in pairwise(acks):
+            if one.queue == other.queue:
+                raise RocketMQError(
+                    f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
+                    f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
+                    "rows of format('rocketmq') before they are consumed."
+                )
+        return Evaluated(tuple(files), tuple(acks), emitted)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row with JSON lists of files and acks."""

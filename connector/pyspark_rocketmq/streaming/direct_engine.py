@@ -22,29 +22,22 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, whole_range, wrong_markers
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.message_columns import decode_messages
 from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema, listener_schema
+from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.uncommitted_text import UncommittedText
 
 _QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
 
-def consume_directly(
-    messages: DataFrame,
-    listener: MessageListenerOrderly,
-    output_schema: str | StructType,
-    settings: OrderlySettings | None = None,
-) -> DataFrame:
-    """As ``consume_orderly``, for a consumer-mode stream that comes straight from the source."""
-    schema = listener_schema(output_schema)
-    consumer = RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings())
+def consume_directly(messages: DataFrame, consumer: RangeConsumer, schema: StructType) -> DataFrame:
+    """Run ``consumer`` over a consumer-mode stream that comes straight from the source.
+
+    ``schema`` is the listener's. Returns the engine's rows.
+    """
     rows = engine_schema(schema)
     return messages.mapInArrow(DirectEngine(consumer, UncommittedText(schema), RowColumns(rows)), rows)
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.put_back import from_text, to_text
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind, QueueRange
 from pyspark_rocketmq.streaming.arrived_range import (
     MESSAGE_COLUMNS,
     ArrivedRange,
@@ -33,6 +33,7 @@ from pyspark_rocketmq.streaming.arrived_range import (
     whole_range,
     wrong_markers,
 )
+from pyspark_rocketmq.streaming.direct_engine import consume_directly
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
@@ -51,6 +52,7 @@ def consume_orderly(
     settings: OrderlySettings | None = None,
     *,
     send_back: SendBackSettings | None = None,
+    engine: OrderlyEngineKind = OrderlyEngineKind.STATE,
 ) -> DataFrame:
     """Run ``listener`` over a consumer-mode stream, each queue in order.
 
@@ -60,6 +62,8 @@ def consume_orderly(
         output_schema: Columns of the rows it emits.
         settings: RocketMQ's defaults if not given.
         send_back: How dead letters are sent; needed with ``max_reconsume_times``.
+        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions are all
+            right (``coalesce``), a shuffle is refused.
 
     Returns:
         Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
@@ -72,14 +76,15 @@ def consume_orderly(
     """
     schema = listener_schema(output_schema)
     consumer = RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back)
-    engine = OrderlyEngine(consumer)
+    if engine is OrderlyEngineKind.DIRECT:
+        return consume_directly(messages, consumer, schema)
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
     # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
         {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
     )
     return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
-        engine, engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+        OrderlyEngine(consumer), engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 
 

@@ -22,7 +22,7 @@ from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.errors import OptionError, RocketMQError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
@@ -32,6 +32,7 @@ from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
+from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
@@ -77,6 +78,8 @@ class PushConsumer:
         instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
         mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
             group. CLUSTERING only.
+        orderly_engine: How Spark runs the listener; ``state`` or ``direct``. Both keep the same promises; what a listener
+            without auto_commit has emitted and not committed is bounded to a megabyte per queue with ``direct``.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """
@@ -97,6 +100,7 @@ class PushConsumer:
         allocate_message_queue_strategy: str = "averagely",
         instance_name: str | None = None,
         mirror_offsets: bool = True,
+        orderly_engine: OrderlyEngineKind | str = OrderlyEngineKind.STATE,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._group = consumer_group
@@ -112,6 +116,7 @@ class PushConsumer:
         self._strategy = allocate_message_queue_strategy
         self._instance_name = instance_name
         self._mirror_offsets = mirror_offsets
+        self._orderly_engine = orderly_engine
         self._options = dict(options or {})
         self._subscriptions: dict[str, str] = {}
         self._listener: MessageListenerOrderly | None = None
@@ -180,6 +185,7 @@ class PushConsumer:
         assert self._listener is not None
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
+        check_speculation(spark)
         check_worker_python(spark)
         register(spark)
         if sink is not None:
@@ -187,7 +193,12 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
         rows = consume_orderly(
-            messages, self._listener, schema, settings, send_back=SendBackSettings.of(parsed)
+            messages,
+            self._listener,
+            schema,
+            settings,
+            send_back=SendBackSettings.of(parsed),
+            engine=OrderlyEngineKind(self._orderly_engine),
         )
         started = _Started()
         committer = self._committer(parsed, sink, started.query_id)
@@ -259,6 +270,10 @@ class PushConsumer:
                     f"offset_store is '{self._store.spec}': progress kept in this process cannot be seen by Spark's "
                     "planner process; use DeltaOffsetStore"
                 ),
+            ),
+            (
+                self._orderly_engine not in tuple(OrderlyEngineKind),
+                f"orderly_engine='{self._orderly_engine}' is none of {', '.join(OrderlyEngineKind)}",
             ),
             (
                 not 1 <= self._batch_max_size <= 1024,
