@@ -57,6 +57,7 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
         max_offsets_per_trigger=settings.max_offsets_per_trigger,
         options=settings.source_options(),
     )
-    consumer.subscribe(settings.topic, settings.subscription)
+    for topic, expression in settings.subscribed().items():
+        consumer.subscribe(topic, expression)
     consumer.register_message_listener(listener, orderly=True, output_schema=settings.output_schema)
     return consumer

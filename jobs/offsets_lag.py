@@ -120,7 +120,7 @@ class _Look:
     def _looked_at(self, topic: str) -> Snapshot | None:
         view = ClusterView(self._options(topic), self._pool, self._clock)
         try:
-            view.route()
+            view.routes()
         except TopicNotFound as error:
             logger.warning("%s", error)
             return None

@@ -25,6 +25,13 @@ def like_source(
         field.metadata["spec"] for field in dataclasses.fields(ReadOptions) if field.name == name
     )
     given = {} if default is dataclasses.MISSING else {"default": default, "default_text": default_text}
+    instead = () if given else spec.instead
     return option(
-        spec.key, parse=spec.parse, doc=doc or spec.doc, unit=spec.unit, secret=spec.secret, **given
+        spec.key,
+        parse=spec.parse,
+        doc=doc or spec.doc,
+        unit=spec.unit,
+        secret=spec.secret,
+        instead=instead,
+        **given,
     )

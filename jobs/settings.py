@@ -15,6 +15,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.option_parsers import boolean, int_between, text_value
 from pyspark_rocketmq.option_set import OptionSet, option
+from pyspark_rocketmq.subscriptions import Subscription, subscribed, topic_problems
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 
@@ -187,8 +188,10 @@ class ConsumeSettings(ClusterAccess):
     """Options of job ``consume``."""
 
     name_servers: tuple[str, ...] = like_source("name_servers")
-    topic: str = like_source("topic")
+    topic: str | None = like_source("topic")
+    topics: tuple[str, ...] = like_source("topics", default=(), default_text="none")
     subscription: str = like_source("subscription", default="*")
+    subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
     consumer_group: str = like_source("consumer_group", doc=_GROUP_DOC)
     listener: str = option(
         "listener",
@@ -274,7 +277,7 @@ class ConsumeSettings(ClusterAccess):
 
     def cross_field_problems(self) -> list[str]:
         """What would be ignored in silence, or fail only after Spark has started."""
-        problems = []
+        problems = topic_problems(self.topic, self.topics, self.subscription, self.subscriptions)
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
@@ -283,6 +286,10 @@ class ConsumeSettings(ClusterAccess):
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
             )
         return problems
+
+    def subscribed(self) -> dict[str, str]:
+        """Each topic to subscribe to, with its tag expression."""
+        return subscribed(self.topic, self.topics, self.subscription, self.subscriptions)
 
     def source_options(self) -> dict[str, str]:
         """What goes to the data source as it is."""

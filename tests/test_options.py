@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.option_parsers import text_value
 from pyspark_rocketmq.option_set import OptionSet, option
 from pyspark_rocketmq.options import ReadOptions, markdown
@@ -71,6 +72,80 @@ def test_a_topic_that_rocketmq_would_refuse_is_refused(topic: str) -> None:
 def test_options_that_do_not_go_together_are_refused(given: dict[str, str], sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         ReadOptions.parse(REQUIRED | given)
+
+
+NAME_SERVERS = {"nameServers": "127.0.0.1:9876"}
+
+
+@pytest.mark.parametrize(
+    ("given", "subscribed"),
+    [
+        ({"topic": "orders"}, {"orders": "*"}),
+        ({"topics": "orders, payments", "subscription": "paid"}, {"orders": "paid", "payments": "paid"}),
+        (
+            {"subscriptions": '{"orders": " created || paid", "payments": "*"}'},
+            {"orders": "created || paid", "payments": "*"},
+        ),
+    ],
+)
+def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: dict[str, str]) -> None:
+    """A3: in the order given, each with its tags."""
+    options = ReadOptions.parse(NAME_SERVERS | given)
+
+    assert options.subscribed() == options.all_subscriptions() == subscribed
+    assert list(options.subscribed()) == list(subscribed)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "option 'topic' is required, or 'topics', or 'subscriptions' in its place"),
+        ({"topic": "a", "topics": "b"}, "options 'topic' and 'topics' exclude each other"),
+        ({"topics": "a", "subscriptions": '{"b": "*"}'}, "'topics' and 'subscriptions' exclude each other"),
+        ({"subscriptions": '{"b": "*"}', "subscription": "x"}, "leave 'subscription' out"),
+        ({"topics": " , "}, "topics=' , ' is empty"),
+        ({"topics": "a,b,a"}, "names a twice"),
+        ({"topics": "a,b c"}, "is not a topic name"),
+        ({"subscriptions": "orders"}, "is not JSON of the shape"),
+        ({"subscriptions": '["orders"]'}, "is of another shape"),
+        ({"subscriptions": "{}"}, "is of another shape"),
+        ({"subscriptions": "[" * 100_000}, "is nested too deeply"),
+        ({"subscriptions": '{"a": "*", "a": "x"}'}, "has the name 'a' twice"),
+        ({"subscriptions": '{"a": "||"}'}, r"subscribes to '\|\|' of 'a', which names no tag"),
+        ({"subscriptions": '{"a": 1}'}, "subscribes to '1' of 'a', which is no text"),
+        ({"subscriptions": '{"a b": "*"}'}, r"subscribes to '\*' of 'a b', which is not a topic name"),
+        (
+            {"topics": "a,b", "startingOffsets": '{"c": {"broker-a": {"0": 1}}}'},
+            "names queues of topic 'c', but a, b are read",
+        ),
+        ({"topics": "a," + "b" * 127, "namespace": "n"}, "option 'topic' is longer than 127"),
+    ],
+)
+def test_topics_that_cannot_be_read_are_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(OptionError, match=sentence):
+        ReadOptions.parse(NAME_SERVERS | given)
+
+
+def test_a_group_reads_its_retry_topic_unless_it_broadcasts() -> None:
+    """E3, B3: ``DefaultMQPushConsumerImpl.copySubscription``; E5: nothing is given back in broadcasting."""
+    group = REQUIRED | {"consumerGroup": "g", "offsetStore": "/lake/offsets"}
+
+    assert ReadOptions.parse(group | {"subscription": "paid"}).all_subscriptions() == {
+        "orders": "paid",
+        "%RETRY%g": "*",
+    }
+    broadcasting = group | {"messageModel": "BROADCASTING", "instanceName": "one"}
+    assert ReadOptions.parse(broadcasting).all_subscriptions() == {"orders": "*"}
+
+
+def test_starting_offsets_may_name_queues_of_each_topic() -> None:
+    """F2."""
+    text = '{"a": {"broker-a": {"0": 1}}, "b": {"broker-a": {"0": 7}}}'
+
+    starts = ReadOptions.parse(NAME_SERVERS | {"topics": "a,b", "startingOffsets": text}).starting_offsets
+
+    assert starts is not None
+    assert [starts.wanted(MessageQueue(topic, "broker-a", 0)) for topic in ("a", "b")] == [1, 7]
 
 
 @pytest.mark.parametrize(("text", "expression"), [("*", "*"), (" a || b ", "a || b"), ("||a", "||a")])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.model import MessageModel
+
+MAX_TOPIC_LENGTH: Final = 127
+"""``Validators.TOPIC_MAX_LENGTH``."""
 
 T = TypeVar("T")
 Parser = Callable[[str], T]
@@ -24,6 +27,31 @@ def int_between(low: int, high: int) -> Parser[int]:
         return value
 
     return parse
+
+
+def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
+    """Parser of several values separated by commas, each of them once."""
+
+    def parse(text: str) -> tuple[T, ...]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if not parts:
+            raise ValueError("is empty; give names separated by ','")
+        twice = sorted({part for part in parts if parts.count(part) > 1})
+        if twice:
+            raise ValueError(f"names {', '.join(twice)} twice")
+        return tuple(map(parse_one, parts))
+
+    return parse
+
+
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Hook of ``json.loads`` that refuses a name given twice in one object, of which JSON would keep the last."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"has the name {twice!r} twice in one JSON object; keep one of them")
+    return members
 
 
 def boolean(text: str) -> bool:

@@ -31,6 +31,8 @@ class OptionSpec:
     required: bool = False
     unit: str = ""
     secret: bool = False
+    instead: tuple[str, ...] = ()
+    """Keys of options of which one may be given where this one is required."""
 
 
 def option(
@@ -42,17 +44,19 @@ def option(
     default_text: str | None = None,
     unit: str = "",
     secret: bool = False,
+    instead: tuple[str, ...] = (),
 ) -> Any:
-    """Declare one option as a dataclass field."""
+    """Declare one option as a dataclass field; with ``instead`` it is None where another of these is given."""
     required = default is _REQUIRED
     if default_text is None:
         default_text = "required" if required else "none" if default is None else str(default)
     spec = OptionSpec(
-        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret
-    )
-    if required:
+        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret,
+        instead=instead,
+    )  # fmt: skip
+    if required and not instead:
         return dataclasses.field(metadata={"spec": spec})
-    return dataclasses.field(default=default, metadata={"spec": spec})
+    return dataclasses.field(default=None if required else default, metadata={"spec": spec})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -112,11 +116,15 @@ def _parse_values(
             problems.append(f"option {spec.key}='{shown}' {problem}")
     given = {key.lower() for key in raw}
     problems += [
-        f"option '{spec.key}' is required: {spec.doc}"
+        f"option '{spec.key}' is required{_instead_of(spec)}: {spec.doc}"
         for lower, (_, spec) in specs.items()
-        if spec.required and lower not in given
+        if spec.required and given.isdisjoint((lower, *map(str.lower, spec.instead)))
     ]
     return values, problems
+
+
+def _instead_of(spec: OptionSpec) -> str:
+    return "".join(f", or '{key}'" for key in spec.instead) + " in its place" * bool(spec.instead)
 
 
 def _unknown_key(key: str, known: list[str]) -> str:

@@ -11,11 +11,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.model import MessageModel
+from pyspark_rocketmq.model import MessageModel, retry_topic
 from pyspark_rocketmq.option_parsers import (
+    MAX_TOPIC_LENGTH,
     address_list,
     boolean,
     int_between,
+    list_of,
     message_model,
     namespace_name,
     resource_name,
@@ -25,6 +27,7 @@ from pyspark_rocketmq.option_parsers import (
 )
 from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
 from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
+from pyspark_rocketmq.subscriptions import Subscription, parse_subscriptions, subscribed, topic_problems
 
 PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
 """What brokers see where nobody's progress is read: a pull must name a group."""
@@ -39,13 +42,34 @@ class ReadOptions(OptionSet):
         parse=address_list,
         doc="Addresses of the RocketMQ name servers, `host:port`, several separated by `;`.",
     )
-    topic: str = option("topic", parse=resource_name("topic", 127), doc="The topic to read.")
+    topic: str | None = option(
+        "topic",
+        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        instead=("topics", "subscriptions"),
+        default_text="required, or `topics` or `subscriptions`",
+        doc="The topic to read.",
+    )
+    topics: tuple[str, ...] = option(
+        "topics",
+        parse=list_of(resource_name("topic", MAX_TOPIC_LENGTH)),
+        default=(),
+        default_text="none",
+        doc="The topics to read, separated by commas; in place of `topic`.",
+    )
     subscription: str = option(
         "subscription",
         parse=tag_expression,
         default="*",
-        doc="Tags to read, such as `created || paid`; `*` reads every message. "
+        doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
         "Filtered by the broker by hash code and again by exact tag in the task.",
+    )
+    subscriptions: tuple[Subscription, ...] = option(
+        "subscriptions",
+        parse=parse_subscriptions,
+        default=(),
+        default_text="none",
+        doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": "*"}`; in '
+        "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
     )
     starting_offsets: StartingOffsets | None = option(  # noqa: RUF009 - declares the field
         "startingOffsets",
@@ -225,9 +249,27 @@ class ReadOptions(OptionSet):
         doc="How long a task goes on trying a broker that cannot be reached or is busy before it fails.",
     )
 
+    def subscribed(self) -> dict[str, str]:
+        """Each topic that is asked for, with its tag expression."""
+        return subscribed(self.topic, self.topics, self.subscription, self.subscriptions)
+
+    def retry_topic(self) -> str | None:
+        """The topic through which messages that the group has given back come again; None where there is none.
+
+        Source: ``DefaultMQPushConsumerImpl.copySubscription``: any group but a broadcasting one has it.
+        """
+        if self.consumer_group is None or self.message_model is MessageModel.BROADCASTING:
+            return None
+        return retry_topic(self.consumer_group)
+
+    def all_subscriptions(self) -> dict[str, str]:
+        """What is read: the topics asked for and the retry topic."""
+        retry = self.retry_topic()
+        return self.subscribed() | ({} if retry is None else {retry: "*"})
+
     def cross_field_problems(self) -> list[str]:
-        """Group and store go together; where to begin is said once, and of the topic that is read."""
-        problems = []
+        """Topics are said once; group and store go together; where to begin is said once, and of what is read."""
+        problems = topic_problems(self.topic, self.topics, self.subscription, self.subscriptions)
         if self.consumer_group is not None and self.offset_store is None:
             problems.append(
                 "option 'consumerGroup' needs 'offsetStore', the table that holds the group's offsets"
@@ -266,7 +308,8 @@ class ReadOptions(OptionSet):
         """The limits of :func:`resource_name` hold for the name with its namespace."""
         if self.namespace is None:
             return []
-        names = (("topic", self.topic, 127), ("consumerGroup", self.consumer_group or "", 255))
+        names = [("consumerGroup", self.consumer_group or "", 255)]
+        names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
         return [
             f"option '{key}' is longer than {limit} characters together with its namespace '{self.namespace}%'"
             for key, name, limit in names
@@ -275,9 +318,11 @@ class ReadOptions(OptionSet):
 
     def _other_topics(self) -> list[str]:
         named = {queue.topic for queue in self.starting_offsets.by_queue} if self.starting_offsets else set()
+        read = self.subscribed()
+        what = f"option 'topic' is '{self.topic}'" if self.topic else f"{', '.join(read)} are read"
         return [
-            f"option 'startingOffsets' names queues of topic '{topic}', but option 'topic' is '{self.topic}'"
-            for topic in sorted(named - {self.topic})
+            f"option 'startingOffsets' names queues of topic '{topic}', but {what}"
+            for topic in sorted(named - read.keys())
         ]
 
 

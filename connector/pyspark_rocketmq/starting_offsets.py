@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.option_parsers import unique_members
 
 EARLIEST_OFFSET = -2
 LATEST_OFFSET = -1
@@ -60,7 +60,7 @@ def parse_starting_offsets(text: str) -> StartingOffsets:
 
 def _parse_json(text: str) -> dict[MessageQueue, int]:
     try:
-        topics = json.loads(text, object_pairs_hook=_refuse_duplicates)
+        topics = json.loads(text, object_pairs_hook=unique_members)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"is neither earliest nor latest nor JSON of the shape {_SHAPE}; reading it as JSON failed at character "
@@ -76,15 +76,6 @@ def _parse_json(text: str) -> dict[MessageQueue, int]:
         for broker_name, queues in _members(brokers, f"the value of topic {topic!r}")
         for queue_id, offset in _members(queues, f"the value of broker {broker_name!r}")
     }
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"has the name {twice!r} twice in one JSON object; keep one of them")
-    return members
 
 
 def _members(value: object, where: str) -> list[tuple[str, object]]:

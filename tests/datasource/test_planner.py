@@ -34,6 +34,7 @@ class FakeView:
         self.bounds = dict(bounds)
         self.down: dict[str, RocketMQError] = {}
         self.not_in_route: set[str] = set()
+        self.absent: dict[str, RocketMQError] = {}
 
     def snapshot(self) -> Snapshot:
         if "everything" in self.down:
@@ -50,6 +51,7 @@ class FakeView:
                 if name not in self.not_in_route
             },
             unreachable=dict(self.down),
+            absent=self.absent,
         )
 
     def starting_positions(
@@ -171,6 +173,42 @@ def test_a_group_is_planned_from_its_offset_store() -> None:
     assert planning.commit(A0, 4)
 
     assert planning.next() == [(A0, 4, 10)]
+
+
+def test_a_limit_is_shared_by_the_queues_of_all_topics() -> None:
+    """H3: in proportion to what is left in each, whatever its topic is called."""
+    payments = MessageQueue("payments", "broker-b", 0)
+    for group in (False, True):
+        planning = Planning({A0: (0, 60), payments: (0, 30)}, group=group, maxOffsetsPerTrigger="30")
+
+        assert planning.next() == [(A0, 0, 20), (payments, 0, 10)]
+
+
+def test_available_now_waits_for_a_topic_that_is_out_of_sight() -> None:
+    """H4: name servers forget a topic whose brokers are all away; what was there at the start is to be drained."""
+    payments = MessageQueue("payments", "broker-b", 0)
+    planning = Planning({A0: (0, 5), payments: (0, 3)}, retryTimeoutMs="60000")
+    planning.planner.prepare_available_now()
+    del planning.view.bounds[payments]
+    planning.view.absent = {"payments": TopicNotFound(17, "No topic route info")}
+    assert planning.next() == [(A0, 0, 5)]
+
+    def come_back() -> None:
+        planning.view.bounds[payments] = (0, 3)
+        planning.view.absent = {}
+
+    planning.on_pause.append(come_back)
+    assert planning.next() == [(payments, 0, 3)]
+    assert planning.pauses
+
+
+def test_an_available_now_query_does_not_begin_before_all_its_topics_are_seen() -> None:
+    """H4."""
+    planning = Planning({A0: (0, 5)}, retryTimeoutMs="2000")
+    planning.view.absent = {"payments": TopicNotFound(17, "No topic route info of payments")}
+
+    with pytest.raises(TopicNotFound, match="payments"):
+        planning.planner.prepare_available_now()
 
 
 def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() -> None:

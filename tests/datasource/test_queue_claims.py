@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from pyspark_rocketmq.datasource.broker_offsets import Addresses
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.fake_clock import FakeClock
+
+RETRY = MessageQueue("%RETRY%g", "broker-a", 0)
 
 
 class FakeBrokerOffsets:
@@ -101,6 +103,65 @@ def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_star
     )
 
     assert planning.next() == [(A1, 0, 3)]
+
+
+@pytest.mark.parametrize("has_broker_offsets", [True, False])
+def test_messages_that_were_given_back_are_read_from_the_first_wherever_the_group_begins(
+    has_broker_offsets: bool,
+) -> None:
+    """E3, F2: ``computePullFromWhere``; they failed in this group, and the retry topic is found late."""
+    planning = Planning(
+        {A0: (0, 5), RETRY: (2, 4)},
+        group=True,
+        broker_offsets=FakeBrokerOffsets() if has_broker_offsets else None,
+        start=StartingOffsets.latest(),
+    )
+
+    assert planning.next() == [(RETRY, 2, 4)]
+    assert planning.store.read("g")[A0].next_offset == 5
+
+
+def test_a_retry_topic_does_not_begin_the_group_in_the_topics_asked_for() -> None:
+    """F2: their queues begin where the options say, not where queues made later do."""
+    planning = Planning({RETRY: (0, 1)}, group=True, start=StartingOffsets.latest())
+    assert planning.next() == [(RETRY, 0, 1)]
+    planning.commit(RETRY, 1)
+
+    planning.view.bounds[A0] = (0, 5)
+
+    assert planning.next() is None
+    assert planning.store.read("g")[A0].next_offset == 5
+
+
+def test_a_group_goes_on_in_one_topic_while_it_cannot_begin_in_another() -> None:
+    """F2, A2: a broker is away, so where the group begins in the second topic cannot be said yet."""
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    store.claim("g", "me", {A0: 3})
+    payments = MessageQueue("payments", "broker-a", 0)
+    planning = Planning(
+        {A0: (0, 5), payments: (0, 9)}, group=True, store=store, start=StartingOffsets.latest()
+    )
+    planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
+
+    assert planning.next() == [(A0, 3, 5)]
+    assert payments not in store.read("g")
+
+    planning.view.down = {}
+    planning.next()
+    assert store.read("g")[payments].next_offset == 9
+
+
+def test_a_group_begins_each_topic_where_nobody_has_begun_it_yet() -> None:
+    """F2: offsets at the brokers are asked for and told by topic; a subscription added later begins by the options."""
+    payments = MessageQueue("payments", "broker-a", 0)
+    brokers = FakeBrokerOffsets({A0: 3})
+    planning = Planning(
+        {A0: (0, 5), payments: (0, 9)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest()
+    )
+
+    assert planning.next() == [(A0, 3, 5)]
+    assert brokers.writes == [{payments: 9}]
+    assert {payments} in brokers.reads, "the other topic's queues need not be asked again"
 
 
 def test_what_another_member_consumed_meanwhile_is_not_planned_again() -> None:

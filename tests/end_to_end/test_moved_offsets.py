@@ -16,6 +16,7 @@ from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import produce_orders
+from tests.helpers.retries import rows_but_retries
 
 pytestmark = pytest.mark.spark
 
@@ -66,7 +67,7 @@ def test_a_plan_left_behind_does_not_bring_the_sink_past_a_reset(
     with pytest.raises(StreamingQueryException, match="the driver died here"):
         drain(spark, cluster, tmp_path, topic, DyingSink(tmp_path / "sink"))
     store = DeltaOffsetStore(str(tmp_path / "offsets"))
-    (queue,) = store.read("moved")
+    (queue,) = rows_but_retries(store.read("moved"))
 
     store.reset("moved", {queue: 30})
     reports = drain(spark, cluster, tmp_path, topic, DeltaSink(tmp_path / "sink"))

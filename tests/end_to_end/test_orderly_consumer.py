@@ -20,6 +20,7 @@ from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
+from tests.helpers.retries import rows_but_retries
 from tests.helpers.spark_session import SPILL_THRESHOLD
 
 pytestmark = pytest.mark.spark
@@ -75,7 +76,7 @@ class Consumption:
         assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
-        rows = self.store.read(self.group)
+        rows = rows_but_retries(self.store.read(self.group))
         return {(queue.broker_name, queue.queue_id): row.next_offset for queue, row in rows.items()}
 
 

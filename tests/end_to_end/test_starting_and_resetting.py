@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
+from tests.helpers.retries import rows_but_retries
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
@@ -60,9 +62,13 @@ class Watched:
         finally:
             query.stop()
 
+    def rows(self) -> dict[MessageQueue, OffsetRow]:
+        """The group's progress in its topic."""
+        return rows_but_retries(self.store.read(self.group))
+
     def progress(self) -> int:
         """Sum of the group's next offsets."""
-        return sum(row.next_offset for row in self.store.read(self.group).values())
+        return sum(row.next_offset for row in self.rows().values())
 
 
 @pytest.fixture
@@ -76,13 +82,13 @@ def test_an_operators_reset_reaches_a_running_query(spark: SparkSession, watched
 
     with watched.running(spark, consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET):
         wait_until(lambda: watched.progress() == 100, TIMEOUT_S, reason="The first time through")
-        before = watched.store.read(watched.group)
+        before = watched.rows()
         watched.store.reset(watched.group, dict.fromkeys(before, 0))
         wait_until(lambda: watched.log.times_delivered().total() == 200, TIMEOUT_S, reason="The second time")
         wait_until(lambda: watched.progress() == 100, TIMEOUT_S, reason="The commit after the reset")
 
     assert set(watched.log.times_delivered().values()) == {2}
-    after = watched.store.read(watched.group)
+    after = watched.rows()
     assert all(after[queue].epoch > row.epoch for queue, row in before.items())
     for queue, row in after.items():
         offsets = [
@@ -99,8 +105,8 @@ def test_a_new_group_that_begins_at_the_last_offset_skips_what_was_there(
     produce_orders(watched.cluster.name_servers, watched.topic, 20)
 
     with watched.running(spark):
-        wait_until(lambda: len(watched.store.read(watched.group)) == 4, TIMEOUT_S, reason="The group's start")
-        starts = watched.store.read(watched.group)
+        wait_until(lambda: len(watched.rows()) == 4, TIMEOUT_S, reason="The group's start")
+        starts = watched.rows()
         produce_orders(watched.cluster.name_servers, watched.topic, 10, first=20)
         wait_until(lambda: watched.progress() == 150, TIMEOUT_S, reason="What was sent after the start")
 

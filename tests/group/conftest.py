@@ -15,6 +15,7 @@ from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
 SOON_S = 30.0
@@ -77,8 +78,8 @@ def _is_at_most(before: Held) -> bool:
 
 
 def plannable(member: RunningMember) -> set[MessageQueue]:
-    """What the member's next plan may hold; the plan before it is over, and none is under way afterwards."""
-    queues = set(member.begin_plan())
+    """What the member's next plan may hold of the topics asked for; no plan is under way before and afterwards."""
+    queues = but_retries(member.begin_plan())
     member.planned({})
     return queues
 

@@ -16,6 +16,7 @@ from tests.groups.chaos import TIMING
 from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
 from tests.groups.running_application import Group, RunningApplication, wait_patiently
 from tests.groups.verdict import judge
+from tests.helpers.retries import rows_but_retries
 
 FORGETFUL_S = 5.0
 """After so long the simulated brokers forget locks and members."""
@@ -41,7 +42,7 @@ class Handover:
         self._store = DeltaOffsetStore(group.offsets)
 
     def rows(self) -> list[OffsetRow]:
-        return list(self._store.read(self._group.group).values())
+        return list(rows_but_retries(self._store.read(self._group.group)).values())
 
     def await_owners(self, *applications: RunningApplication) -> None:
         """Wait until these have all queues between them, each some, and each queue has moved on since."""

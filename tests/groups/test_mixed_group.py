@@ -21,6 +21,7 @@ from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.groups.mixed_story import Consumed, OrderlyProducer, by_queue, disorder, repeated
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.retries import rows_but_retries
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.java.push import PushConsumer
@@ -162,7 +163,11 @@ class MixedGroup:
         }
 
     def _claimed(self) -> set[MessageQueue]:
-        return {queue for queue, row in self.store.read(self.group).items() if row.owner == _SPARK_ID}
+        return {
+            queue
+            for queue, row in rows_but_retries(self.store.read(self.group)).items()
+            if row.owner == _SPARK_ID
+        }
 
     def _is_behind(
         self, ends: Mapping[MessageQueue, int], java: PushConsumer | None

@@ -18,6 +18,7 @@ from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
+from tests.helpers.retries import rows_but_retries
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 
@@ -77,7 +78,10 @@ class Watched:
             reason=f"Every message {self._times} times",
         )
         wait_until(
-            lambda: sum(row.next_offset for row in self.store.read(_GROUP).values()) == _MESSAGES,
+            lambda: (
+                sum(row.next_offset for row in rows_but_retries(self.store.read(_GROUP)).values())
+                == _MESSAGES
+            ),
             _TIMEOUT_S,
             reason="Their commit",
         )
@@ -153,7 +157,8 @@ def test_the_member_and_its_subscriptions(watched: Watched) -> None:
 def test_its_progress_is_that_of_the_offset_store(watched: Watched) -> None:
     """F1: consumerProgress; nothing is behind when everything is consumed."""
     expected = {
-        queue: (row.next_offset, row.next_offset, 0) for queue, row in watched.store.read(_GROUP).items()
+        queue: (row.next_offset, row.next_offset, 0)
+        for queue, row in rows_but_retries(watched.store.read(_GROUP)).items()
     }
 
     wait_until(lambda: watched.progress() == expected, 10, reason="The mirrored offsets")
@@ -173,9 +178,10 @@ def test_what_it_holds(watched: Watched) -> None:
         re.MULTILINE,
     )
     held = {MessageQueue(_TOPIC, name, int(id_)): (int(offset), lock) for name, id_, offset, lock in details}
-    assert held == {queue: (row.next_offset, "true") for queue, row in watched.store.read(_GROUP).items()}, (
-        shown
-    )
+    assert held == {
+        queue: (row.next_offset, "true")
+        for queue, row in rows_but_retries(watched.store.read(_GROUP)).items()
+    }, shown
 
 
 def test_a_reset_that_the_broker_keeps_is_followed_without_new_messages(watched: Watched) -> None:

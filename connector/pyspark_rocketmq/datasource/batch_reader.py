@@ -49,8 +49,8 @@ class RocketMQBatchReader(DataSourceReader):
 
     def _starts(self, view: ClusterView) -> tuple[Snapshot, dict[MessageQueue, int]]:
         snapshot = view.snapshot()
-        if snapshot.unreachable:
-            raise next(iter(snapshot.unreachable.values()))
+        if snapshot.out_of_sight:
+            raise next(iter(snapshot.out_of_sight.values()))
         return snapshot, view.starting_positions(snapshot, snapshot.bounds.keys(), StartingOffsets.earliest())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""What the planner and the batch reader see of the cluster: queues, their bounds, starting positions.
+"""What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting positions.
 
 Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never one
 per queue.  Knows nothing of Spark, groups or offsets.
@@ -6,7 +6,7 @@ per queue.  Knows nothing of Spark, groups or offsets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,11 +15,13 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.retry import RetryPolicy
+from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.pull_from import MASTER_ID
 from pyspark_rocketmq.consume.start import starting_positions, unknown_queue_problems
-from pyspark_rocketmq.errors import OptionError, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, TopicRoute
+from pyspark_rocketmq.datasource.retry_bounds import RetryBounds
+from pyspark_rocketmq.errors import NoPermission, OptionError, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
@@ -27,56 +29,76 @@ _BROKERS_AT_ONCE = 16
 
 FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
+_Queues = Mapping[str, Sequence[MessageQueue]]
+"""A broker's, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The topic's queues at one moment."""
+    """The queues of all topics at one moment."""
 
     bounds: Mapping[MessageQueue, QueueBounds]
     addresses: Mapping[str, BrokerAddress]
     """Where each broker name is read from."""
     unreachable: Mapping[str, RocketMQError]
     """Broker names that did not answer, with the reason; their queues are not in ``bounds``."""
+    absent: Mapping[str, RocketMQError] = field(default_factory=dict)
+    """Topics that were there and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
     """The living replicas of each broker name that has some, by broker id."""
 
+    @property
+    def out_of_sight(self) -> Mapping[str, RocketMQError]:
+        """Why queues may be missing, by broker or topic; empty when all there are were seen."""
+        return {**self.unreachable, **self.absent}
+
 
 class ClusterView:
-    """The topic of one query, seen through a pool of channels."""
+    """The topics of one query, seen through a pool of channels."""
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._options = options
         self._clock = clock
         self._timeout_s = options.request_timeout_ms / 1000
         namespace = options.namespace or ""
-        self._name_server = NameServerClient(
+        name_server = NameServerClient(
             options.name_servers, pool, clock, self._timeout_s, namespace=namespace
         )
+        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock)
         self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
-        self._known_queues: tuple[TopicRoute | None, dict[str, list[MessageQueue]]] = (None, {})
+        self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
+        self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
+        self._seen: set[str] = set()
+        """Topics that were there at some time."""
 
-    def route(self) -> TopicRoute:
-        """The topic's route, at most 30 s old.
+    def routes(self) -> Routes:
+        """The topics' routes, at most 30 s old.
+
+        A topic that was there once may be absent: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If no living broker has the topic.
+            TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
             TransportError: If no name server answered.
         """
-        return self._name_server.route(self._options.topic, Deadline.after(self._clock, self._timeout_s))
+        routes = self._routes.look(Deadline.after(self._clock, self._timeout_s))
+        self._seen.update(routes.by_topic)
+        for topic, error in routes.absent.items():
+            if topic not in self._seen or not routes.by_topic:
+                raise error
+        return routes
 
     def snapshot(self) -> Snapshot:
-        """Bounds of every readable queue; brokers that cannot be asked are named, not raised.
+        """Bounds of every readable queue; topics and brokers that cannot be asked are named, not raised.
 
         Raises:
+            TopicNotFound: As :meth:`routes`.
             TransportError: If no name server, or not a single broker, answered.
         """
-        route = self.route()
-        queues = self._queues_of(route)
+        routes = self.routes()
+        queues = self._queues_of(routes)
         # Masters only: a replica that lags would look like a log that lost its tail.
-        masters = {broker.broker_name: broker.master for broker in route.brokers}
-        addresses = {name: address for name in queues if (address := masters.get(name)) is not None}
+        addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
             name: TransportError(name, "the route names no master for this broker")
             for name in queues.keys() - addresses.keys()
@@ -88,22 +110,27 @@ class ClusterView:
             else:
                 bounds |= outcome
         if unreachable:
-            # The route may be stale: a broker that moved is found by asking again, not by waiting 30 s.
-            self._name_server.invalidate(self._options.topic)
+            # The routes may be stale: a broker that moved is found by asking again, not by waiting 30 s.
+            self._routes.invalidate()
         if unreachable and not bounds:
             raise next(iter(unreachable.values()))
         return Snapshot(
-            bounds=bounds, addresses=addresses, unreachable=unreachable, replicas=_replicas(route, addresses)
+            bounds=bounds,
+            addresses=addresses,
+            unreachable=unreachable,
+            absent=routes.absent,
+            replicas=_replicas(routes, addresses),
         )
 
-    def _queues_of(self, route: TopicRoute) -> Mapping[str, list[MessageQueue]]:
-        """The route's queues by broker, sorted; a route serves many plans."""
-        known_route, queues = self._known_queues
-        if route is not known_route:
-            queues = {}
-            for queue in route.subscribe_queues(self._options.topic):
-                queues.setdefault(queue.broker_name, []).append(queue)
-            self._known_queues = route, queues
+    def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
+        """The routes' queues by broker and topic, sorted; a route serves many plans."""
+        known_routes, queues = self._known_queues
+        if routes is not known_routes:
+            by_broker: dict[str, dict[str, list[MessageQueue]]] = {}
+            for queue in routes.queues:
+                by_broker.setdefault(queue.broker_name, {}).setdefault(queue.topic, []).append(queue)
+            queues = by_broker
+            self._known_queues = routes, queues
         return queues
 
     def starting_positions(
@@ -121,7 +148,7 @@ class ClusterView:
             }
         wanted = self._options.starting_offsets or default
         positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
-        if not snapshot.unreachable:
+        if not snapshot.out_of_sight:
             problems += unknown_queue_problems(wanted, snapshot.bounds.keys())
         if problems and self._options.fail_on_data_loss:
             raise OptionError(tuple(problems))
@@ -134,17 +161,20 @@ class ClusterView:
         return min(max(found, bounds.min_offset), bounds.max_offset)
 
     def _outcomes(
-        self, queues: Mapping[str, list[MessageQueue]], addresses: Mapping[str, BrokerAddress]
+        self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Outcome]:
         """What each broker answered; all are asked at once, so that one that is down costs its time-out once."""
 
         def ask(name: str) -> _Outcome:
+            bounds: dict[MessageQueue, QueueBounds] = {}
             try:
-                return self._bounds_on(addresses[name], queues[name])
+                for topic, wanted in queues[name].items():
+                    bounds |= self._bounds_on(addresses[name], topic, wanted)
             except RocketMQError as error:
                 if not error.retryable:
                     raise
                 return error
+            return bounds
 
         if len(queues) <= 1:
             return {name: ask(name) for name in queues}
@@ -152,14 +182,18 @@ class ClusterView:
             return dict(zip(queues, executor.map(ask, queues), strict=True))
 
     def _bounds_on(
-        self, address: BrokerAddress, queues: list[MessageQueue]
+        self, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
         try:
-            statistics = self._brokers.topic_stats(address, self._options.topic)
+            statistics = self._brokers.topic_stats(address, topic)
         except TopicNotFound:
             # Deleted on this broker since the route was fetched.
-            self._name_server.invalidate(self._options.topic)
+            self._routes.invalidate()
             return {}
+        except NoPermission:
+            if topic != self._options.retry_topic():
+                raise
+            return self._retry_bounds.ask(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
         # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write.
         for queue in queues:
@@ -171,9 +205,9 @@ class ClusterView:
         return found
 
 
-def _replicas(route: TopicRoute, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:
+def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:
     found: dict[str, Mapping[int, BrokerAddress]] = {}
-    for broker in route.brokers:
+    for broker in routes.brokers:
         others = {id_: address for id_, address in broker.addresses.items() if id_ != MASTER_ID}
         if others and broker.broker_name in names:
             found[broker.broker_name] = others

@@ -10,13 +10,14 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.server_requests import ServerRequests
 from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.topic_routes import TopicRoutes
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, retry_topic
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
@@ -77,7 +78,8 @@ def join_group(
                 consume_from_where=_consume_from_where(options),
                 subscriptions=tuple(
                     build_subscription(topic, expression, sub_version=now_ms)
-                    for topic, expression in _subscriptions(options)
+                    # A heartbeat replaces the group's whole table, so it shows all a Java consumer would (A3).
+                    for topic, expression in options.all_subscriptions().items()
                 ),
             ),
         ),
@@ -87,24 +89,16 @@ def join_group(
     namespace = options.namespace or ""
     desk = MemberDesk(options, store, progress_name(options), clock)
     pool = ConnectionSettings.of(options).open_pool(clock, ServerRequests(desk, namespace=namespace))
+    name_server = NameServerClient(options.name_servers, pool, clock, timeout_s, namespace=namespace)
     calls = GroupCalls(
         pool=pool,
         brokers=BrokerClient(pool, clock, timeout_s, namespace=namespace),
         admin=AdminClient(pool, clock, timeout_s, namespace=namespace),
-        name_server=NameServerClient(options.name_servers, pool, clock, timeout_s, namespace=namespace),
+        routes=TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock),
     )
-    member = RunningMember(machine, heartbeat, options.topic, calls, clock)
+    member = RunningMember(machine, heartbeat, calls, clock)
     desk.serve(member, heartbeat)
     return member
-
-
-def _subscriptions(options: ReadOptions) -> list[tuple[str, str]]:
-    """All that a Java push consumer of the group would show: a heartbeat replaces the group's whole table (A3)."""
-    assert options.consumer_group is not None
-    own = [(options.topic, options.subscription)]
-    if options.message_model is MessageModel.BROADCASTING:
-        return own
-    return [*own, (retry_topic(options.consumer_group), "*")]
 
 
 def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:

@@ -57,7 +57,7 @@ class MemberDesk:
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
         """Store the new positions; the next plan begins there, and the batch under way is fenced off (F5)."""
-        if consumer_group != self._options.consumer_group or topic != self._options.topic:
+        if consumer_group != self._options.consumer_group or topic not in self._options.all_subscriptions():
             return
         held = self._held()
         targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}

@@ -162,8 +162,8 @@ class MicroBatchPlanner:
         if self._caps is None or self._progress.await_ready(0.0):
             return None
         return RocketMQError(
-            f"Queues of topic {self._options.topic} allocated to this member of group {self._options.consumer_group} "
-            f"were locked by another one for {self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
+            f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
+            f"{self._options.consumer_group} were locked by another one for {self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
             "or raise retryTimeoutMs."
         )
 
@@ -222,7 +222,8 @@ class MicroBatchPlanner:
                 continue
             position = self._progress.position(queue, previous)
             if position is None or position < cap:
-                return snapshot.unreachable.get(queue.broker_name) or TransportError(
+                found = snapshot.unreachable.get(queue.broker_name) or snapshot.absent.get(queue.topic)
+                return found or TransportError(
                     queue.broker_name,
                     f"{queue} was there when this AvailableNow query began and is no longer in the topic's route. "
                     "Start the broker, or the query again if the topic was made smaller",
@@ -236,12 +237,12 @@ class MicroBatchPlanner:
         return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
 
     def _whole_snapshot(self) -> Snapshot:
-        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of the route."""
+        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of every topic."""
         patience = self._patience()
         snapshot = self._retried(patience) if self._in_contact else self._at_first_contact(self._look)
-        while snapshot.unreachable:
+        while snapshot.out_of_sight:
             if patience.has_passed:
-                raise next(iter(snapshot.unreachable.values()))
+                raise next(iter(snapshot.out_of_sight.values()))
             self._pause(_PAUSE_S)
             snapshot = self._retried(patience)
         return snapshot
@@ -260,6 +261,8 @@ class MicroBatchPlanner:
         snapshot = self._view.snapshot()
         for broker_name, error in snapshot.unreachable.items():
             logger.warning("broker left out of this plan broker=%s: %s", broker_name, error)
+        for topic, error in snapshot.absent.items():
+            logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._in_contact = True
         self._addresses, self._replicas = snapshot.addresses, snapshot.replicas
         return snapshot

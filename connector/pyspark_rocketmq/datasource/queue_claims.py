@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pyspark_rocketmq.consume.reconcile import go_on_at
 from pyspark_rocketmq.datasource.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
@@ -45,7 +45,7 @@ class QueueClaims:
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Claim ``new``, whose locks are held; their rows, or none while a group cannot begin.
+        """Claim ``new``, which are held; their rows, without those of a topic where the group cannot begin yet.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not tell the group's offset. Nothing was claimed.
@@ -54,12 +54,11 @@ class QueueClaims:
         if self._broker_offsets is not None:
             at_broker = self._broker_offsets.read(new, snapshot.addresses)
         starts = self._starts([queue for queue in new if queue not in rows], rows, at_broker, snapshot)
-        if starts is None:
+        ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
+        if not ready:
             return {}
-        claimed = self._store.claim(
-            self._group, self._client_id, {queue: starts.get(queue, 0) for queue in new}
-        )
-        claimed = self._moved_on({queue: claimed[queue] for queue in sorted(new)}, at_broker)
+        claimed = self._store.claim(self._group, self._client_id, ready)
+        claimed = self._moved_on({queue: claimed[queue] for queue in ready}, at_broker)
         for queue, row in claimed.items():
             logger.info(
                 "queue claimed group=%s %s epoch=%d next_offset=%d broker_offset=%s",
@@ -96,22 +95,29 @@ class QueueClaims:
         rows: Rows,
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
-    ) -> dict[MessageQueue, int] | None:
-        """Where queues without a row begin; None while that cannot be said."""
-        known_topics = {queue.topic for queue in (*rows, *at_broker)}
+    ) -> dict[MessageQueue, int]:
+        """Where queues without a row begin, without those of which that cannot be said yet.
+
+        Where messages that were given back come again the group begins with the first, whatever the options say: each
+        of them has failed in this very group (``RebalancePushImpl.computePullFromWhereWithException``; for
+        CONSUME_FROM_TIMESTAMP Java begins at the end there, and loses what was given back before it looked).
+        """
+        begun = {queue.topic for queue in (*rows, *at_broker)}
         nobodys = [queue for queue in unknown if queue not in at_broker]
-        by_option = [queue for queue in nobodys if queue.topic not in known_topics]
+        by_option = [
+            queue for queue in nobodys if queue.topic not in begun and not is_retry_topic(queue.topic)
+        ]
+        starts = {queue: snapshot.bounds[queue].min_offset for queue in set(nobodys).difference(by_option)}
         if by_option and snapshot.unreachable:
             # Where a group begins is decided once, for all queues: those of a broker that comes later would look
             # like queues made later, which begin at their earliest offset (A2).
             logger.warning(
-                "group=%s begins when all brokers of its topic answer; waiting for %s",
+                "group=%s begins in %s when all brokers answer; waiting for %s",
                 self._group,
+                ", ".join(sorted({queue.topic for queue in by_option})),
                 ", ".join(sorted(snapshot.unreachable)),
             )
-            return None
-        starts = {queue: snapshot.bounds[queue].min_offset for queue in nobodys}
-        if by_option:
+        elif by_option:
             starts |= self._beginning(by_option, snapshot)
         taken_over = {
             queue: offset
@@ -121,15 +127,17 @@ class QueueClaims:
         return starts | taken_over
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
-        """Where a new group begins, told to the brokers for all its queues before any of them is claimed.
+        """Where a new group begins, told to the brokers for all queues of a topic before any of them is claimed.
 
         Members that begin at the same time share the queues between them: whoever comes second would take its own for
         queues made later. The same goes for a Java member with other ideas of where to begin.
         """
         if self._broker_offsets is None:
             return self._view.starting_positions(snapshot, by_option, self._default_start)
-        known = self._broker_offsets.read(snapshot.bounds, snapshot.addresses)
-        undecided = [queue for queue in snapshot.bounds if queue not in known]
+        topics = {queue.topic for queue in by_option}
+        queues = [queue for queue in snapshot.bounds if queue.topic in topics]
+        known = self._broker_offsets.read(queues, snapshot.addresses)
+        undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
         self._broker_offsets.write(positions, snapshot.addresses)
         decided = known | positions

@@ -46,6 +46,7 @@ def partitions_of(
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
     """
+    subscriptions = options.all_subscriptions()
     partitions = []
     for queue_range in planned:
         if queue_range.count <= 0:
@@ -61,7 +62,7 @@ def partitions_of(
             QueuePartition(
                 planned=queue_range,
                 address=address,
-                subscription=options.subscription,
+                subscription=subscriptions[queue_range.queue.topic],
                 consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
                 with_marker=options.consumer_group is not None,
                 fail_on_data_loss=options.fail_on_data_loss,

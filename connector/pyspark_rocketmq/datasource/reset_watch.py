@@ -39,12 +39,12 @@ class ResetWatch(Protocol):
 
 
 class PullingResetWatch:
-    """Implements :class:`ResetWatch` for one group's topic by a pull per queue. Does not wait."""
+    """Implements :class:`ResetWatch` for one group's topics by a pull per queue. Does not wait."""
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         assert options.consumer_group is not None
         self._group = options.consumer_group
-        self._subscription = options.subscription
+        self._subscriptions = options.all_subscriptions()
         self._clock = clock
         self._brokers = BrokerClient(
             pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
@@ -76,7 +76,7 @@ class PullingResetWatch:
             queue=queue,
             queue_offset=next_offset,
             max_msg_nums=1,
-            subscription=self._subscription,
+            subscription=self._subscriptions[queue.topic],
         )
 
         def take_in(outcome: PullResult | RocketMQError) -> None:

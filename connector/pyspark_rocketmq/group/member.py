@@ -22,15 +22,15 @@ from typing import TypeVar
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.duties import AskMembers, Duty, Heartbeat, Lock, Unlock, Unregister
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
 from pyspark_rocketmq.group.at_once import at_once
 from pyspark_rocketmq.group.differences import Differences
-from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.wire.bodies import HeartbeatData
 
 logger = logging.getLogger(__name__)
@@ -53,21 +53,21 @@ class GroupCalls:
     pool: ChannelPool
     brokers: BrokerClient
     admin: AdminClient
-    name_server: NameServerClient
+    routes: TopicRoutes
+    """Of all topics the group subscribes to."""
 
 
 class RunningMember:
     """Implements :class:`~pyspark_rocketmq.group.ownership.QueueOwnership`. Start it, and stop it in any case."""
 
     def __init__(
-        self, machine: Membership, heartbeat: HeartbeatData, topic: str, calls: GroupCalls, clock: Clock
+        self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock
     ) -> None:
         """Prepare the member.
 
         Args:
             machine: What it is to do.
             heartbeat: What it tells the brokers; its only consumer names group and subscriptions.
-            topic: Whose queues are shared.
             calls: How servers are called.
             clock: The machine's.
         """
@@ -75,14 +75,14 @@ class RunningMember:
         self._heartbeat = heartbeat
         self._client_id = heartbeat.client_id
         self._group = heartbeat.consumers[0].group_name
-        self._topic = topic
         self._calls = calls
         self._clock = clock
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
-        self._route: TopicRoute | None = None
+        self._routes = Routes({})
+        """As of the last look; of a topic that is gone, the last there was."""
         self._channels: dict[BrokerAddress, Channel] = {}
         """On which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
@@ -169,7 +169,7 @@ class RunningMember:
     def _run(self) -> None:
         while not self._is_stopping:
             try:
-                self._look_at_route()
+                self._look_at_routes()
                 self._look_at_connections()
                 self._do_what_is_due()
             except Exception:
@@ -185,19 +185,19 @@ class RunningMember:
         next_s = self._ask(lambda machine, _: machine.next_due_s())
         return min(max(next_s - self._clock.monotonic_s(), 0.0), _LONGEST_SLEEP_S)
 
-    def _look_at_route(self) -> None:
+    def _look_at_routes(self) -> None:
         try:
-            route = self._calls.name_server.route(self._topic, self._within(CALL_TIMEOUT_S))
+            routes = self._calls.routes.look(self._within(CALL_TIMEOUT_S))
         except RocketMQError as error:
-            # The last route holds: a name server that is away takes nobody's queues.
-            logger.warning(
-                "route could not be refreshed group=%s topic=%s: %s", self._group, self._topic, error
-            )
+            # The last routes hold: a name server that is away takes nobody's queues.
+            logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
-        if route != self._route:
-            self._route = route
-            queues = route.subscribe_queues(self._topic)
-            self._ask(lambda machine, now_s: machine.route_changed(queues, now_s))
+        for topic, reason in routes.absent.items():
+            logger.warning("route could not be refreshed group=%s topic=%s: %s", self._group, topic, reason)
+        by_topic = {**self._routes.by_topic, **routes.by_topic}
+        if by_topic != self._routes.by_topic:
+            self._routes = Routes(by_topic)
+            self._ask(lambda machine, now_s: machine.route_changed(self._routes.queues, now_s))
 
     def _look_at_connections(self) -> None:
         if any(not channel.is_open for channel in self._channels.values()):
@@ -230,7 +230,7 @@ class RunningMember:
 
     def _beat(self) -> None:
         """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
-        addresses = {address for broker in self._brokers() for address in broker.addresses.values()}
+        addresses = {address for broker in self._routes.brokers for address in broker.addresses.values()}
         for gone in self._channels.keys() - addresses:
             del self._channels[gone]
         self._silent &= addresses
@@ -243,7 +243,7 @@ class RunningMember:
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
             self._silent.add(address)
-            self._calls.name_server.invalidate(self._topic)
+            self._calls.routes.invalidate()
         else:
             self._silent.discard(address)
             self._channels[address] = channel
@@ -253,7 +253,7 @@ class RunningMember:
 
         Those that were silent at the last heartbeat come last, for each of them costs its time-out.
         """
-        for address in sorted(self._masters().values(), key=self._silent.__contains__):
+        for address in sorted(self._routes.masters.values(), key=self._silent.__contains__):
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group)
             except BrokerError as error:
@@ -323,15 +323,8 @@ class RunningMember:
         except RocketMQError as error:
             logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
 
-    def _brokers(self) -> tuple[BrokerData, ...]:
-        return () if self._route is None else self._route.brokers
-
-    def _masters(self) -> dict[str, BrokerAddress]:
-        found = {broker.broker_name: broker.master for broker in self._brokers()}
-        return {name: address for name, address in sorted(found.items()) if address is not None}
-
     def _master(self, broker_name: str) -> BrokerAddress:
-        address = self._masters().get(broker_name)
+        address = self._routes.masters.get(broker_name)
         if address is None:
             raise TransportError(broker_name, "the route names no master for this broker")
         return address

@@ -21,6 +21,7 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.topic_routes import TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
@@ -39,7 +40,7 @@ Commits = Mapping[MessageQueue, QueueCommit]
 
 
 class OffsetMirror:
-    """The image of one group's progress at the masters of its topic's queues."""
+    """The image of one group's progress at the masters of its topics' queues."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class OffsetMirror:
         """Connect to nobody yet.
 
         Args:
-            options: Group, topic and how the cluster is reached.
+            options: Group, topics and how the cluster is reached.
             store: Where the truth is.
             progress_name: What the store knows the group by.
             again_after_s: Pause before what could not be sent is tried again.
@@ -61,7 +62,6 @@ class OffsetMirror:
         """
         assert options.consumer_group is not None
         self._group = options.consumer_group
-        self._topic = options.topic
         self._store = store
         self._progress_name = progress_name
         self._again_after_s = again_after_s
@@ -70,9 +70,10 @@ class OffsetMirror:
         pool = process_pool(ConnectionSettings.of(options))
         namespace = options.namespace or ""
         self._brokers = BrokerClient(pool, self._clock, self._timeout_s, namespace=namespace)
-        self._name_server = NameServerClient(
+        name_server = NameServerClient(
             options.name_servers, pool, self._clock, self._timeout_s, namespace=namespace
         )
+        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
         self._guard = threading.Lock()
         self._waiting: dict[MessageQueue, QueueCommit] = {}
         """Not sent yet."""
@@ -184,7 +185,7 @@ class OffsetMirror:
                 self._send_one(masters.get(queue.broker_name), commit)
             except TransportError as error:
                 silent.add(queue.broker_name)
-                self._name_server.invalidate(self._topic)
+                self._routes.invalidate()
                 self._tell(error)
             except RocketMQError as error:
                 self._tell(error)
@@ -196,10 +197,8 @@ class OffsetMirror:
             raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
         self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.next_offset)
 
-    def _masters(self) -> dict[str, BrokerAddress]:
-        route = self._name_server.route(self._topic, Deadline.after(self._clock, self._timeout_s))
-        found = {broker.broker_name: broker.master for broker in route.brokers}
-        return {name: address for name, address in found.items() if address is not None}
+    def _masters(self) -> Mapping[str, BrokerAddress]:
+        return self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
 
     def _done(self, commits: Commits) -> None:
         with self._guard:

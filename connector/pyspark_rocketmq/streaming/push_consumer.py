@@ -6,6 +6,7 @@ source in consumer mode, orderly engine, committer.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -43,7 +44,9 @@ _QUERY_ID_TIMEOUT_S = 60.0
 _SET_BY = {
     "nameServers": "parameter name_servers",
     "topic": "subscribe()",
+    "topics": "subscribe()",
     "subscription": "subscribe()",
+    "subscriptions": "subscribe()",
     "consumerGroup": "parameter consumer_group",
     "offsetStore": "parameter offset_store",
     "startingOffsets": "parameter consume_from_where",
@@ -59,7 +62,7 @@ _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
 
 
 class PushConsumer:
-    """A consumer of one topic; configure, subscribe, register a listener, start.
+    """A consumer of one topic or several; configure, subscribe, register a listener, start.
 
     Args:
         consumer_group: The group whose offsets are used.
@@ -124,7 +127,10 @@ class PushConsumer:
         self._batch_listeners: list[BatchListener] = []
 
     def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``."""
+        """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
+
+        Once for each topic; all members of the group must subscribe to the same.
+        """
         self._subscriptions[topic] = expression
 
     def register_message_listener(
@@ -237,7 +243,7 @@ class PushConsumer:
             "messageModel": self._message_model.value,
             "allocateMessageQueueStrategy": self._strategy,
             **({} if self._instance_name is None else {"instanceName": self._instance_name}),
-            **dict(zip(("topic", "subscription"), next(iter(self._subscriptions.items()), ()), strict=False)),
+            **({"subscriptions": json.dumps(self._subscriptions)} if self._subscriptions else {}),
             **self._start_option(problems),
             **{key: text for key, text in self._options.items() if key.lower() not in _SETTER_OF},
         }
@@ -257,13 +263,6 @@ class PushConsumer:
     def _own_problems(self) -> list[str]:
         checks = (
             (self._listener is None, "no listener is registered; call register_message_listener() first"),
-            (
-                len(self._subscriptions) > 1,
-                (
-                    f"a consumer reads one topic, but {', '.join(self._subscriptions)} are subscribed; "
-                    "start one consumer per topic, each with its own group"
-                ),
-            ),
             (
                 self._store.spec.startswith("memory:"),
                 (

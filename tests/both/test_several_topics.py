@@ -1,0 +1,272 @@
+"""A group with several topics, its retry topic among them: membership, plans and what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.datasource.plan_offset import Offset
+from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
+from pyspark_rocketmq.datasource.progress import GroupProgress
+from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.errors import TopicNotFound
+from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, retry_topic
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
+from tests.both.support import await_readable
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.retries import but_retries
+from tests.helpers.wait import wait_until
+
+SOON_S = 30.0
+
+
+class Query:
+    """One query of the group, as its planner sees the world."""
+
+    def __init__(self, name: str, options: ReadOptions, store: MemoryOffsetStore, pool: ChannelPool) -> None:
+        assert options.consumer_group is not None
+        self.group = options.consumer_group
+        self.options = options
+        self.store = store
+        self.member = join_group(options, name, store, SystemClock())
+        view = ClusterView(options, pool, SystemClock())
+        progress = GroupProgress(
+            consumer_group=self.group,
+            client_id=name,
+            store=store,
+            ownership=self.member,
+            view=view,
+            default_start=StartingOffsets.latest(),
+            clock=SystemClock(),
+            broker_offsets=RemoteBrokerOffsets(options, pool, SystemClock()),
+        )
+        self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
+        self.member.start()
+        self.offset: Offset = self.planner.initial()
+
+    def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
+        """What the next micro-batch reads, as its listener gets it; committed at once."""
+        following = self.planner.latest(self.offset)
+        if following == self.offset:
+            return {}
+        self.offset = following
+        planned = list(self.planner.runnable(following))
+        messages = {one.queue: self._read(one) for one in planned}
+        commits = [QueueCommit(queue=one.queue, epoch=one.epoch, next_offset=one.end) for one in planned]
+        assert not self.store.commit(self.group, commits, query_id="q", batch_id=following["seq"]).refused
+        return messages
+
+    def _read(self, planned: QueueRange) -> list[MessageExt]:
+        addresses = self.planner.addresses({planned.queue.broker_name})
+        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas())
+        rows = [row for batch in read_queue(partition) for row in batch.to_pylist() if row["kind"] is None]
+        return messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
+
+
+Start = Callable[..., Query]
+
+
+@pytest.fixture
+def topics(cluster: ClusterUnderTest) -> tuple[str, str]:
+    """Two topics with a queue on each of two brokers."""
+    return cluster.create_topic(queues=1), cluster.create_topic(queues=1)
+
+
+@pytest.fixture
+def start(
+    cluster: ClusterUnderTest, pool: ChannelPool, topics: tuple[str, str], group: str
+) -> Iterator[Start]:
+    """Starts a query of the group; all have left when the test ends."""
+    store = MemoryOffsetStore(group, clock=SystemClock())
+    started: list[Query] = []
+
+    def start(name: str, **options: str) -> Query:
+        given = {
+            "nameServers": cluster.name_servers,
+            "topics": ",".join(topics),
+            "consumerGroup": group,
+            "offsetStore": store.spec,
+            "startingOffsets": "earliest",
+        }
+        if "subscriptions" in options:
+            del given["topics"]
+        started.append(Query(name, ReadOptions.parse(given | options), store, pool))
+        return started[-1]
+
+    yield start
+    for query in started:
+        query.member.stop(SOON_S)
+
+
+@pytest.fixture
+def send(client: BrokerClient, cluster: ClusterUnderTest) -> Callable[..., None]:
+    """Stores a message in a topic's first queue on a broker; it can be pulled when this returns."""
+
+    def send(topic: str, body: bytes, broker_name: str = "broker-a", **properties: str) -> None:
+        address, queue = cluster.broker_addresses[broker_name], MessageQueue(topic, broker_name, 0)
+        message = Message(topic=topic, body=body, properties=properties)
+        end = client.send(address, message, queue, SendTerms(producer_group="tests")).queue_offset + 1
+        await_readable(client, address, queue, end)
+
+    return send
+
+
+def await_consumed(query: Query, count: int) -> list[tuple[MessageQueue, MessageExt]]:
+    """Consume until there were ``count`` messages."""
+    seen: list[tuple[MessageQueue, MessageExt]] = []
+
+    def has_enough() -> bool:
+        for queue, messages in query.consumed().items():
+            seen.extend((queue, message) for message in messages)
+        return len(seen) >= count
+
+    wait_until(has_enough, SOON_S, reason=f"{count} messages")
+    assert len(seen) == count
+    return seen
+
+
+def queues_of(cluster: ClusterUnderTest, *topics: str) -> set[MessageQueue]:
+    return {MessageQueue(topic, name, 0) for topic in topics for name in cluster.broker_addresses}
+
+
+def plannable(query: Query) -> set[MessageQueue]:
+    queues = set(query.member.begin_plan())
+    query.member.planned({})
+    return queues
+
+
+def test_every_topic_is_read_with_its_own_tags(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any
+) -> None:
+    """A3, A4: and committed by topic, broker and queue."""
+    one, two = topics
+    for topic in topics:
+        for tag in ("paid", "created"):
+            send(topic, f"{topic}:{tag}".encode(), TAGS=tag)
+
+    query = start("me", subscriptions=f'{{"{one}": "paid", "{two}": "*"}}')
+
+    seen = await_consumed(query, 3)
+    assert sorted(message.body.decode() for _, message in seen) == sorted(
+        [f"{one}:paid", f"{two}:paid", f"{two}:created"]
+    )
+    assert all(message.topic == queue.topic for queue, message in seen)
+    rows = query.store.read(query.group)
+    assert {queue: rows[queue].next_offset for queue in queues_of(cluster, one, two)} == {
+        queue: 2 if queue.broker_name == "broker-a" else 0 for queue in queues_of(cluster, one, two)
+    }
+
+
+def test_a_heartbeat_tells_of_every_subscription(
+    cluster: ClusterUnderTest, pool: ChannelPool, topics: tuple[str, str], start: Start, group: str
+) -> None:
+    """A3: it replaces the group's whole table, at the brokers of every topic."""
+    query = start("me", subscriptions=f'{{"{topics[0]}": "paid", "{topics[1]}": "*"}}')
+    assert query.member.await_settled(SOON_S)
+    admin = AdminClient(pool, SystemClock(), SOON_S)
+
+    for address in cluster.broker_addresses.values():
+        told = admin.consumer_connection(address, group).subscriptions
+        assert {topic: one.sub_string for topic, one in told.items()} == {
+            topics[0]: "paid",
+            topics[1]: "*",
+            retry_topic(group): "*",
+        }
+
+
+def test_members_share_each_topic_by_itself(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start
+) -> None:
+    """B1, C1: ``RebalanceImpl.rebalanceByTopic``; with one queue of each topic for either member."""
+    one, two = start("one"), start("two")
+    everything = queues_of(cluster, *topics)
+
+    def is_shared() -> bool:
+        shares = [but_retries(plannable(query)) for query in (one, two)]
+        return sorted(chain(*shares)) == sorted(everything) and all(
+            sorted(queue.topic for queue in share) == sorted(topics) for share in shares
+        )
+
+    wait_until(is_shared, SOON_S, reason="a queue of each topic for each member")
+
+
+def test_a_group_reads_its_retry_topic_as_soon_as_brokers_have_made_it(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, group: str
+) -> None:
+    """E3, A3: at the group's first heartbeat; its queues are locked and allocated like all others."""
+    query = start("me")
+
+    wait_until(
+        lambda: plannable(query) == queues_of(cluster, *topics, retry_topic(group)),
+        SOON_S,
+        reason="the retry queues of both brokers",
+    )
+
+
+def test_a_message_that_was_given_back_comes_again_under_its_own_topic(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any, group: str
+) -> None:
+    """E3: ``resetRetryAndNamespace``; its queue, and so its offset, is that of the retry topic."""
+    query = start("me")
+    send(topics[1], b"once more", KEYS="k")
+    ((queue, message),) = await_consumed(query, 1)
+
+    back = SendBackSettings(name_servers=(cluster.name_servers,), consumer_group=group).open()
+    back.send(message, delay_level=1, max_reconsume_times=16)
+
+    ((retried_in, retried),) = await_consumed(query, 1)
+    assert retried_in == MessageQueue(retry_topic(group), queue.broker_name, 0) == retried.message_queue
+    assert (retried.topic, retried.body, retried.keys) == (topics[1], b"once more", "k")
+    assert retried.reconsume_times == 1
+    rows = query.store.read(group)
+    assert (rows[retried_in].next_offset, rows[queue].next_offset) == (1, 1)
+
+    back.send(retried, delay_level=1, max_reconsume_times=16)
+    ((_, third),) = await_consumed(query, 1)
+    assert (third.topic, third.queue_offset, third.reconsume_times) == (topics[1], 1, 2)
+
+
+def test_a_topic_that_is_deleted_leaves_the_others_alone(
+    cluster: ClusterUnderTest,
+    pool: ChannelPool,
+    topics: tuple[str, str],
+    start: Start,
+    send: Any,
+) -> None:
+    """A2: a warning, as when all its brokers are away; a restarted query would refuse to start."""
+    query = start("me")
+    wait_until(lambda: plannable(query) >= queues_of(cluster, *topics), SOON_S)
+    admin = AdminClient(pool, SystemClock(), SOON_S)
+    for address in cluster.broker_addresses.values():
+        admin.delete_topic(address, topics[0])
+    wait_until(lambda: not cluster.routed_brokers(topics[0]), SOON_S, reason="the route being gone")
+
+    send(topics[1], b"goes on")
+
+    ((queue, _),) = await_consumed(query, 1)
+    assert queue.topic == topics[1]
+    with pytest.raises(TopicNotFound, match=topics[0]):
+        start("another")
+
+
+def test_a_topic_that_does_not_exist_is_an_error_at_the_first_look(
+    topics: tuple[str, str], start: Start
+) -> None:
+    """A typing error must not end in a query that waits for ever."""
+    with pytest.raises(TopicNotFound, match="no-such-topic"):
+        start("me", topics=f"{topics[0]},no-such-topic")

@@ -1,0 +1,151 @@
+"""Routes of several topics, of which the retry topic need not exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.client.topic_routes import TopicRoutes
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
+from tests.helpers.fake_clock import FakeClock
+
+RETRY = "%RETRY%g"
+
+
+def route(*broker_names: str, port: int = 1) -> TopicRoute:
+    return TopicRoute(
+        brokers=tuple(
+            BrokerData(broker_name=name, cluster="c", addresses={0: BrokerAddress(f"{name}:{port}")})
+            for name in broker_names
+        ),
+        queues=tuple(
+            QueueData(broker_name=name, read_queue_nums=1, write_queue_nums=1, perm=6)
+            for name in broker_names
+        ),
+    )
+
+
+class NameServer:
+    """Knows the routes a test writes down; does not keep them, as the real client does."""
+
+    def __init__(self, **routes: TopicRoute) -> None:
+        self.routes: dict[str, TopicRoute] = dict(routes)
+        self.down: RocketMQError | None = None
+        self.asked: list[str] = []
+
+    def route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        self.asked.append(topic)
+        if self.down is not None:
+            raise self.down
+        if topic not in self.routes:
+            raise TopicNotFound(17, f"No topic route info of {topic}")
+        return self.routes[topic]
+
+    def invalidate(self, topic: str) -> None:
+        pass
+
+
+class Look:
+    """What is under test, on a clock to move by hand."""
+
+    def __init__(self, name_server: NameServer, *topics: str, retry: str | None = RETRY) -> None:
+        self.clock = FakeClock()
+        client: Any = name_server
+        self._routes = TopicRoutes(client, topics, retry, self.clock)
+
+    def __call__(self) -> Any:
+        return self._routes.look(Deadline.after(self.clock, 1.0))
+
+
+def test_the_queues_and_masters_of_all_topics_are_one() -> None:
+    """A2, A3: a member talks to the brokers of every topic it subscribes to."""
+    look = Look(
+        NameServer(orders=route("broker-b"), payments=route("broker-a", "broker-b")), "orders", "payments"
+    )
+
+    routes = look()
+
+    assert set(routes.queues) == {
+        MessageQueue("orders", "broker-b", 0),
+        MessageQueue("payments", "broker-a", 0),
+        MessageQueue("payments", "broker-b", 0),
+    }
+    assert routes.masters == {"broker-a": "broker-a:1", "broker-b": "broker-b:1"}
+    assert routes.absent == {}
+    assert look() is routes, "nothing is computed again as long as nothing has changed"
+
+
+def test_a_topic_that_is_gone_is_named_and_the_others_stay() -> None:
+    name_server = NameServer(orders=route("broker-a"), payments=route("broker-a"))
+    look = Look(name_server, "orders", "payments")
+    look()
+
+    del name_server.routes["payments"]
+    routes = look()
+
+    assert set(routes.by_topic) == {"orders"}
+    assert set(routes.absent) == {"payments"}
+    name_server.routes["payments"] = route("broker-a")
+    assert look().absent == {}
+
+
+def test_a_retry_topic_need_not_be_there_and_is_found_soon_after_it_was_made() -> None:
+    """E3: golden fact 21; a Java consumer finds it 20 s late."""
+    name_server = NameServer(orders=route("broker-a"))
+    look = Look(name_server, "orders")
+    assert set(look().by_topic) == {"orders"}
+    assert look().absent == {}
+    assert name_server.asked.count(RETRY) == 1, "not with every look"
+
+    name_server.routes[RETRY] = route("broker-a")
+    look.clock.advance(1.0)
+
+    assert look().queues == (MessageQueue("orders", "broker-a", 0), MessageQueue(RETRY, "broker-a", 0))
+
+
+def test_a_retry_topic_that_never_comes_is_asked_for_less_and_less_often() -> None:
+    """A group that brokers may not make has none."""
+    name_server = NameServer(orders=route("broker-a"))
+    look = Look(name_server, "orders")
+
+    for _ in range(300):
+        look()
+        look.clock.advance(1.0)
+
+    assert 10 <= name_server.asked.count(RETRY) <= 16
+
+
+def test_a_retry_topic_is_looked_for_until_all_brokers_have_it() -> None:
+    """E3: each broker makes its own at the group's first heartbeat there."""
+    name_server = NameServer(orders=route("broker-a", "broker-b"))
+    name_server.routes[RETRY] = route("broker-a")
+    look = Look(name_server, "orders")
+    assert MessageQueue(RETRY, "broker-a", 0) in look().queues
+
+    name_server.routes[RETRY] = route("broker-a", "broker-b")
+    look.clock.advance(1.0)
+
+    assert MessageQueue(RETRY, "broker-b", 0) in look().queues
+
+
+def test_name_servers_that_are_away_are_an_error_unless_they_were_asked_for_the_retry_topic_alone() -> None:
+    name_server = NameServer(orders=route("broker-a"))
+    name_server.routes[RETRY] = route("broker-a")
+    look = Look(name_server, "orders")
+    before = look()
+
+    def refuse(topic: str, deadline: Deadline) -> TopicRoute:
+        if topic == RETRY:
+            raise ConnectFailed("ns:1", "refused")
+        return name_server.routes[topic]
+
+    name_server.route = refuse  # type: ignore[method-assign]
+    assert look() is before
+
+    name_server.route = NameServer.route.__get__(name_server)  # type: ignore[method-assign]
+    name_server.down = ConnectFailed("ns:1", "refused")
+    with pytest.raises(ConnectFailed):
+        look()
