@@ -28,7 +28,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
 from tests.both.support import await_readable
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
@@ -241,6 +241,7 @@ def test_a_message_that_was_given_back_comes_again_under_its_own_topic(
     assert (third.topic, third.queue_offset, third.reconsume_times) == (topics[1], 1, 2)
 
 
+@SIM_ONLY  # a real broker without a timer wheel cannot delete a topic: golden fact 26
 def test_a_topic_that_is_deleted_leaves_the_others_alone(
     cluster: ClusterUnderTest,
     pool: ChannelPool,
