@@ -63,6 +63,7 @@ def test_a_topic_that_rocketmq_would_refuse_is_refused(topic: str) -> None:
         ({"consumerGroup": "g"}, "'consumerGroup' needs 'offsetStore'"),
         ({"offsetStore": "/lake/offsets"}, "'offsetStore' needs 'consumerGroup'"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
+        ({"consumeOrderly": "false"}, "'consumeOrderly' needs 'consumerGroup'"),
         (
             {"startingOffsets": '{"other": {"broker-a": {"0": 1}}}'},
             "names queues of topic 'other', but option 'topic' is 'orders'",

@@ -123,6 +123,14 @@ class ReadOptions(OptionSet):
         doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. `BROADCASTING`: "
         "every query reads every queue, with progress of its own under its `instanceName`.",
     )
+    consume_orderly: bool = option(
+        "consumeOrderly",
+        parse=boolean,
+        default=True,
+        doc="Whether the group's queues are locked at their brokers before they are read, as orderly listeners need it. "
+        "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two members may have "
+        "the same messages while the group changes; only one of them gets its offsets stored. The same for all members.",
+    )
     allocate_message_queue_strategy: str = option(
         "allocateMessageQueueStrategy",
         parse=text_value,
@@ -262,6 +270,10 @@ class ReadOptions(OptionSet):
             return None
         return retry_topic(self.consumer_group)
 
+    def needs_locks(self) -> bool:
+        """Whether queues are locked at their brokers: an orderly member of a group that shares them (C1, B3)."""
+        return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
+
     def all_subscriptions(self) -> dict[str, str]:
         """What is read: the topics asked for and the retry topic."""
         retry = self.retry_topic()
@@ -273,6 +285,10 @@ class ReadOptions(OptionSet):
         if self.consumer_group is not None and self.offset_store is None:
             problems.append(
                 "option 'consumerGroup' needs 'offsetStore', the table that holds the group's offsets"
+            )
+        if not self.consume_orderly and self.consumer_group is None:
+            problems.append(
+                "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
             )
         if self.offset_store is not None and self.consumer_group is None:
             problems.append("option 'offsetStore' needs 'consumerGroup', whose offsets are to be used")

@@ -271,3 +271,25 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_first_look(
     """A typing error must not end in a query that waits for ever."""
     with pytest.raises(TopicNotFound, match="no-such-topic"):
         start("me", topics=f"{topics[0]},no-such-topic")
+
+
+def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commits(
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any, group: str
+) -> None:
+    """E1, C5, B5: nothing locks a queue; the claim in the offset store fences the one before off."""
+    send(topics[0], b"stays with the first member")
+    send(topics[1], b"goes to the second", "broker-b")
+    one = start("one", consumeOrderly="false")
+    wait_until(lambda: plannable(one) >= queues_of(cluster, *topics), SOON_S)
+    first = one.planner.latest(one.offset)
+    planned = {range_.queue: range_ for range_ in one.planner.runnable(first)}
+
+    two = start("two", consumeOrderly="false")
+    ((moved, _),) = await_consumed(two, 1)
+
+    commits = [
+        QueueCommit(queue=each.queue, epoch=each.epoch, next_offset=each.end) for each in planned.values()
+    ]
+    result = one.store.commit(group, commits, query_id="q", batch_id=1)
+    assert [commit.queue for commit in result.refused] == [moved]
+    assert [commit.queue for commit in result.accepted] == sorted(planned.keys() - {moved})

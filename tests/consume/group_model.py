@@ -69,7 +69,16 @@ class _Member:
 class GroupModel:
     """The world of the explorers."""
 
-    def __init__(self, members: int, queues: int, *, faults: int, stops: int = 0, starts: int = 0) -> None:
+    def __init__(
+        self,
+        members: int,
+        queues: int,
+        *,
+        faults: int,
+        stops: int = 0,
+        starts: int = 0,
+        needs_locks: bool = True,
+    ) -> None:
         """Begin with nobody registered.
 
         Args:
@@ -78,7 +87,9 @@ class GroupModel:
             faults: How many crashes, pauses, lost requests and lost answers may happen.
             stops: How many members may stop in good order.
             starts: How often one that crashed or stopped may come back, as a new process of the same name.
+            needs_locks: False for a group of concurrent consumers, which have the store's claims alone.
         """
+        self.needs_locks = needs_locks
         self.now_s = 1000.0
         self.queues = tuple(MessageQueue("T", "b", number) for number in range(queues))
         self.members = {name: self._new_member(name) for name in "abc"[:members]}
@@ -92,7 +103,7 @@ class GroupModel:
         self.starts_left = starts
 
     def _new_member(self, name: str) -> _Member:
-        member = _Member(Membership(name, average, timing=TIMING))
+        member = _Member(Membership(name, average, needs_locks=self.needs_locks, timing=TIMING))
         member.machine.route_changed(self.queues, self.now_s)
         return member
 
@@ -185,11 +196,16 @@ class GroupModel:
         for _ in range(_MOST_ROUNDS):
             duties = member.machine.due(self.now_s)
             for duty in duties:
+                self._check_locks_are_needed(name, duty)
                 answer = None if lost == "requests lost" else self._serve(name, duty)
                 self._report(member.machine, duty, None if lost == "answers lost" else answer)
             if not duties:
                 return
         raise Violation(f"{name} has something to do again and again without time going on: {duties}.")
+
+    def _check_locks_are_needed(self, name: str, duty: Duty) -> None:
+        if isinstance(duty, Lock | Unlock) and not self.needs_locks:
+            raise Violation(f"{name} asks for {duty}, although its group locks nothing.")
 
     def _serve(self, name: str, duty: Duty) -> frozenset[object]:
         """What the broker does and answers."""
@@ -261,7 +277,12 @@ class GroupModel:
         member.planning, member.batch = None, batch or None
 
     def _check_alone(self, name: str, queue: MessageQueue) -> None:
-        """B5, C1: who plans a queue finds it in nobody's batch, unless that one's lock had time to expire."""
+        """B5, C1: who plans a queue finds it in nobody's batch, unless that one's lock had time to expire.
+
+        Without locks only the claims decide: whoever commits last has claimed last (see :meth:`_commit`).
+        """
+        if not self.needs_locks:
+            return
         if queue not in self.locks or self.locks[queue].owner != name:
             raise Violation(f"{name} plans {queue}, whose lock it gave away.")
         for other_name, other in self.members.items():
@@ -278,6 +299,8 @@ class GroupModel:
             stored_epoch, owner = self.store[queue]
             if epoch == stored_epoch and owner != name:
                 raise Violation(f"{name} commits {queue} under the epoch that {owner} claimed.")
+            if epoch > stored_epoch:
+                raise Violation(f"{name} commits {queue} under epoch {epoch}, which nobody has claimed.")
         member.batch = None
         member.machine.batch_over(self.now_s)
 
@@ -323,6 +346,9 @@ class GroupModel:
         living = [name for name, member in self.members.items() if member.is_alive]
         if living and any(len(names) != 1 for names in holders.values()):
             raise Violation(f"{within_s:g} s after the last fault the queues are held so: {holders}.")
+        owners = {queue: [owner] for queue, (_, owner) in self.store.items()}
+        if living and owners != holders:
+            raise Violation(f"the queues are held so: {holders}, but their offsets are owned so: {owners}.")
 
     def _fair_second(self) -> None:
         for name, member in self.members.items():

@@ -375,6 +375,50 @@ class TestOtherModels:
         assert not [duty for second in range(40) for duty in driver.after(1.0) if isinstance(duty, Lock)]
         assert driver.plannable == set(QUEUES)
 
+    @pytest.mark.parametrize("is_broadcast", [False, True])
+    def test_without_locks_there_is_always_time_until_something_is_due(self, is_broadcast):
+        """A3, B1: a member that waits for a lock's renewal, which never comes, would run in a circle."""
+        driver = Driver(needs_locks=False, is_broadcast=is_broadcast)
+        driver.work()
+        driver.machine.claimed_by_other(QUEUES[0], driver.now_s)
+
+        for _ in range(90):
+            driver.after(1.0)
+            assert driver.machine.next_due_s() > driver.now_s
+
+    def test_without_locks_a_queue_that_another_has_claimed_is_left_to_it_until_the_next_rebalance(self):
+        """B1, C5: both may think it theirs while their lists differ; taking it back at once would take it from both."""
+        driver = Driver(needs_locks=False)
+        driver.work()
+        (queue, *others), term = QUEUES, driver.machine.plannable(driver.now_s)[QUEUES[0]]
+
+        driver.machine.claimed_by_other(queue, driver.now_s)
+        driver.machine.notified(driver.now_s)
+        driver.after(2.0)
+        assert driver.plannable == set(others)
+        assert not driver.machine.is_settled
+
+        driver.after(18.0)
+        assert driver.plannable == set(QUEUES)
+        assert driver.machine.plannable(driver.now_s)[queue] > term, "it must be claimed again"
+
+    def test_without_locks_a_queue_is_anothers_as_soon_as_it_is_allocated_to_it(self):
+        """B1, B5: the plan that holds it may still be run, but what it commits is refused once the other has claimed."""
+        driver = Driver(needs_locks=False)
+        driver.work()
+        terms = driver.machine.begin_plan(driver.now_s)
+        assert driver.machine.planned(terms, driver.now_s) == set(QUEUES)
+
+        driver.members = [ME, OTHER]
+        driver.machine.notified(driver.now_s)
+        driver.after(1.0)
+
+        share = set(average(ME, QUEUES, sorted([ME, OTHER])))
+        assert driver.plannable == share
+        assert all(driver.machine.is_planned(queue, driver.now_s) for queue in QUEUES)
+        driver.machine.batch_over(driver.now_s)
+        assert set(driver.machine.locked_at_s()) == share
+
     def test_broadcasting_takes_every_queue_whoever_else_is_there(self):
         """B3, D9: no locks; heartbeats go on, so that the group can be seen, and members that differ be told."""
         driver = Driver(needs_locks=False, is_broadcast=True)

@@ -54,6 +54,33 @@ def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, mem
     assert plannable(member) == but_retries(member.held()) == queues_of(cluster, topic)
 
 
+def test_a_concurrent_member_locks_nothing(cluster: ClusterUnderTest, members: Members) -> None:
+    """E1, C1: Java locks in orderly mode alone; brokers would give anybody the locks."""
+    topic = cluster.create_topic(queues=2)
+    member = members.join(cluster.name_servers, topic, "one", consumeOrderly="false")
+
+    await_plannable(member, queues_of(cluster, topic))
+
+    for name, address in cluster.broker_addresses.items():
+        on_it = {queue for queue in queues_of(cluster, topic) if queue.broker_name == name}
+        assert member._calls.brokers.lock_batch(address, members.group, "rival", on_it) == on_it
+    assert plannable(member) == queues_of(cluster, topic)
+
+
+def test_concurrent_members_share_the_queues_and_take_over_at_once(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """B1, B7: without a lock to wait for, even when the one before is killed."""
+    topic = cluster.create_topic(queues=2)
+    one = members.join(cluster.name_servers, topic, "one", consumeOrderly="false")
+    two = members.join(cluster.name_servers, topic, "two", consumeOrderly="false")
+    await_shares(queues_of(cluster, topic), one, two)
+
+    vanish(two)
+
+    await_plannable(one, queues_of(cluster, topic))
+
+
 def test_a_second_member_gets_its_share_at_once_and_loses_it_to_nobody(
     cluster: ClusterUnderTest, members: Members
 ) -> None:
@@ -79,7 +106,9 @@ def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
 
     two = members.join(cluster.name_servers, topic, "two")
     wait_until(lambda: not two.await_settled(0.0) and two._machine._members, SOON_S)
-    wait_until(lambda: len(one._ask(lambda machine, now_s: machine.plannable(now_s))) == 2, SOON_S)
+    wait_until(
+        lambda: len(but_retries(one._ask(lambda machine, now_s: machine.plannable(now_s)))) == 2, SOON_S
+    )
 
     assert but_retries(one.held()) == everything
     assert all(one.holds(queue) for queue in everything)

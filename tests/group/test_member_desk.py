@@ -37,7 +37,7 @@ class Member:
 class Desk:
     """A desk of group ``g`` with both queues in its store and one held."""
 
-    def __init__(self, clock: FakeClock, model: MessageModel = MessageModel.CLUSTERING) -> None:
+    def __init__(self, clock: FakeClock, model: MessageModel = MessageModel.CLUSTERING, **more: str) -> None:
         clock.advance(100.0)
         self.store = MemoryOffsetStore("desk", clock=clock)
         self.store.claim("progress", "me", {HELD: 5, OTHERS: 7})
@@ -48,6 +48,7 @@ class Desk:
                 "topic": "orders",
                 "consumerGroup": "g",
                 "offsetStore": self.store.spec,
+                **more,
             }
         )
         self.desk = MemberDesk(options, self.store, "progress", clock)
@@ -151,3 +152,29 @@ def test_before_there_is_a_member_nothing_is_held(clock: FakeClock, at: Desk) ->
 
     assert desk.next_offsets("g", "orders") == {}
     assert desk.running_info("g") is None
+
+
+def test_a_concurrent_member_says_so_and_shows_no_locks(clock: FakeClock) -> None:
+    """D11, E1: consumerStatus."""
+    desk = Desk(clock, consumeOrderly="false").desk
+
+    info = desk.running_info("g")
+
+    assert info is not None
+    assert info.properties["PROP_CONSUMEORDERLY"] == "false"
+    assert [(one.locked, one.last_lock_timestamp) for one in info.queues.values()] == [(False, 0)]
+    refused = desk.consume_directly("g", message_at(0))
+    assert refused is not None
+    assert not refused.order
+
+
+def test_a_reset_of_any_topic_of_the_group_is_followed(clock: FakeClock) -> None:
+    """F5: of the retry topic, too."""
+    at = Desk(clock)
+    retry = MessageQueue("%RETRY%g", "broker-a", 0)
+    at.store.claim("progress", "me", {retry: 5})
+    at.member.queues[retry] = 90.0
+
+    at.desk.reset_offsets("g", "%RETRY%g", {retry: 2})
+
+    assert at.store.read("progress")[retry].next_offset == 2

@@ -9,7 +9,9 @@ allocation as it is (B4); a lock call that fails leaves the locks as they are un
 Rule 2: bad news is looked at twice. Who is missing from the list for the first time, this member included, still
 counts as a member; who is new counts at once (B4).
 Rule 3: a lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
-Rule 4: between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
+Rule 4: without locks (concurrent and broadcasting consumers) a share is held as soon as it is known.  Members that
+see different groups may then both plan a queue for a moment; the claim in the offset store decides between them.
+Rule 5: between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
 planned, so a queue can never be given free under a plan in the making (B5).
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``, ``ConsumeMessageOrderlyService``.
@@ -192,6 +194,8 @@ class Membership:
         duties += self._unlock_duties()
         if self._needs_locks:
             duties += self._lock_duties(now_s)
+        else:
+            self._take_wanted(now_s)
         return duties
 
     def next_due_s(self) -> float:
@@ -290,7 +294,13 @@ class Membership:
             self._happened(queue, Event.TAKEN_AWAY_IN_BATCH if in_batch else Event.TAKEN_AWAY, now_s)
         for queue in share:
             self._happened(queue, Event.ALLOCATED, now_s)
-            if not self._needs_locks:
+        if not self._needs_locks:
+            self._take_wanted(now_s)
+
+    def _take_wanted(self, now_s: float) -> None:
+        """Without locks the grant comes with the allocation; what another has claimed is left to it for a while."""
+        for queue in [queue for queue, phase in self._phases.items() if phase is Phase.WANTED]:
+            if now_s >= self._retry_at_s.get(queue, 0.0):
                 self._happened(queue, Event.GRANTED, now_s, now_s)
 
     def _share(self) -> frozenset[MessageQueue] | None:
@@ -322,7 +332,8 @@ class Membership:
         if Effect.BEGIN_TENURE in effects:
             self._terms += 1
             self._tenures[queue] = Tenure(self._terms, now_s if asked_at_s is None else asked_at_s)
-            self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_renewal_s)
+            if self._needs_locks:
+                self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_renewal_s)
         elif event is Event.GRANTED and asked_at_s is not None and queue in self._tenures:
             self._tenures[queue] = self._tenures[queue]._replace(asked_at_s=asked_at_s)
         if phase not in {Phase.HELD, Phase.LEAVING}:

@@ -63,7 +63,7 @@ def join_group(
     machine = Membership(
         member_id,
         allocation_strategy(options.allocate_message_queue_strategy).allocate,
-        needs_locks=not is_broadcast,
+        needs_locks=options.needs_locks(),
         is_broadcast=is_broadcast,
         timing=timing,
     )

@@ -79,12 +79,13 @@ class MemberDesk:
             return None
         (consumer,) = self._heartbeat.consumers
         locked_at_ms = self._held()
-        is_broadcast = consumer.message_model is MessageModel.BROADCASTING
+        is_shared = consumer.message_model is MessageModel.CLUSTERING
+        has_locks = is_shared and self._options.consume_orderly
         return ConsumerRunningInfo(
             properties={
                 PROP_NAMESERVER_ADDR: ";".join(self._options.name_servers),
                 PROP_THREADPOOL_CORE_SIZE: "1",
-                PROP_CONSUME_ORDERLY: "true",
+                PROP_CONSUME_ORDERLY: str(self._options.consume_orderly).lower(),
                 PROP_CONSUME_TYPE: consumer.consume_type.value,
                 PROP_CLIENT_VERSION: str(CLIENT_VERSION),
                 PROP_CONSUMER_START_TIMESTAMP: str(self._started_ms),
@@ -92,7 +93,7 @@ class MemberDesk:
             },
             subscriptions=consumer.subscriptions,
             queues={
-                queue: _queue_info(row, None if is_broadcast else locked_at_ms[queue])
+                queue: _queue_info(row, locked_at_ms[queue] if has_locks else None)
                 for queue, row in self._rows(locked_at_ms).items()
             },
         )
@@ -105,7 +106,7 @@ class MemberDesk:
             return None
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
-            order=True,
+            order=self._options.consume_orderly,
             remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener runs on "
             "executors only. Reset the group's offset to have the message consumed again.",
         )

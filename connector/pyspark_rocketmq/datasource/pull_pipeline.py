@@ -85,7 +85,7 @@ class PullPipeline:
         """Connect to nobody yet.
 
         Args:
-            partitions: Ranges of one topic and one set of options; more brokers than one are allowed.
+            partitions: Ranges of one set of options; more brokers and topics than one are allowed.
             clock: Measures patience and silence.
             sleep: Waits when every range waits.
             max_in_flight_bytes: Bytes of stored messages asked for or here and not yet handed out.

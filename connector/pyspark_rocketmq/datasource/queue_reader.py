@@ -124,14 +124,15 @@ class _Decoded(NamedTuple):
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
-    """Decode those of one broker in one go."""
+    """Decode those of one broker and one subscription in one go."""
     messages: dict[int, pa.RecordBatch | RocketMQError] = {}
-    by_broker: dict[str, dict[int, list[PulledBody]]] = {}
+    alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, pieces, _, _ in together:
         if pieces:
-            broker_name = partitions[index].planned.queue.broker_name
-            by_broker.setdefault(broker_name, {})[index] = [piece.body for piece in pieces]
-    for broker_name, bodies in by_broker.items():
+            partition = partitions[index]
+            key = partition.planned.queue.broker_name, partition.subscription
+            alike.setdefault(key, {})[index] = [piece.body for piece in pieces]
+    for (broker_name, _), bodies in alike.items():
         tags = _tags(partitions[next(iter(bodies))])
         decoded = decode_together(list(bodies.values()), broker_name, tags=tags or None)
         messages |= zip(bodies, decoded, strict=True)
