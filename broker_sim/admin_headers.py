@@ -33,16 +33,6 @@ class QueryTopicsByConsumerHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumeStatsHeader:
-    """208 GET_CONSUME_STATS."""
-
-    consumer_group: str = text_field("consumerGroup")
-    topic: str | None = text_field("topic", None)
-    topic_list: str | None = text_field("topicList", None)
-    """Names joined by semicolons."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallClientHeader:
     """307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY."""
 

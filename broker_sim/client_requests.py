@@ -8,7 +8,6 @@ from functools import partial
 
 from broker_sim.admin_headers import CallClientHeader
 from broker_sim.client_calls import ClientCall, NoAnswer, Outcome
-from broker_sim.json_shapes import queue_map
 from broker_sim.membership import Client
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import Refused, reply
@@ -17,11 +16,11 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.admin_headers import GetConsumerStatusRequestHeader
 from pyspark_rocketmq.wire.bodies import queue_from_json
+from pyspark_rocketmq.wire.client_info import encode_group_status
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.json_fields import checked_int64, read_object
-from pyspark_rocketmq.wire.json_quirks import dumps_java
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id
 
 _CALL_TIMEOUT_S = 10.0
@@ -31,7 +30,7 @@ _OLDEST_CALLABLE_CLIENT = 62
 _OLDEST_CLIENT_WITH_STATUS = 28
 """V3_0_7_SNAPSHOT."""
 
-OffsetTable = Mapping[MessageQueue, object]
+OffsetTable = Mapping[MessageQueue, int]
 
 
 def handle_running_info(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
@@ -104,9 +103,9 @@ class _Survey:
     def finish_if_complete(self) -> None:
         if self._missing:
             return
-        tables = {client_id: queue_map(table) for client_id, table in self._tables.items()}
-        body = dumps_java({"consumerTable": tables, "messageQueueTable": {}})
-        answer = reply(self._command, remark="not set any response code", body=body)
+        answer = reply(
+            self._command, remark="not set any response code", body=encode_group_status(self._tables)
+        )
         self._state.outbox.append(Outgoing(self._peer, answer, self._command.code))
 
 

@@ -23,7 +23,7 @@ from broker_sim.queue_requests import bounds_of
 from broker_sim.security import User
 from broker_sim.settings import BrokerSettings
 from broker_sim.tls import PLAIN, ServerTls
-from broker_sim.topics import PERM_READ_WRITE, TopicConfig
+from broker_sim.topics import PERM_READ_WRITE, Topic
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBounds
 
@@ -147,7 +147,7 @@ class SimCluster:
         self, topic: str, queues: int = 4, *, perm: int = PERM_READ_WRITE, brokers: Iterable[str] = ()
     ) -> None:
         """Create or change a topic on ``brokers`` (default: all)."""
-        config = TopicConfig(name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        config = Topic(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
         names = tuple(brokers) or tuple(self._cluster.brokers)
 
         def put() -> None:

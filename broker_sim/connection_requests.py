@@ -6,7 +6,12 @@ from broker_sim.admin_headers import ProducerGroupHeader
 from broker_sim.membership import Client
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from pyspark_rocketmq.wire.bodies import subscription_to_json
+from pyspark_rocketmq.wire.admin_bodies import (
+    ClientConnection,
+    ConsumerConnection,
+    connection_to_json,
+    encode_consumer_connection,
+)
 from pyspark_rocketmq.wire.codes import LanguageCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import GetConsumerListByGroupRequestHeader, from_ext_fields
@@ -21,17 +26,14 @@ def handle_consumer_connections(state: BrokerState, command: RemotingCommand) ->
         raise Refused(
             ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{header.consumer_group}] not online"
         )
-    body = {
-        "connectionSet": [_connection(each) for each in state.membership.members(header.consumer_group)],
-        "consumeFromWhere": data.consume_from_where,
-        "consumeType": data.consume_type,
-        "messageModel": data.message_model,
-        "subscriptionTable": {
-            topic: subscription_to_json(subscription)
-            for topic, subscription in state.membership.subscriptions(header.consumer_group).items()
-        },
-    }
-    return reply(command, body=dumps_java(body))
+    connection = ConsumerConnection(
+        connections=tuple(map(_connection, state.membership.members(header.consumer_group))),
+        consume_type=data.consume_type,
+        message_model=data.message_model,
+        consume_from_where=data.consume_from_where,
+        subscriptions=state.membership.subscriptions(header.consumer_group),
+    )
+    return reply(command, body=encode_consumer_connection(connection))
 
 
 def handle_producer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -40,7 +42,10 @@ def handle_producer_connections(state: BrokerState, command: RemotingCommand) ->
     members = state.producers.members(header.producer_group)
     if not members:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{header.producer_group}] not exist")
-    return reply(command, body=dumps_java({"connectionSet": [_connection(each) for each in members]}))
+    return reply(
+        command,
+        body=dumps_java({"connectionSet": [connection_to_json(_connection(each)) for each in members]}),
+    )
 
 
 def handle_all_producers(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -61,10 +66,10 @@ def handle_all_producers(state: BrokerState, command: RemotingCommand) -> Remoti
     return reply(command, body=dumps_java({"data": table}))
 
 
-def _connection(client: Client) -> dict[str, object]:
-    return {
-        "clientAddr": str(client.peer.host),
-        "clientId": client.client_id,
-        "language": LanguageCode(client.language).name,
-        "version": client.version,
-    }
+def _connection(client: Client) -> ClientConnection:
+    return ClientConnection(
+        client_id=client.client_id,
+        client_addr=str(client.peer.host),
+        language=LanguageCode(client.language).name,
+        version=client.version,
+    )

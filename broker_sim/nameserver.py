@@ -9,9 +9,10 @@ from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import SEE_FAQ, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
-from broker_sim.topics import TopicConfig, TopicTable
+from broker_sim.topics import Topic, TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
+from pyspark_rocketmq.wire.admin_bodies import encode_cluster_info, encode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader, from_ext_fields
@@ -43,7 +44,7 @@ class NameServer:
         """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
         self._mirror_header_form = mirror_header_form
         self._brokers: dict[str, _Registration] = {}
-        self._hidden: dict[tuple[str, str], TopicConfig] = {}
+        self._hidden: dict[tuple[str, str], Topic] = {}
         self._tables: dict[str, dict[str, str]] = {}
         self._config = {
             _ORDER_MESSAGE_ENABLE: "false",
@@ -126,7 +127,7 @@ class NameServer:
     def _shows_order(self) -> bool:
         return self._config[_ORDER_MESSAGE_ENABLE].lower() == "true"
 
-    def _topic(self, broker_name: str, topic: str) -> TopicConfig | None:
+    def _topic(self, broker_name: str, topic: str) -> Topic | None:
         """The topic on a live broker, unless it was deleted here and not touched at the broker since."""
         config = self._brokers[broker_name].topics.find(topic)
         return None if config is self._hidden.get((broker_name, topic)) else config
@@ -154,25 +155,21 @@ class NameServer:
 
     def _answer_cluster_info(self, command: RemotingCommand) -> RemotingCommand:
         """Always with bare integer keys, whatever the version."""
-        brokers = {
-            name: {
-                "brokerAddrs": {key: str(host) for key, host in sorted(registration.addresses.items())},
-                "brokerName": name,
-                "cluster": CLUSTER_NAME,
-                "enableActingMaster": False,
-            }
-            for name, registration in sorted(self._brokers.items())
-        }
-        body = {"brokerAddrTable": brokers, "clusterAddrTable": {CLUSTER_NAME: list(brokers)}}
-        return reply(command, body=dumps_java(body))
+        return reply(
+            command,
+            body=encode_cluster_info(
+                _broker_data(name, registration.addresses)
+                for name, registration in sorted(self._brokers.items())
+            ),
+        )
 
     def _answer_all_topics(self, command: RemotingCommand) -> RemotingCommand:
-        return reply(command, body=dumps_java({"topicList": self._topics(self._brokers)}))
+        return reply(command, body=encode_topic_list(self._topics(self._brokers)))
 
     def _answer_topics_of_cluster(self, command: RemotingCommand) -> RemotingCommand:
         """Of an unknown cluster none: there 5.3.3 swallows its own exception."""
         names = self._brokers if _required(command, "cluster") == CLUSTER_NAME else ()
-        return reply(command, body=dumps_java({"topicList": self._topics(names)}))
+        return reply(command, body=encode_topic_list(self._topics(names)))
 
     def _delete_topic(self, command: RemotingCommand) -> RemotingCommand:
         """Out of the routes until a broker registers it again: at once when it changes or makes the topic."""
@@ -240,7 +237,7 @@ def _broker_data(name: str, addresses: Mapping[int, Host]) -> BrokerData:
     )
 
 
-def _queue_data(name: str, config: TopicConfig) -> QueueData:
+def _queue_data(name: str, config: Topic) -> QueueData:
     return QueueData(
         broker_name=name,
         read_queue_nums=config.read_queue_nums,

@@ -6,16 +6,24 @@ from datetime import UTC, datetime
 
 from broker_sim.admin_headers import (
     CloneGroupOffsetHeader,
-    GetConsumeStatsHeader,
     QueryTopicsByConsumerHeader,
     TopicAndGroupHeader,
 )
-from broker_sim.json_shapes import data_version, queue_json, queue_map
+from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.admin_headers import QueryTopicConsumeByWhoRequestHeader
-from pyspark_rocketmq.wire.bodies import subscription_to_json
+from pyspark_rocketmq.wire.admin_bodies import (
+    ConsumeStats,
+    OffsetWrapper,
+    encode_consume_stats,
+    encode_group_list,
+)
+from pyspark_rocketmq.wire.admin_headers import (
+    GetConsumeStatsRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
+from pyspark_rocketmq.wire.bodies import queue_to_json, subscription_to_json
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.header_fields import from_ext_fields
@@ -24,7 +32,7 @@ from pyspark_rocketmq.wire.json_quirks import dumps_java
 
 def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """208: how far the group is in each queue; what it never committed counts as 0."""
-    header = from_ext_fields(GetConsumeStatsHeader, command.ext_fields)
+    header = from_ext_fields(GetConsumeStatsRequestHeader, command.ext_fields)
     offsets = {
         MessageQueue(topic.name, state.name, queue_id): _wrapper(
             state, header.consumer_group, topic.name, queue_id
@@ -33,7 +41,7 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
         if (topic := state.topics.find(name)) is not None
         for queue_id in range(topic.read_queue_nums)
     }
-    return reply(command, body=dumps_java({"consumeTps": 0.0, "offsetTable": queue_map(offsets)}))
+    return reply(command, body=encode_consume_stats(ConsumeStats(offsets=offsets)))
 
 
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -45,7 +53,7 @@ def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> Remo
     groups = set(state.offsets.groups_of(topic))
     if state.membership.was_subscribed(topic):
         groups.add(topic)
-    return reply(command, body=dumps_java({"groupList": sorted(groups)}))
+    return reply(command, body=encode_group_list(sorted(groups)))
 
 
 def handle_topics_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -98,7 +106,7 @@ def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> Remoti
     return reply(command)
 
 
-def _topics_of_interest(state: BrokerState, header: GetConsumeStatsHeader) -> list[str]:
+def _topics_of_interest(state: BrokerState, header: GetConsumeStatsRequestHeader) -> list[str]:
     """A list is taken as it is; otherwise a group with members shows only what they subscribe to."""
     if header.topic_list and header.topic_list.strip():
         return [name for name in header.topic_list.split(";") if name]
@@ -108,15 +116,15 @@ def _topics_of_interest(state: BrokerState, header: GetConsumeStatsHeader) -> li
     return [topic for topic in topics if not subscriptions or topic in subscriptions]
 
 
-def _wrapper(state: BrokerState, consumer_group: str, topic: str, queue_id: int) -> dict[str, int]:
+def _wrapper(state: BrokerState, consumer_group: str, topic: str, queue_id: int) -> OffsetWrapper:
     consumed = state.offsets.query(consumer_group, topic, queue_id) or 0
     pulled = state.offsets.pulled(consumer_group, topic, queue_id) or 0
-    return {
-        "brokerOffset": state.store.max_offset(topic, queue_id),
-        "consumerOffset": consumed,
-        "lastTimestamp": max(0, state.store.store_timestamp(topic, queue_id, consumed - 1)),
-        "pullOffset": max(consumed, pulled),
-    }
+    return OffsetWrapper(
+        broker_offset=state.store.max_offset(topic, queue_id),
+        consumer_offset=consumed,
+        pull_offset=max(consumed, pulled),
+        last_timestamp=max(0, state.store.store_timestamp(topic, queue_id, consumed - 1)),
+    )
 
 
 def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> dict[str, object]:
@@ -132,7 +140,7 @@ def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> 
         "minTimeStamp": oldest,
     }
     texts = {f"{name}Str": _moment(timestamp_ms) for name, timestamp_ms in times.items()}
-    span = {**times, **texts, "delayTime": delay, "messageQueue": queue_json(queue)}
+    span = {**times, **texts, "delayTime": delay, "messageQueue": queue_to_json(queue)}
     return dict(sorted(span.items()))
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_sim.json_shapes import queue_json
 from broker_sim.peers import Outgoing
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState, to_client
-from broker_sim.topics import TopicConfig
+from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import encode_offset_table
+from pyspark_rocketmq.wire.bodies import encode_offset_table, queue_to_json
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
 from pyspark_rocketmq.wire.headers import ResetOffsetRequestHeader, from_ext_fields
@@ -48,9 +47,7 @@ def _reset_here(
     return reply(command, body=encode_offset_table(targets))
 
 
-def _targets(
-    state: BrokerState, topic: TopicConfig, header: ResetOffsetRequestHeader
-) -> dict[MessageQueue, int]:
+def _targets(state: BrokerState, topic: Topic, header: ResetOffsetRequestHeader) -> dict[MessageQueue, int]:
     if header.queue_id is None or header.queue_id < 0:
         return {
             queue: _offset_at(state, queue, header.timestamp)
@@ -124,7 +121,7 @@ def _tell_members(
 def _offset_list(targets: Mapping[MessageQueue, int]) -> bytes:
     """The body's form for C++ administrators: a list in place of a map with queues as keys."""
     return dumps_java(
-        {"offsetTable": [{**queue_json(queue), "offset": offset} for queue, offset in targets.items()]}
+        {"offsetTable": [{**queue_to_json(queue), "offset": offset} for queue, offset in targets.items()]}
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from broker_sim.groups import SubscriptionGroup
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 
 _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 
-def most_retries(group: SubscriptionGroup, client_version: int, max_reconsume_times: int | None) -> int:
+def most_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
     """What the request says, if its client is new enough to say it, else what the group is configured with."""
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker_sim.broker import Broker
-from broker_sim.groups import SubscriptionGroup
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import Refused, in_json, reply
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import PullMessageRequestHeader, from_ext_fields
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 
 _PULLS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 _SENDS = frozenset(
@@ -103,7 +103,9 @@ class Role:
         if "nextBeginOffset" not in answer.ext_fields:
             return answer
         state = self._broker.state
-        group = state.groups.find(header.consumer_group) or SubscriptionGroup(name=header.consumer_group)
+        group = state.groups.find(header.consumer_group) or SubscriptionGroupConfig(
+            group_name=header.consumer_group
+        )
         is_slow = self._is_slow(header, answer)
         suggested, code, fields = _MASTER_ID, answer.code, dict(answer.ext_fields)
         if state.settings.slave_read_enable:

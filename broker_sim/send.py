@@ -19,7 +19,7 @@ from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.retries import most_retries
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from broker_sim.storing import ADDED_TO_EVERY_MESSAGE, encode_properties, postpone, store_run
-from broker_sim.topics import TopicConfig, is_closed_to_producers, name_problem
+from broker_sim.topics import Topic, is_closed_to_producers, name_problem
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, dlq_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -97,7 +97,7 @@ def _header(command: RemotingCommand) -> SendHeader:
     return from_ext_fields(SendMessageRequestHeaderV2, command.ext_fields)
 
 
-def _find_or_create_topic(state: BrokerState, header: SendHeader) -> TopicConfig:
+def _find_or_create_topic(state: BrokerState, header: SendHeader) -> Topic:
     problem = name_problem(header.topic)
     if problem:
         raise Refused(ResponseCode.INVALID_PARAMETER, problem)
@@ -117,7 +117,7 @@ def _find_or_create_topic(state: BrokerState, header: SendHeader) -> TopicConfig
     return topic
 
 
-def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, topic: TopicConfig) -> _Target:
+def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, topic: Topic) -> _Target:
     if header.queue_id >= topic.queue_nums:
         raise Refused(
             ResponseCode.INVALID_PARAMETER, f"request queueId[{header.queue_id}] is illegal, {topic}"

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, TopicConfig, is_system_topic, name_problem
+from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, Topic, is_system_topic, name_problem
 from pyspark_rocketmq.wire.admin_headers import DeleteTopicRequestHeader, GetTopicConfigRequestHeader
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import CreateTopicRequestHeader, from_ext_fields
 from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.resource_configs import encode_topic_config, topic_config_to_json
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -22,8 +23,8 @@ def handle_create_topic(state: BrokerState, command: RemotingCommand) -> Remotin
     _check_name(header.topic)
     _check_queues(header.topic, header.read_queue_nums, header.write_queue_nums)
     state.topics.put(
-        TopicConfig(
-            name=header.topic,
+        Topic(
+            topic_name=header.topic,
             read_queue_nums=header.read_queue_nums,
             write_queue_nums=header.write_queue_nums,
             perm=header.perm,
@@ -53,7 +54,7 @@ def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingC
     body = {
         "dataVersion": data_version(state),
         "mappingDataVersion": data_version(state),
-        "topicConfigTable": {topic.name: _topic_json(topic) for topic in state.topics},
+        "topicConfigTable": {topic.name: topic_config_to_json(topic) for topic in state.topics},
         "topicQueueMappingDetailMap": {},
         "topicQueueMappingInfoMap": {},
     }
@@ -66,7 +67,7 @@ def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingComman
     topic = state.topics.find(name)
     if topic is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-    return reply(command, body=dumps_java(_topic_json(topic)))
+    return reply(command, body=encode_topic_config(topic))
 
 
 def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -118,22 +119,9 @@ def _attributes(state: BrokerState, header: CreateTopicRequestHeader) -> Mapping
     return attributes
 
 
-def _topic_json(topic: TopicConfig) -> dict[str, object]:
-    return {
-        "attributes": dict(topic.attributes),
-        "order": topic.order,
-        "perm": topic.perm,
-        "readQueueNums": topic.read_queue_nums,
-        "topicFilterType": topic.topic_filter_type,
-        "topicName": topic.name,
-        "topicSysFlag": topic.topic_sys_flag,
-        "writeQueueNums": topic.write_queue_nums,
-    }
-
-
-def _read_topic(config: JsonObject) -> TopicConfig:
-    return TopicConfig(
-        name=config.text("topicName"),
+def _read_topic(config: JsonObject) -> Topic:
+    return Topic(
+        topic_name=config.text("topicName"),
         read_queue_nums=config.integer("readQueueNums", 16),
         write_queue_nums=config.integer("writeQueueNums", 16),
         perm=config.integer("perm", PERM_READ_WRITE),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
+from pyspark_rocketmq.wire.resource_configs import TopicConfig
 
 PERM_WRITE = 2
 PERM_READ = 4
@@ -19,20 +22,6 @@ MOST_QUEUES = 1 << 16
 
 _LONGEST_TOPIC = 127
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-_SYSTEM_TOPICS = frozenset(
-    {
-        AUTO_CREATE_TOPIC_KEY,
-        "BenchmarkTest",
-        "CHECKPOINT_TOPIC",
-        "OFFSET_MOVED_EVENT",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "SCHEDULE_TOPIC_XXXX",
-        "SELF_TEST_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-    }
-)
 _TOPICS_CLOSED_TO_PRODUCERS = frozenset(
     {
         "OFFSET_MOVED_EVENT",
@@ -46,18 +35,13 @@ _TOPICS_CLOSED_TO_PRODUCERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
-    """A topic on one broker."""
+class Topic(TopicConfig):
+    """A topic on one broker; its attributes are kept and shown, without meaning here."""
 
-    name: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int = PERM_READ_WRITE
-    topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
-    order: bool = False
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    """Kept and shown, without meaning here."""
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.topic_name
 
     @property
     def is_readable(self) -> bool:
@@ -86,24 +70,24 @@ class TopicTable:
     """The topics a broker knows, TBW102 among them from the start."""
 
     def __init__(self, default_queues: int) -> None:
-        self._topics: dict[str, TopicConfig] = {}
+        self._topics: dict[str, Topic] = {}
         self.put(
-            TopicConfig(
-                name=AUTO_CREATE_TOPIC_KEY,
+            Topic(
+                topic_name=AUTO_CREATE_TOPIC_KEY,
                 read_queue_nums=default_queues,
                 write_queue_nums=default_queues,
                 perm=PERM_READ_WRITE | PERM_INHERIT,
             )
         )
 
-    def __iter__(self) -> Iterator[TopicConfig]:
+    def __iter__(self) -> Iterator[Topic]:
         return iter(self._topics.values())
 
-    def find(self, topic: str) -> TopicConfig | None:
+    def find(self, topic: str) -> Topic | None:
         """The topic's configuration, if the broker has it."""
         return self._topics.get(topic)
 
-    def put(self, config: TopicConfig) -> None:
+    def put(self, config: Topic) -> None:
         """Create or replace a topic."""
         self._topics[config.name] = config
 
@@ -111,7 +95,7 @@ class TopicTable:
         """Forget a topic; one that does not exist is no error."""
         self._topics.pop(topic, None)
 
-    def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> TopicConfig | None:
+    def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:
         """Make a topic at its first message, after ``default_topic`` if that one can be inherited.
 
         Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
@@ -120,20 +104,20 @@ class TopicTable:
         if parent is None or not parent.perm & PERM_INHERIT:
             return None
         nums = max(0, min(queue_nums, parent.write_queue_nums))
-        config = TopicConfig(
-            name=topic, read_queue_nums=nums, write_queue_nums=nums, perm=parent.perm & ~PERM_INHERIT
+        config = Topic(
+            topic_name=topic, read_queue_nums=nums, write_queue_nums=nums, perm=parent.perm & ~PERM_INHERIT
         )
         self.put(config)
         return config
 
-    def ensure(self, topic: str, queue_nums: int) -> TopicConfig:
+    def ensure(self, topic: str, queue_nums: int) -> Topic:
         """The topic, made with ``queue_nums`` queues if missing: retry and dead-letter topics.
 
         Source: ``TopicConfigManager.createTopicInSendMessageBackMethod``; the name is not checked.
         """
         config = self._topics.get(topic)
         if config is None:
-            config = TopicConfig(name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
+            config = Topic(topic_name=topic, read_queue_nums=queue_nums, write_queue_nums=queue_nums)
             self.put(config)
         return config
 
@@ -151,7 +135,7 @@ def name_problem(topic: str) -> str | None:
 
 def is_system_topic(topic: str) -> bool:
     """Whether the broker keeps the topic for itself."""
-    return topic in _SYSTEM_TOPICS or topic.startswith("rmq_sys_")
+    return topic in SYSTEM_TOPICS or topic.startswith("rmq_sys_")
 
 
 def is_closed_to_producers(topic: str) -> bool:

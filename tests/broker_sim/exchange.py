@@ -9,7 +9,7 @@ from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
-from broker_sim.topics import TopicConfig
+from broker_sim.topics import Topic
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -33,7 +33,7 @@ def make_broker(clock: FakeClock, *, queues: int = 4, settings: BrokerSettings |
 
 def add_topic(broker: Broker, topic: str, queues: int, *, perm: int = 6) -> None:
     broker.state.topics.put(
-        TopicConfig(name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        Topic(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
     )
 
 

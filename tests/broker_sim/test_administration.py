@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.groups import SubscriptionGroup
 from broker_sim.peers import Outgoing
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.bodies import decode_offset_table
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.json_quirks import dumps_java, loads
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,
@@ -39,7 +39,7 @@ def broker(clock: FakeClock) -> Broker:
     for queue_id in range(_QUEUES):
         broker.put(MessageQueue(TOPIC, "broker-a", queue_id), [message()] * 5)
         broker.state.offsets.commit(GROUP, TOPIC, queue_id, 3)
-    broker.state.groups.put(SubscriptionGroup(name=GROUP))
+    broker.state.groups.put(SubscriptionGroupConfig(group_name=GROUP))
     return broker
 
 
@@ -271,7 +271,9 @@ def test_members_that_broadcast_are_not_told_of_each_other(broker: Broker) -> No
 
 def test_a_group_may_be_configured_not_to_be_told(broker: Broker) -> None:
     """notifyConsumerIdsChangedEnable; a connection that breaks is told all the same, as in Java."""
-    broker.state.groups.put(SubscriptionGroup(name=GROUP, notify_consumer_ids_changed_enable=False))
+    broker.state.groups.put(
+        SubscriptionGroupConfig(group_name=GROUP, notify_consumer_ids_changed_enable=False)
+    )
     assert len(broker.handle(PEER, heartbeat("one"))) == 1
     assert len(broker.handle(OTHER_PEER, heartbeat("two"))) == 1
     fields = {"clientID": "two", "consumerGroup": GROUP}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.groups import SubscriptionGroup
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
@@ -22,6 +21,7 @@ from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, decode_off
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, TAG, build_subscription
 from tests.broker_sim.exchange import add_topic, answer_in, make_broker, request
 from tests.broker_sim.recorded import PAIRS, assert_same_answer, recorded
@@ -98,7 +98,7 @@ class _World:
         return self
 
     def group(self, name: str) -> _World:
-        self.broker.state.groups.put(SubscriptionGroup(name=name))
+        self.broker.state.groups.put(SubscriptionGroupConfig(group_name=name))
         return self
 
     def change(self, **settings: object) -> _World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_sim.settings import BrokerSettings
-from broker_sim.topics import TopicConfig, is_closed_to_producers, is_system_topic, name_problem
+from broker_sim.topics import Topic, is_closed_to_producers, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id
@@ -52,7 +52,7 @@ def test_every_system_topic_of_java_is_one(topic):
 
 @pytest.mark.parametrize(("perm", "text"), NUMBERS["PermName_perm2String"].items())
 def test_permissions_are_spelled_as_in_java(perm, text):
-    config = TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1, perm=int(perm))
+    config = Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1, perm=int(perm))
     assert f"perm={text}," in str(config)
 
 

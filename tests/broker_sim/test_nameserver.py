@@ -6,7 +6,7 @@ import pytest
 
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
-from broker_sim.topics import TopicConfig, TopicTable
+from broker_sim.topics import Topic, TopicTable
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.json_quirks import loads
 from pyspark_rocketmq.wire.route import decode_route
@@ -30,7 +30,7 @@ def test_a_topic_is_routed_to_the_brokers_that_have_it_from_the_moment_it_is_mad
     name_server: NameServer, tables: dict[str, TopicTable]
 ) -> None:
     """A2: new queues and brokers appear in the next route."""
-    tables["broker-b"].put(TopicConfig(name="T", read_queue_nums=3, write_queue_nums=2, perm=4))
+    tables["broker-b"].put(Topic(topic_name="T", read_queue_nums=3, write_queue_nums=2, perm=4))
     route = decode_route(ask(name_server, request(105, {"topic": "T"})).body)
     assert [(each.broker_name, each.master) for each in route.brokers] == [("broker-b", "127.0.0.1:10912")]
     (queues,) = route.queues
@@ -40,7 +40,7 @@ def test_a_topic_is_routed_to_the_brokers_that_have_it_from_the_moment_it_is_mad
         2,
         4,
     )
-    tables["broker-a"].put(TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1))
+    tables["broker-a"].put(Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1))
     route = decode_route(ask(name_server, request(105, {"topic": "T"})).body)
     assert len(route.subscribe_queues("T")) == 4
 
@@ -102,7 +102,7 @@ def test_all_topics_are_listed_or_those_of_a_cluster(
     name_server: NameServer, tables: dict[str, TopicTable]
 ) -> None:
     """206 and 224: what mqadmin's topicList shows."""
-    tables["broker-b"].put(TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1))
+    tables["broker-b"].put(Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1))
     assert _topic_list(name_server, 206) == ["T", "TBW102"]
     assert _topic_list(name_server, 224, cluster="DefaultCluster") == ["T", "TBW102"]
     assert _topic_list(name_server, 224, cluster="Other") == []
@@ -115,11 +115,11 @@ def test_a_deleted_topic_comes_back_when_a_broker_has_it_anew(
     name_server: NameServer, tables: dict[str, TopicTable], cluster: dict[str, str]
 ) -> None:
     """216: gone from routes and lists while the broker only keeps it."""
-    tables["broker-a"].put(TopicConfig(name="T", read_queue_nums=1, write_queue_nums=1))
+    tables["broker-a"].put(Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1))
     assert ask(name_server, request(216, {"topic": "T", **cluster})).code == ResponseCode.SUCCESS
     assert name_server.route("T") is None
     assert _topic_list(name_server, 206) == ["TBW102"]
-    tables["broker-a"].put(TopicConfig(name="T", read_queue_nums=2, write_queue_nums=2))
+    tables["broker-a"].put(Topic(topic_name="T", read_queue_nums=2, write_queue_nums=2))
     assert name_server.route("T") is not None
 
 

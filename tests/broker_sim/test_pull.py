@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.groups import SubscriptionGroup
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.broker_sim.exchange import (
     GROUP,
@@ -138,9 +138,11 @@ def test_each_check_comes_before_the_next(broker: Broker, clock: FakeClock) -> N
     assert refusal() == (ResponseCode.NO_PERMISSION, "1")
     _set(broker, lite_pull_message_enable=True)
     assert refusal() == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, None)
-    state.groups.put(SubscriptionGroup(name=GROUP, consume_enable=False, consume_broadcast_enable=False))
+    state.groups.put(
+        SubscriptionGroupConfig(group_name=GROUP, consume_enable=False, consume_broadcast_enable=False)
+    )
     assert refusal() == (ResponseCode.NO_PERMISSION, "2")
-    state.groups.put(SubscriptionGroup(name=GROUP, consume_broadcast_enable=False))
+    state.groups.put(SubscriptionGroupConfig(group_name=GROUP, consume_broadcast_enable=False))
     assert refusal() == (ResponseCode.TOPIC_NOT_EXIST, None)
     add_topic(broker, "late", 4, perm=2)
     assert refusal() == (ResponseCode.NO_PERMISSION, "3")

@@ -8,11 +8,11 @@ from zlib import compress
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.groups import SubscriptionGroup
-from broker_sim.topics import TopicConfig
+from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 from tests.broker_sim.exchange import GROUP, TOPIC, ask, make_broker, request, send
 from tests.broker_sim.stored_messages import stored_messages
 from tests.helpers.fake_clock import FakeClock
@@ -121,14 +121,14 @@ def test_the_requests_own_maximum_counts_only_from_a_client_that_knows_it(
 
 def test_without_a_maximum_the_groups_configuration_decides(broker: Broker) -> None:
     """G1: retryMaxTimes."""
-    broker.state.groups.put(SubscriptionGroup(name=GROUP, retry_max_times=0))
+    broker.state.groups.put(SubscriptionGroupConfig(group_name=GROUP, retry_max_times=0))
     ask(broker, _send_back(_only(broker, TOPIC), most=None))
     _only(broker, _DLQ)
 
 
 def test_a_group_without_retry_queues_loses_the_message_silently(broker: Broker) -> None:
     """G1: retryQueueNums 0."""
-    broker.state.groups.put(SubscriptionGroup(name=GROUP, retry_queue_nums=0))
+    broker.state.groups.put(SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0))
     assert ask(broker, _send_back(_only(broker, TOPIC))).code == ResponseCode.SUCCESS
     assert broker.state.topics.find(_RETRY) is None
 
@@ -149,7 +149,7 @@ def test_an_offset_without_a_message_is_refused(broker: Broker) -> None:
 def test_a_broker_or_a_retry_topic_without_write_permission_refuses(broker: Broker) -> None:
     """Section 2.8: unlike sends (golden fact 18), what is sent back is checked."""
     command = _send_back(_only(broker, TOPIC))
-    broker.state.topics.put(TopicConfig(name=_RETRY, read_queue_nums=1, write_queue_nums=1, perm=4))
+    broker.state.topics.put(Topic(topic_name=_RETRY, read_queue_nums=1, write_queue_nums=1, perm=4))
     assert ask(broker, command).code == ResponseCode.NO_PERMISSION
     broker.state.settings = replace(broker.state.settings, broker_permission=4)
     assert ask(broker, command).code == ResponseCode.NO_PERMISSION

@@ -59,15 +59,7 @@ def encode_consumer_connection(connection: ConsumerConnection) -> bytes:
     """Write the body of the answer to 203 GET_CONSUMER_CONNECTION_LIST."""
     return dumps_java(
         {
-            "connectionSet": [
-                {
-                    "clientAddr": client.client_addr,
-                    "clientId": client.client_id,
-                    "language": client.language,
-                    "version": client.version,
-                }
-                for client in connection.connections
-            ],
+            "connectionSet": list(map(connection_to_json, connection.connections)),
             "consumeFromWhere": connection.consume_from_where.value,
             "consumeType": connection.consume_type.value,
             "messageModel": connection.message_model.value,
@@ -77,6 +69,16 @@ def encode_consumer_connection(connection: ConsumerConnection) -> bytes:
             },
         }
     )
+
+
+def connection_to_json(client: ClientConnection) -> dict[str, object]:
+    """One entry of a connection set."""
+    return {
+        "clientAddr": client.client_addr,
+        "clientId": client.client_id,
+        "language": client.language,
+        "version": client.version,
+    }
 
 
 def decode_consumer_connection(body: bytes) -> ConsumerConnection:

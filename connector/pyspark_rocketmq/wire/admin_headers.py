@@ -120,6 +120,8 @@ class GetConsumeStatsRequestHeader(TopicRequestFields):
     consumer_group: str = text_field("consumerGroup")
     topic: str | None = text_field("topic", None)
     """None: every topic of the group."""
+    topic_list: str | None = text_field("topicList", None)
+    """Names joined by semicolons, in place of ``topic``."""
 
 
 # --- passed on to the clients of a group ---------------------------------------------------------------------

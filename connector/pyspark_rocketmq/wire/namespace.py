@@ -14,7 +14,7 @@ from typing import Final
 from pyspark_rocketmq.model import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, MessageQueue
 
 _SEPARATOR: Final = "%"
-_SYSTEM_TOPICS: Final = frozenset(
+SYSTEM_TOPICS: Final = frozenset(
     {
         "BenchmarkTest",
         "CHECKPOINT_TOPIC",
@@ -28,6 +28,7 @@ _SYSTEM_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
     }
 )
+"""RocketMQ's own; no namespace, and no creation by users."""
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 
@@ -70,4 +71,4 @@ def _split_prefix(resource: str) -> tuple[str, str]:
 
 
 def _is_system_resource(resource: str) -> bool:
-    return resource in _SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)
+    return resource in SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark_rocketmq.wire.json_fields import read_object
+from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java
 
 
@@ -31,18 +31,21 @@ class TopicConfig:
 
 def encode_topic_config(config: TopicConfig) -> bytes:
     """Write the body of the answer to 351 GET_TOPIC_CONFIG."""
-    return dumps_java(
-        {
-            "attributes": dict(config.attributes),
-            "order": config.order,
-            "perm": config.perm,
-            "readQueueNums": config.read_queue_nums,
-            "topicFilterType": config.topic_filter_type,
-            "topicName": config.topic_name,
-            "topicSysFlag": config.topic_sys_flag,
-            "writeQueueNums": config.write_queue_nums,
-        }
-    )
+    return dumps_java(topic_config_to_json(config))
+
+
+def topic_config_to_json(config: TopicConfig) -> dict[str, object]:
+    """The same as a part of a larger body."""
+    return {
+        "attributes": dict(config.attributes),
+        "order": config.order,
+        "perm": config.perm,
+        "readQueueNums": config.read_queue_nums,
+        "topicFilterType": config.topic_filter_type,
+        "topicName": config.topic_name,
+        "topicSysFlag": config.topic_sys_flag,
+        "writeQueueNums": config.write_queue_nums,
+    }
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
@@ -104,7 +107,12 @@ _GROUP_NUMBERS: Final = {
 
 
 def encode_group_config(config: SubscriptionGroupConfig) -> bytes:
-    """Write the body of 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP."""
+    """Write the body of 200 UPDATE_AND_CREATE_SUBSCRIPTIONGROUP or of the answer to 352."""
+    return dumps_java(group_config_to_json(config))
+
+
+def group_config_to_json(config: SubscriptionGroupConfig) -> dict[str, object]:
+    """The same as a part of a larger body."""
     fields: dict[str, object] = {
         java_name: getattr(config, name) for name, java_name in (_GROUP_FLAGS | _GROUP_NUMBERS).items()
     }
@@ -114,7 +122,7 @@ def encode_group_config(config: SubscriptionGroupConfig) -> bytes:
         # Java's default policy; this client never sets another.
         "groupRetryPolicy": {"type": "CUSTOMIZED"},
     }
-    return dumps_java(dict(sorted(fields.items())))
+    return dict(sorted(fields.items()))
 
 
 def decode_group_config(body: bytes) -> SubscriptionGroupConfig:
@@ -123,7 +131,15 @@ def decode_group_config(body: bytes) -> SubscriptionGroupConfig:
     Raises:
         RemoteProtocolError: If the body is something else.
     """
-    config = read_object(body, "SubscriptionGroupConfig")
+    return group_config_from_json(read_object(body, "SubscriptionGroupConfig"))
+
+
+def group_config_from_json(config: JsonObject) -> SubscriptionGroupConfig:
+    """The same as a part of a larger body.
+
+    Raises:
+        RemoteProtocolError: If a field is of another type, or there is no name.
+    """
     default = SubscriptionGroupConfig(group_name=config.text("groupName"))
     flags = {
         name: config.flag(java_name, default=getattr(default, name))
