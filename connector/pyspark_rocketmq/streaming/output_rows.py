@@ -12,6 +12,10 @@ from pyspark.sql import types as st
 from pyspark.sql.conversion import PandasToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS
+
 _PLAIN = (
     st.StringType, st.BinaryType, st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType,
     st.DoubleType,
@@ -52,3 +56,23 @@ def columns_of(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[st
     """The rows' values by column."""
     values = zip(*rows, strict=True) if rows else ([] for _ in names)
     return dict(zip(names, map(list, values), strict=True))
+
+
+def engine_columns(
+    names: Sequence[str], queue: MessageQueue, rows: Sequence[tuple[Any, ...]], ack: QueueAck
+) -> dict[str, Any]:
+    """The data rows of a queue and the ack row behind them, by column; a queue's own columns as single values.
+
+    Args:
+        names: The listener's columns.
+        queue: The range's.
+        rows: Each a queue offset, then one value per name.
+        ack: The range's.
+    """
+    queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(names))
+    columns: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
+    columns["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
+    for name, column in zip(names, values, strict=True):
+        columns[name] = [*column, None]
+    columns[ACK_COLUMN] = [None] * len(rows) + [ack.to_json()]
+    return columns

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.errors import OptionError
@@ -19,7 +17,7 @@ from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, Uncommitted, no_dead_letters
-from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS
+from pyspark_rocketmq.streaming.output_rows import engine_columns
 
 
 class Consumed(NamedTuple):
@@ -78,11 +76,5 @@ class RangeConsumer:
         return Consumed(rows, replace(run.ack(), reset_to=arrived.reset_to), run.uncommitted())
 
     def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
-        """The data rows and the ack row behind them, by column; a queue's own columns as single values."""
-        queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(self._output.names))
-        columns: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
-        columns["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
-        for name, column in zip(self._output.names, values, strict=True):
-            columns[name] = [*column, None]
-        columns[ACK_COLUMN] = [None] * len(rows) + [ack.to_json()]
-        return columns
+        """See :func:`engine_columns`."""
+        return engine_columns(self._output.names, queue, rows, ack)

@@ -1,0 +1,115 @@
+"""The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at once.
+
+Runs in ``mapInArrow`` right on the consumer-mode source, without shuffle and state, as the direct engine does.  A range
+is gathered and checked before anything of it is delivered, because the whole of it is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
+from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import MessageListenerConcurrently
+from pyspark_rocketmq.streaming.listener_workers import workers_for
+from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
+from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
+
+
+def consume_concurrently(
+    messages: DataFrame,
+    listener: MessageListenerConcurrently,
+    output_schema: str | StructType,
+    settings: ConcurrentSettings | None = None,
+    *,
+    send_back: SendBackSettings,
+) -> DataFrame:
+    """Run ``listener`` over a consumer-mode stream that comes straight from the source, in any order.
+
+    Args:
+        messages: The source's rows, unchanged.
+        listener: A function, or an ``async def`` whose calls share one event loop in each task.
+        output_schema: Columns of the rows it emits.
+        settings: The consumer's.
+        send_back: How failed messages are sent back.
+
+    Returns:
+        Data rows and ack rows, as of ``consume_orderly``.
+
+    Raises:
+        SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
+    """
+    schema = listener_schema(output_schema)
+    rows = engine_schema(schema)
+    engine = ConcurrentEngine(
+        listener, OutputColumns.of(schema), settings or ConcurrentSettings(), send_back, RowColumns(rows)
+    )
+    return messages.mapInArrow(engine, rows)
+
+
+class ConcurrentEngine:
+    """The function given to ``mapInArrow``; pickled with the listener."""
+
+    def __init__(
+        self,
+        listener: MessageListenerConcurrently,
+        output: OutputColumns,
+        settings: ConcurrentSettings,
+        send_back: SendBackSettings,
+        rows: RowColumns,
+    ) -> None:
+        self._listener = listener
+        self._output = output
+        self._settings = settings
+        self._sender = _Sender(send_back, settings.max_reconsume_times)
+        self._rows = rows
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
+        for arrived in arrived_ranges(batches):
+            yield self._consume(arrived)
+
+    def _consume(self, arrived: ArrivedRange) -> pa.RecordBatch:
+        # Workers of its own, so that a call the range before has given up cannot answer into this one.
+        with closing(workers_for(self._listener, self._settings.consume_thread_max)) as workers:
+            run = ConcurrentRun(
+                arrived.planned,
+                arrived.messages,
+                listener=self._listener,
+                output=self._output,
+                settings=self._settings,
+                workers=workers,
+                send_back=self._sender,
+                clock=SystemClock(),
+            )
+            rows = run.consume()
+        ack = replace(run.ack(), reset_to=arrived.reset_to)
+        columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
+        return self._rows.to_batch(columns, len(rows) + 1)
+
+
+class _Sender:
+    """Sends messages back; connects when the first one fails, on the executor."""
+
+    def __init__(self, settings: SendBackSettings, max_reconsume_times: int) -> None:
+        self._settings = settings
+        self._max_reconsume_times = max_reconsume_times
+        self._opened: SendBack | None = None
+
+    def __call__(self, message: MessageExt, delay_level: int) -> None:
+        if self._opened is None:
+            # Two threads may open one each; neither has a connection of its own.
+            self._opened = self._settings.open()
+        self._opened.send(message, delay_level=delay_level, max_reconsume_times=self._max_reconsume_times)

@@ -1,0 +1,137 @@
+"""The concurrent engine as Spark calls it: pickled, with record batches of the source."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.output_rows import RowColumns
+from pyspark_rocketmq.streaming.output_schema import engine_schema
+from tests.helpers.messages import message_at
+from tests.helpers.scripted_cluster import ScriptedCluster
+
+ORDERS = MessageQueue("orders", "broker-a", 3)
+RETRY = MessageQueue("%RETRY%billing", "broker-a", 0)
+OUTPUT = StructType().add("name", "string")
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster() as cluster:
+        cluster.routes["orders"] = cluster.route({"broker-a": 4})
+        cluster.routes["%RETRY%billing"] = cluster.route({"broker-a": 1})
+        yield cluster
+
+
+def fail_every_third(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    (message,) = messages
+    context.emit(name=f"{message.topic}:{message.queue_offset}")
+    if message.queue_offset % 3 == 0:
+        context.delay_level_when_next_consume = 2
+        return ConsumeConcurrentlyStatus.RECONSUME_LATER
+    return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+
+async def fail_every_third_later(
+    messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+) -> object:
+    await asyncio.sleep(0.001)
+    return fail_every_third(messages, context)
+
+
+def rows_of(planned: QueueRange, **changes: object) -> list[dict[str, Any]]:
+    """The range as it leaves the source, a message at each offset."""
+    instant = datetime.fromtimestamp(1_700_000_000, UTC)
+    rows = []
+    for offset in range(planned.start, planned.end):
+        values = (*message_at(offset, queue=planned.queue)[:17], None, None, None)
+        row = dict(zip(CONSUMER_SCHEMA.names, values, strict=True))
+        rows.append(row | {"bornTimestamp": instant, "storeTimestamp": instant} | changes)
+    return [*rows, *marker_row(planned, rows=planned.count).to_pylist()]
+
+
+def consume(
+    cluster: ScriptedCluster, rows: Sequence[dict[str, Any]], listener: Any = fail_every_third
+) -> list[pa.RecordBatch]:
+    engine = ConcurrentEngine(
+        listener,
+        OutputColumns.of(OUTPUT),
+        ConcurrentSettings(max_reconsume_times=7),
+        SendBackSettings(name_servers=(cluster.name_server.address,), consumer_group="billing"),
+        RowColumns(engine_schema(OUTPUT)),
+    )
+    batches = [
+        pa.RecordBatch.from_pylist(list(rows[at : at + 4]), schema=CONSUMER_SCHEMA)
+        for at in range(0, len(rows), 4)
+    ]
+    return list(pickle.loads(pickle.dumps(engine))(iter(batches)))
+
+
+@pytest.mark.parametrize("listener", [fail_every_third, fail_every_third_later], ids=["threads", "loop"])
+def test_a_range_becomes_its_rows_and_one_ack(cluster: ScriptedCluster, listener: Any) -> None:
+    """E1-E3, E6: acknowledged messages' rows with their positions; the others are sent back from the task."""
+    planned = QueueRange(queue=ORDERS, start=10, end=16, epoch=4)
+
+    (batch,) = consume(cluster, rows_of(planned), listener)
+
+    *data, last = batch.to_pylist()
+    assert [(row["queueId"], row["queueOffset"], row["name"]) for row in data] == [
+        (3, offset, f"orders:{offset}") for offset in (10, 11, 13, 14)
+    ]
+    ack = QueueAck.from_json(last["ack"])
+    assert (ack.queue, ack.epoch, ack.start, ack.next_offset, ack.sent_back) == (ORDERS, 4, 10, 16, 2)
+    sent_back = [request.ext_fields for request in cluster.brokers["broker-a"].sent_back]
+    assert sorted(fields["offset"] for fields in sent_back) == ["1200", "1500"]
+    assert {(fields["delayLevel"], fields["maxReconsumeTimes"]) for fields in sent_back} == {("2", "7")}
+
+
+def test_messages_of_the_retry_topic_come_under_their_own_topic(cluster: ScriptedCluster) -> None:
+    """E3: rows and ack are the retry queue's, and what fails again goes back to the retry queue's broker."""
+    planned = QueueRange(queue=RETRY, start=0, end=3, epoch=1)
+
+    (batch,) = consume(cluster, rows_of(planned, originTopic="orders"))
+
+    *data, last = batch.to_pylist()
+    assert [(row["topic"], row["queueOffset"], row["name"]) for row in data] == [
+        ("%RETRY%billing", offset, f"orders:{offset}") for offset in (1, 2)
+    ]
+    assert QueueAck.from_json(last["ack"]).queue == RETRY
+    (request,) = cluster.brokers["broker-a"].sent_back
+    assert request.ext_fields["originTopic"] == "orders"
+
+
+def test_ranges_that_share_a_task_are_consumed_one_after_the_other(cluster: ScriptedCluster) -> None:
+    """E6: as after coalesced partitions."""
+    ranges = [
+        QueueRange(queue=ORDERS, start=1, end=3, epoch=1),
+        QueueRange(queue=ORDERS._replace(queue_id=0), start=7, end=9, epoch=1),
+    ]
+
+    batches = consume(cluster, [row for planned in ranges for row in rows_of(planned)])
+
+    assert [batch.column("queueOffset").to_pylist() for batch in batches] == [[1, 2, 3], [7, 8, 9]]
+
+
+def test_a_range_that_lost_a_row_is_refused_before_anything_is_delivered(cluster: ScriptedCluster) -> None:
+    """E6, H1: the whole range would be acknowledged."""
+    rows = rows_of(QueueRange(queue=ORDERS, start=10, end=16, epoch=4))
+
+    with pytest.raises(RocketMQError, match="6 messages were read"):
+        consume(cluster, rows[1:])
+    assert not cluster.brokers["broker-a"].sent_back
