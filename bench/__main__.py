@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from bench import groups, micro_batch, offset_commit, planner, pull, simulator, source, wire
+from bench import (
+    consume_concurrent,
+    groups,
+    micro_batch,
+    offset_commit,
+    planner,
+    pull,
+    simulator,
+    source,
+    wire,
+)
 from bench.measure import Result
 from bench.page import PAGE, render, tables
 
@@ -17,6 +27,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "pull": pull.run,
     "source": source.run,
     "micro_batch": micro_batch.run,
+    "consume_concurrent": consume_concurrent.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
     "groups": groups.run,
@@ -27,9 +38,13 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
-@click.option("--messages", type=int, help="pull, source: messages per body size.")
-@click.option("--rounds", type=int, help="pull, source, micro_batch, groups, simulator: rounds that count.")
-@click.option("--per-trigger", type=int, help="micro_batch: messages per micro-batch.")
+@click.option("--messages", type=int, help="pull, source, consume_concurrent: messages per body size.")
+@click.option(
+    "--rounds",
+    type=int,
+    help="pull, source, micro_batch, consume_concurrent, groups, simulator: rounds that count.",
+)
+@click.option("--per-trigger", type=int, help="micro_batch, consume_concurrent: messages per micro-batch.")
 @click.option("--batches", type=int, help="micro_batch: micro-batches per run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")

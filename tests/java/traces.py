@@ -31,57 +31,100 @@ _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
 """Ids; their presence is compared, not their value."""
 
 
-class TraceRun:
-    """One scenario in its own topic and group, named as in the recording."""
+class StoredTrace:
+    """One scenario in its own topic and group, named as in the recording: what is sent, and what is stored after."""
 
-    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest) -> None:
+    def __init__(self, scenario: Scenario, cluster: ClusterUnderTest) -> None:
         self.scenario = scenario
-        self._java = java
         self._cluster = cluster
-        self._config = scenario["config"]
+        self.config = scenario["config"]
         self.topic = self.topic_of(scenario)
-        self._group = self.topic.removesuffix("T")
-        self._is_orderly = "suspendCurrentQueueTimeMillis" in self._config
+        self.group = self.topic.removesuffix("T")
 
     @staticmethod
     def topic_of(scenario: Scenario) -> str:
         """The topic it was recorded with; the group's name is the topic's without the last letter."""
         return str(scenario["events"][0]["messages"][0]["topic"])
 
+    @property
+    def address(self) -> str:
+        """Where its broker is."""
+        return self._cluster.broker_addresses[_BROKER]
+
     def prepare(self) -> None:
         """Create the topics and send the messages."""
-        self._cluster.create_topic(self.topic, self._config["queues"], brokers=[_BROKER])
-        if self._config.get("retry topic created beforehand", True):
-            self._cluster.create_topic(retry_topic(self._group), 1, brokers=[_BROKER])
-        for sent in self._config["sent (key@queue)"]:
+        self._cluster.create_topic(self.topic, self.config["queues"], brokers=[_BROKER])
+        if self.config.get("retry topic created beforehand", True):
+            self._cluster.create_topic(retry_topic(self.group), 1, brokers=[_BROKER])
+        for sent in self.config["sent (key@queue)"]:
             key, queue_id = sent.split("@")
-            self._java.call(
-                "producer.send",
-                group="trace-producer",
-                how="queue",
-                queue={"topic": self.topic, "brokerName": _BROKER, "queueId": int(queue_id)},
-                messages=[{"topic": self.topic, "body": key, "keys": key, "tags": "T"}],
-            )
+            self.send(key, int(queue_id))
+
+    def send(self, key: str, queue_id: int) -> None:
+        """Send the message of one key, with the key as its body."""
+        raise NotImplementedError
+
+    def content(self, client: BrokerClient, topic: str) -> list[Any]:
+        """The messages in the first queue of a topic, ids blanked."""
+        queue = MessageQueue(topic, _BROKER, 0)
+        end = client.max_offset(self.address, queue)
+        body, at = b"", 0
+        try:
+            while at < max(end, 1):
+                request = PullRequest(consumer_group="trace-reader", queue=queue, queue_offset=at)
+                result = client.pull(self.address, request)
+                body, at = body + result.body, max(result.next_begin_offset, at + 1)
+        except TopicNotFound:
+            return ["topic does not exist"]
+        return without_ids(
+            {
+                "queueId": message.queue_id,
+                "queueOffset": message.queue_offset,
+                "key": message.keys,
+                "reconsumeTimes": message.reconsume_times,
+                "properties": dict(message.properties),
+            }
+            for message in decode_messages(body, _BROKER)
+        )
+
+
+class TraceRun(StoredTrace):
+    """A scenario done by a Java consumer."""
+
+    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest) -> None:
+        super().__init__(scenario, cluster)
+        self._java = java
+        self._is_orderly = "suspendCurrentQueueTimeMillis" in self.config
+
+    def send(self, key: str, queue_id: int) -> None:
+        """Have Java's producer send it."""
+        self._java.call(
+            "producer.send",
+            group="trace-producer",
+            how="queue",
+            queue={"topic": self.topic, "brokerName": _BROKER, "queueId": queue_id},
+            messages=[{"topic": self.topic, "body": key, "keys": key, "tags": "T"}],
+        )
 
     def begin(self) -> Future[Any]:
         """Start the consumer; the future has the listener's calls once all recorded messages were delivered."""
         self._java.call(
             "push.start",
-            name=self._group,
-            group=self._group,
+            name=self.group,
+            group=self.group,
             topic=self.topic,
             tags="*",
             isOrderly=self._is_orderly,
             autoCommit=not self.scenario["scenario"].startswith("autoCommit=false"),
-            answers=_script(self.scenario),
-            maxReconsumeTimes=self._config["maxReconsumeTimes"],
+            answers=script_of(self.scenario),
+            maxReconsumeTimes=self.config["maxReconsumeTimes"],
             heartbeatMillis=1000,
-            batch=self._config["consumeMessageBatchMaxSize"],
-            **({"suspendMillis": self._config["suspendCurrentQueueTimeMillis"]} if self._is_orderly else {}),
+            batch=self.config["consumeMessageBatchMaxSize"],
+            **({"suspendMillis": self.config["suspendCurrentQueueTimeMillis"]} if self._is_orderly else {}),
         )
         return self._java.submit(
             "push.events",
-            name=self._group,
+            name=self.group,
             count=sum(len(event["messages"]) for event in self.scenario["events"]),
             timeoutMillis=_MOST_MILLIS,
         )
@@ -97,71 +140,43 @@ class TraceRun:
             wait_until(
                 lambda of_broker=of_broker, recorded=recorded: self._persisted(of_broker, client) == recorded,
                 ANSWER_S,
-                reason=f"{name} of {self._group} as recorded, {recorded},",
+                reason=f"{name} of {self.group} as recorded, {recorded},",
             )
 
     def end(self) -> Future[Any]:
         """Shut the consumer down; it says goodbye and commits its offsets."""
-        return self._java.submit("push.stop", name=self._group)
+        return self._java.submit("push.stop", name=self.group)
 
     def all_calls(self) -> list[dict[str, Any]]:
         """Every call of the listener, those after the recorded ones included."""
-        return list(self._java.call("push.events", name=self._group, count=0, timeoutMillis=0))
+        return list(self._java.call("push.events", name=self.group, count=0, timeoutMillis=0))
 
     def committed(self, client: BrokerClient) -> list[int | None]:
         """Committed offsets of the topic's queues."""
-        return [self._committed(client, self.topic, at) for at in range(self._config["queues"])]
+        return [self._committed(client, self.topic, at) for at in range(self.config["queues"])]
 
     def committed_retry(self, client: BrokerClient) -> list[int | None]:
         """Committed offset of the retry topic's queue."""
-        return [self._committed(client, retry_topic(self._group), 0)]
+        return [self._committed(client, retry_topic(self.group), 0)]
 
     def retries(self, client: BrokerClient) -> list[Any]:
         """Content of the retry topic."""
-        return self._content(client, retry_topic(self._group))
+        return self.content(client, retry_topic(self.group))
 
     def dead_letters(self, client: BrokerClient) -> list[Any]:
         """Content of the dead-letter topic."""
-        return self._content(client, dlq_topic(self._group))
+        return self.content(client, dlq_topic(self.group))
 
     def _persisted(self, of_broker: Callable[[BrokerClient], list[Any]], client: BrokerClient) -> list[Any]:
-        self._java.call("push.persist", name=self._group)
+        self._java.call("push.persist", name=self.group)
         return of_broker(client)
 
     def _committed(self, client: BrokerClient, topic: str, queue_id: int) -> int | None:
         queue = MessageQueue(topic, _BROKER, queue_id)
         try:
-            return client.query_consumer_offset(
-                self._address, self._group, queue, set_zero_if_not_found=False
-            )
+            return client.query_consumer_offset(self.address, self.group, queue, set_zero_if_not_found=False)
         except OffsetNotFound:
             return None
-
-    def _content(self, client: BrokerClient, topic: str) -> list[Any]:
-        queue = MessageQueue(topic, _BROKER, 0)
-        end = client.max_offset(self._address, queue)
-        body, at = b"", 0
-        try:
-            while at < max(end, 1):
-                request = PullRequest(consumer_group="trace-reader", queue=queue, queue_offset=at)
-                result = client.pull(self._address, request)
-                body, at = body + result.body, max(result.next_begin_offset, at + 1)
-        except TopicNotFound:
-            return ["topic does not exist"]
-        return without_ids(
-            {
-                "queueId": message.queue_id,
-                "queueOffset": message.queue_offset,
-                "key": message.keys,
-                "reconsumeTimes": message.reconsume_times,
-                "properties": dict(message.properties),
-            }
-            for message in decode_messages(body, _BROKER)
-        )
-
-    @property
-    def _address(self) -> str:
-        return self._cluster.broker_addresses[_BROKER]
 
 
 def without_ids(messages: Iterable[Any]) -> list[Any]:
@@ -201,7 +216,7 @@ def waits_ms(events: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
     return {key: [after - before for before, after in pairwise(times)] for key, times in moments.items()}
 
 
-def _script(scenario: Scenario) -> dict[str, list[str]]:
+def script_of(scenario: Scenario) -> dict[str, list[str]]:
     """The listener's answers by the key of a batch's first message, in their order."""
     answers: dict[str, list[str]] = defaultdict(list)
     for event in scenario["events"]:

@@ -174,8 +174,8 @@ class ConcurrentRun:
             logger.warning(
                 "message failed in broadcasting and is dropped %s", self._describe([self._messages[index]])
             )
-        for index in settled.send_back:
-            self._begin_send_back(index, answer.delay_level)
+        if settled.send_back:
+            self._begin_send_back(settled.send_back, answer.delay_level)
 
     def _answer(
         self,
@@ -214,16 +214,18 @@ class ConcurrentRun:
             if not set(expired).isdisjoint(delivery.indexes):
                 logger.error("listener call takes too long %s", self._describe(messages))
                 self._workers.abandon(number)
-        for index in expired:
-            self._begin_send_back(index, EXPIRED_DELAY_LEVEL)
-
-    def _begin_send_back(self, index: int, delay_level: int) -> None:
-        message = self._message(index)
-        if self._is_broadcast:
-            logger.warning("message expired in broadcasting and is dropped %s", self._describe([message]))
-            self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
+        if not self._is_broadcast:
+            self._begin_send_back(expired, EXPIRED_DELAY_LEVEL)
             return
-        self._workers.send_back(index, partial(self._send, message, delay_level))
+        for index in expired:
+            logger.warning(
+                "message expired in broadcasting and is dropped %s", self._describe([self._messages[index]])
+            )
+            self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
+
+    def _begin_send_back(self, indexes: Sequence[int], delay_level: int) -> None:
+        messages = {index: self._message(index) for index in indexes}
+        self._workers.send_back(indexes, lambda index: self._send(messages[index], delay_level))
 
     def _take_in_send_back(self, index: int, failure: BaseException | None) -> None:
         if failure is None:

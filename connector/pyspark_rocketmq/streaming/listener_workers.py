@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, cast
 
 _SEND_BACK_THREADS: Final = 16
-"""As many as one round of expired messages has."""
+"""Deliveries whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
 """How long a loop may take to cancel what is left; one that a call blocks is left behind."""
 
@@ -52,8 +52,8 @@ class ListenerWorkers(Protocol):
         """Have a call end if that is possible: its messages are on their way back."""
         ...
 
-    def send_back(self, index: int, send: Callable[[], None]) -> None:
-        """Begin to send a message back."""
+    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
+        """Begin to send messages back, one after the other, so that they keep their order; an event for each."""
         ...
 
     def next_event(self, timeout_s: float | None) -> Event | None:
@@ -111,14 +111,15 @@ class _Workers:
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._senders = _DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
-    def send_back(self, index: int, send: Callable[[], None]) -> None:
+    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
         def work() -> None:
-            try:
-                send()
-            except BaseException as error:  # noqa: BLE001 - the run decides what it means
-                self._events.put(SendBackEnded(index, error))
-            else:
-                self._events.put(SendBackEnded(index))
+            for index in indexes:
+                try:
+                    send(index)
+                except BaseException as error:  # noqa: BLE001 - the run decides what it means
+                    self._events.put(SendBackEnded(index, error))
+                else:
+                    self._events.put(SendBackEnded(index))
 
         self._senders.run(work)
 

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
+from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_member import progress_name
@@ -28,8 +29,9 @@ from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
+from pyspark_rocketmq.streaming.concurrent_engine import consume_concurrently
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.listener import MessageListenerConcurrently, MessageListenerOrderly
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
@@ -74,8 +76,10 @@ class PushConsumer:
         consume_timestamp: ``yyyyMMddHHmmss`` in UTC for CONSUME_FROM_TIMESTAMP; half an hour ago by default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
-            (``%DLQ%GROUP``) and its queue goes on; -1, no limit.
+            (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
+        consume_thread_max: Most calls of a concurrent listener at the same time in one task, 1..1000.
+        consume_timeout_s: Longest call of a concurrent listener; its messages are sent back then.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
@@ -99,6 +103,8 @@ class PushConsumer:
         consume_message_batch_max_size: int = 1,
         max_reconsume_times: int = -1,
         suspend_current_queue_time_millis: int = 1000,
+        consume_thread_max: int = 20,
+        consume_timeout_s: float = 900.0,
         max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         allocate_message_queue_strategy: str = "averagely",
         instance_name: str | None = None,
@@ -115,6 +121,8 @@ class PushConsumer:
         self._batch_max_size = consume_message_batch_max_size
         self._max_reconsume_times = max_reconsume_times
         self._suspend_millis = suspend_current_queue_time_millis
+        self._thread_max = consume_thread_max
+        self._timeout_s = consume_timeout_s
         self._max_offsets_per_trigger = max_offsets_per_trigger
         self._strategy = allocate_message_queue_strategy
         self._instance_name = instance_name
@@ -122,7 +130,8 @@ class PushConsumer:
         self._orderly_engine = orderly_engine
         self._options = dict(options or {})
         self._subscriptions: dict[str, str] = {}
-        self._listener: MessageListenerOrderly | None = None
+        self._listener: Callable[..., Any] | None = None
+        self._is_orderly = True
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
 
@@ -134,30 +143,28 @@ class PushConsumer:
         self._subscriptions[topic] = expression
 
     def register_message_listener(
-        self, listener: MessageListenerOrderly, *, orderly: bool = True, output_schema: str | StructType
+        self,
+        listener: MessageListenerOrderly | MessageListenerConcurrently,
+        *,
+        orderly: bool = True,
+        output_schema: str | StructType,
     ) -> None:
         """Set the listener; it is pickled to the executors, so it must not hold connections or sessions.
 
         Args:
-            listener: Called with messages of one queue in order, and a context.
-            orderly: True: one call at a time per queue.
+            listener: Called with messages of one queue and a context; a concurrent one may be ``async def``.
+            orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same time;
+                what fails comes again through the group's retry topic.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
-            OptionError: If ``orderly`` is False: this release consumes orderly.
             SchemaError: If the schema cannot be used.
         """
-        if not orderly:
-            raise OptionError(
-                (
-                    "orderly=False is not available in this release; an orderly listener keeps each queue's order",
-                ),
-                where="listener",
-            )
         # A schema given as text can be parsed only where there is a session; start() has one.
         can_parse = SparkSession.getActiveSession() is not None or isinstance(output_schema, StructType)
         self._output_schema = listener_schema(output_schema) if can_parse else output_schema
         self._listener = listener
+        self._is_orderly = orderly
 
     def register_batch_listener(self, listener: BatchListener) -> None:
         """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
@@ -198,14 +205,18 @@ class PushConsumer:
             sink.prepare(to_arrow_schema(sink_schema(schema), timezone="UTC"))
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
-        rows = consume_orderly(
-            messages,
-            self._listener,
-            schema,
-            settings,
-            send_back=SendBackSettings.of(parsed),
-            engine=OrderlyEngineKind(self._orderly_engine),
-        )
+        send_back = SendBackSettings.of(parsed)
+        if isinstance(settings, ConcurrentSettings):
+            rows = consume_concurrently(messages, self._listener, schema, settings, send_back=send_back)
+        else:
+            rows = consume_orderly(
+                messages,
+                self._listener,
+                schema,
+                settings,
+                send_back=send_back,
+                engine=OrderlyEngineKind(self._orderly_engine),
+            )
         started = _Started()
         committer = self._committer(parsed, sink, started.query_id)
         query = (
@@ -232,7 +243,7 @@ class PushConsumer:
             mirror=OffsetMirror(options, self._store, name).show if is_shown else None,
         )
 
-    def _checked(self) -> tuple[dict[str, str], OrderlySettings]:
+    def _checked(self) -> tuple[dict[str, str], OrderlySettings | ConcurrentSettings]:
         """The source's options and the engine's settings, or every problem at once."""
         problems = self._own_problems() + self._overridden()
         options = {
@@ -254,10 +265,23 @@ class PushConsumer:
                 problems += error.problems
         if problems:
             raise OptionError(tuple(problems), where=f"configuration of consumer group '{self._group}'")
-        return options, OrderlySettings(
+        return options, self._orderly_settings() if self._is_orderly else self._concurrent_settings()
+
+    def _orderly_settings(self) -> OrderlySettings:
+        return OrderlySettings(
             consume_message_batch_max_size=self._batch_max_size,
             suspend_current_queue_time_millis=self._suspend_millis,
             max_reconsume_times=self._max_reconsume_times,
+        )
+
+    def _concurrent_settings(self) -> ConcurrentSettings:
+        is_default = self._max_reconsume_times == UNLIMITED
+        return ConcurrentSettings(
+            consume_message_batch_max_size=self._batch_max_size,
+            consume_thread_max=self._thread_max,
+            max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if is_default else self._max_reconsume_times,
+            consume_timeout_s=self._timeout_s,
+            message_model=self._message_model,
         )
 
     def _own_problems(self) -> list[str]:
@@ -277,6 +301,14 @@ class PushConsumer:
             (
                 not 1 <= self._batch_max_size <= 1024,
                 f"consume_message_batch_max_size={self._batch_max_size} is not between 1 and 1024",
+            ),
+            (
+                not 1 <= self._thread_max <= 1000,
+                f"consume_thread_max={self._thread_max} is not between 1 and 1000",
+            ),
+            (
+                self._timeout_s <= 0,
+                f"consume_timeout_s={self._timeout_s} must be more than 0",
             ),
             (
                 self._max_reconsume_times < UNLIMITED,

@@ -1,0 +1,187 @@
+"""A concurrent listener as a streaming query: from brokers to a table, through the retry topic, to the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageQueue,
+    dlq_topic,
+)
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.messages import decode_messages
+from tests.both.support import ANSWER_S
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.wait import wait_until
+
+pytestmark = pytest.mark.spark
+
+SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
+SCHEMA = "key string, topic_seen string, attempt int"
+TIMEOUT_S = 120
+
+
+class Consumption:
+    """One consumer group on one topic, with a table to emit into."""
+
+    def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.folder = folder
+        self.topic = cluster.create_topic(queues=2)
+        self.group = cluster.unique_name("group")
+        self.store = DeltaOffsetStore(str(folder / "offsets"))
+        self.reports: list[BatchReport] = []
+
+    def produce(self, keys: Sequence[str]) -> None:
+        with Producer(self.cluster.name_servers, "tests", send_timeout_s=ANSWER_S) as producer:
+            for key in keys:
+                producer.send(Message(topic=self.topic, body=key.encode(), properties={"KEYS": key}))
+
+    def start(self, listener: Callable[..., Any], trigger: dict[str, Any], **settings: Any) -> StreamingQuery:
+        consumer = PushConsumer(
+            consumer_group=self.group,
+            name_servers=self.cluster.name_servers,
+            offset_store=self.store,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            **settings,
+        )
+        consumer.subscribe(self.topic)
+        consumer.register_message_listener(listener, orderly=False, output_schema=SCHEMA)
+        consumer.register_batch_listener(self.reports.append)
+        return consumer.start(
+            self.spark,
+            sink=DeltaSink(self.folder / "sink"),
+            checkpoint=str(self.folder / "checkpoint"),
+            trigger=trigger,
+        )
+
+    def drain(self, listener: Callable[..., Any], **settings: Any) -> None:
+        query = self.start(listener, {"availableNow": True}, **settings)
+        assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(DeltaTable(self.folder / "sink").to_pyarrow_table().to_pylist())
+
+    def dead_letters(self) -> list[MessageExt]:
+        with ChannelPool(SystemClock()) as pool:
+            client = BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
+            found = []
+            for name, address in self.cluster.broker_addresses.items():
+                queue = MessageQueue(dlq_topic(self.group), name, 0)
+                if client.max_offset(address, queue):
+                    pull = PullRequest(consumer_group="readers", queue=queue, queue_offset=0)
+                    found += decode_messages(client.pull(address, pull).body, name)
+            return found
+
+
+@pytest.fixture
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
+    return Consumption(spark, cluster, tmp_path)
+
+
+def emit_key(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    """Succeeds, except as the key says: ``later-N`` fails its first N attempts."""
+    for message in messages:
+        context.emit(message, key=message.keys, topic_seen=message.topic, attempt=message.reconsume_times)
+    kind, _, failures = str(messages[0].keys).partition("-")
+    if kind == "later" and messages[0].reconsume_times < int(failures):
+        context.delay_level_when_next_consume = 1
+        return LATER
+    return SUCCESS
+
+
+async def emit_key_on_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    await asyncio.sleep(0.05)
+    return emit_key(messages, context)
+
+
+@pytest.mark.parametrize("listener", [emit_key, emit_key_on_loop], ids=["threads", "loop"])
+def test_every_message_reaches_the_table_once(consumption: Consumption, listener: Callable[..., Any]) -> None:
+    """E1, E6, F1, H1: many calls at a time; the offsets are those of all messages."""
+    keys = [f"key-{number}" for number in range(200)]
+    consumption.produce(keys)
+
+    consumption.drain(listener, consume_thread_max=50)
+    consumption.drain(listener)
+
+    assert sorted(row["key"] for row in consumption.rows()) == sorted(keys)
+    assert {row["queueOffset"] for row in consumption.rows()} <= set(range(200))
+    assert sum(row.next_offset for row in consumption.store.read(consumption.group).values()) == 200
+
+
+def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption: Consumption) -> None:
+    """E3, E8: by the query's own subscription to the retry topic, under the topic it was sent to, each time with one
+    attempt more; after max_reconsume_times in %DLQ%.
+    """
+    consumption.produce(["later-1", "key-1", "later-2", "later-99", "key-2"])
+    wanted = {("key-1", 0), ("key-2", 0), ("later-1", 1), ("later-2", 2)}
+    query = consumption.start(emit_key, {"processingTime": "200 milliseconds"}, max_reconsume_times=2)
+    try:
+        wait_until(lambda: len(consumption.dead_letters()) > 0, TIMEOUT_S, reason="The dead letter")
+        wait_until(
+            lambda: {(row["key"], row["attempt"]) for row in consumption.rows()} >= wanted,
+            TIMEOUT_S,
+            reason="What passed at last",
+        )
+    finally:
+        query.stop()
+
+    rows = consumption.rows()
+    assert Counter((row["key"], row["attempt"]) for row in rows) == Counter(wanted)
+    assert {row["topic_seen"] for row in rows} == {consumption.topic}
+    assert {row["topic"] for row in rows} == {consumption.topic, f"%RETRY%{consumption.group}"}
+    (dead,) = consumption.dead_letters()
+    assert (dead.keys, dead.reconsume_times) == ("later-99", 3)
+    assert dead.properties["RETRY_TOPIC"] == consumption.topic
+    assert sum(ack.sent_back for report in consumption.reports for ack in report.acks) == 6
+
+
+@SIM_ONLY
+def test_while_no_broker_takes_a_failed_message_the_offset_stays_and_no_row_is_there_twice(
+    consumption: Consumption,
+) -> None:
+    """E4, E6, H1: rows above the held message leave with the run that passes it."""
+    assert isinstance(consumption.cluster.backend, SimCluster)
+    faults = consumption.cluster.backend.faults
+    keys = [f"key-{number}" for number in range(40)]
+    consumption.produce([*keys[:20], "later-2", *keys[20:]])
+    # The listener fails twice, and neither the request to the storing broker nor three sends to any is taken.
+    for _ in range(2):
+        faults.add("answer-code", on=RequestCode.CONSUMER_SEND_MSG_BACK, response_code=1)
+    faults.add("answer-code", on=RequestCode.SEND_MESSAGE_V2, response_code=1, times=6)
+    started_s = time.monotonic()
+
+    consumption.drain(emit_key)
+
+    acks = [ack for report in consumption.reports for ack in report.acks]
+    assert [ack.reconsume_times for ack in acks if ack.finished == "SUSPENDED"] == [2]
+    assert time.monotonic() - started_s > 10.0
+    assert faults.pending == 0
+    assert sorted(row["key"] for row in consumption.rows()) == sorted([*keys, "later-2"])
+    assert sum(row.next_offset for row in consumption.store.read(consumption.group).values()) == 41
