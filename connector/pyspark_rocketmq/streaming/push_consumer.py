@@ -55,6 +55,7 @@ _SET_BY = {
     "startingTimestamp": "parameters consume_from_where and consume_timestamp",
     "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
     "messageModel": "parameter message_model",
+    "consumeOrderly": "parameter orderly of register_message_listener()",
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
 }
@@ -252,6 +253,7 @@ class PushConsumer:
             "offsetStore": self._store.spec,
             "maxOffsetsPerTrigger": str(self._max_offsets_per_trigger),
             "messageModel": self._message_model.value,
+            "consumeOrderly": str(self._is_orderly).lower(),
             "allocateMessageQueueStrategy": self._strategy,
             **({} if self._instance_name is None else {"instanceName": self._instance_name}),
             **({"subscriptions": json.dumps(self._subscriptions)} if self._subscriptions else {}),
