@@ -50,6 +50,14 @@ def test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s():
     assert options.pull_batch_size == PUSH["getPullBatchSize"] > LITE_PULL["getPullBatchSize"]
 
 
+def test_a_queue_s_share_in_bytes_is_java_s_and_in_messages_it_has_no_bound():
+    """D13: the reason for the difference is the option's documentation."""
+    options = ReadOptions.parse({"nameServers": "h:1", "topic": "T"})
+    assert options.pull_threshold_size_for_queue == PUSH["getPullThresholdSizeForQueue"]
+    assert options.pull_threshold_for_queue is None
+    assert PUSH["getPullThresholdForQueue"] == 1000
+
+
 def test_the_producer_s_defaults_are_java_s():
     """G1, G2: retries, time, compression, the topic others are made after."""
     assert _default(Producer, "send_timeout_s") * 1000 == PRODUCER["getSendMsgTimeout"]

@@ -95,6 +95,23 @@ class ReadOptions(OptionSet):
         doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
         "every queue with a backlog gets at least one.",
     )
+    pull_threshold_for_queue: int | None = option(
+        "pullThresholdForQueue",
+        parse=int_between(1, 65_535),
+        default=None,
+        unit="messages",
+        doc="Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory and goes on pulling "
+        "as they are consumed; here a queue gets its next messages with the next micro-batch, so that such a bound is one "
+        "of the throughput. Hence there is none by default: `maxOffsetsPerTrigger` bounds the micro-batch.",
+    )
+    pull_threshold_size_for_queue: int = option(
+        "pullThresholdSizeForQueue",
+        parse=int_between(1, 1024),
+        default=100,
+        unit="MiB",
+        doc="With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes it as large "
+        "as this, Java's default; a task has it in memory. The rest is planned with the next micro-batch.",
+    )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",
         parse=boolean,

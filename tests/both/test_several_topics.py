@@ -13,72 +13,18 @@ from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.datasource.group_member import join_group
-from pyspark_rocketmq.datasource.plan_offset import Offset
-from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
-from pyspark_rocketmq.datasource.progress import GroupProgress
-from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
 from pyspark_rocketmq.errors import TopicNotFound
-from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, retry_topic
+from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.starting_offsets import StartingOffsets
-from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
 from tests.both.support import await_readable
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
-SOON_S = 30.0
-
-
-class Query:
-    """One query of the group, as its planner sees the world."""
-
-    def __init__(self, name: str, options: ReadOptions, store: MemoryOffsetStore, pool: ChannelPool) -> None:
-        assert options.consumer_group is not None
-        self.group = options.consumer_group
-        self.options = options
-        self.store = store
-        self.member = join_group(options, name, store, SystemClock())
-        view = ClusterView(options, pool, SystemClock())
-        progress = GroupProgress(
-            consumer_group=self.group,
-            client_id=name,
-            store=store,
-            ownership=self.member,
-            view=view,
-            default_start=StartingOffsets.latest(),
-            clock=SystemClock(),
-            broker_offsets=RemoteBrokerOffsets(options, pool, SystemClock()),
-        )
-        self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
-        self.member.start()
-        self.offset: Offset = self.planner.initial()
-
-    def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
-        """What the next micro-batch reads, as its listener gets it; committed at once."""
-        following = self.planner.latest(self.offset)
-        if following == self.offset:
-            return {}
-        self.offset = following
-        planned = list(self.planner.runnable(following))
-        messages = {one.queue: self._read(one) for one in planned}
-        commits = [QueueCommit(queue=one.queue, epoch=one.epoch, next_offset=one.end) for one in planned]
-        assert not self.store.commit(self.group, commits, query_id="q", batch_id=following["seq"]).refused
-        return messages
-
-    def _read(self, planned: QueueRange) -> list[MessageExt]:
-        addresses = self.planner.addresses({planned.queue.broker_name})
-        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas())
-        rows = [row for batch in read_queue(partition) for row in batch.to_pylist() if row["kind"] is None]
-        return messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
-
-
-Start = Callable[..., Query]
+Start = Callable[..., GroupQuery]
 
 
 @pytest.fixture
@@ -93,9 +39,9 @@ def start(
 ) -> Iterator[Start]:
     """Starts a query of the group; all have left when the test ends."""
     store = MemoryOffsetStore(group, clock=SystemClock())
-    started: list[Query] = []
+    started: list[GroupQuery] = []
 
-    def start(name: str, **options: str) -> Query:
+    def start(name: str, **options: str) -> GroupQuery:
         given = {
             "nameServers": cluster.name_servers,
             "topics": ",".join(topics),
@@ -105,7 +51,7 @@ def start(
         }
         if "subscriptions" in options:
             del given["topics"]
-        started.append(Query(name, ReadOptions.parse(given | options), store, pool))
+        started.append(GroupQuery(name, ReadOptions.parse(given | options), store, pool))
         return started[-1]
 
     yield start
@@ -126,25 +72,11 @@ def send(client: BrokerClient, cluster: ClusterUnderTest) -> Callable[..., None]
     return send
 
 
-def await_consumed(query: Query, count: int) -> list[tuple[MessageQueue, MessageExt]]:
-    """Consume until there were ``count`` messages."""
-    seen: list[tuple[MessageQueue, MessageExt]] = []
-
-    def has_enough() -> bool:
-        for queue, messages in query.consumed().items():
-            seen.extend((queue, message) for message in messages)
-        return len(seen) >= count
-
-    wait_until(has_enough, SOON_S, reason=f"{count} messages")
-    assert len(seen) == count
-    return seen
-
-
 def queues_of(cluster: ClusterUnderTest, *topics: str) -> set[MessageQueue]:
     return {MessageQueue(topic, name, 0) for topic in topics for name in cluster.broker_addresses}
 
 
-def plannable(query: Query) -> set[MessageQueue]:
+def plannable(query: GroupQuery) -> set[MessageQueue]:
     queues = set(query.member.begin_plan())
     query.member.planned({})
     return queues
@@ -293,3 +225,28 @@ def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commit
     result = one.store.commit(group, commits, query_id="q", batch_id=1)
     assert [commit.queue for commit in result.refused] == [moved]
     assert [commit.queue for commit in result.accepted] == sorted(planned.keys() - {moved})
+
+
+def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
+    topics: tuple[str, str], start: Start, send: Any
+) -> None:
+    """D13: the rest comes with the next ones, in order and once; other queues are not bounded by it."""
+    sizes = {topics[0]: [1, 1, 1, 1, 1], topics[1]: [600 << 10] * 3}
+    for topic in topics:
+        for number, size in enumerate(sizes[topic]):
+            send(topic, str(number).encode().ljust(size, b"."))
+
+    query = start("me", pullThresholdForQueue="3", pullThresholdSizeForQueue="1")
+    wait_until(lambda: len(plannable(query)) >= 4, SOON_S)
+
+    batches = [query.consumed() for _ in range(3)]
+    by_topic = {
+        topic: [
+            [int(message.body.rstrip(b".")) for message in messages]
+            for batch in batches
+            for queue, messages in batch.items()
+            if queue.topic == topic
+        ]
+        for topic in topics
+    }
+    assert by_topic == {topics[0]: [[0, 1, 2], [3, 4]], topics[1]: [[0, 1], [2]]}

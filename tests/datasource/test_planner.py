@@ -184,6 +184,14 @@ def test_a_limit_is_shared_by_the_queues_of_all_topics() -> None:
         assert planning.next() == [(A0, 0, 20), (payments, 0, 10)]
 
 
+def test_a_queue_gets_no_more_than_its_threshold_and_without_one_all_there_is() -> None:
+    """D13: Java's 1,000 would bound the throughput, for a queue gets its next messages with the next micro-batch."""
+    for group in (False, True):
+        assert Planning({A0: (0, 5000)}, group=group).next() == [(A0, 0, 5000)]
+        planning = Planning({A0: (0, 5000), A1: (0, 7)}, group=group, pullThresholdForQueue="1000")
+        assert planning.next() == [(A0, 0, 1000), (A1, 0, 7)]
+
+
 def test_available_now_waits_for_a_topic_that_is_out_of_sight() -> None:
     """H4: name servers forget a topic whose brokers are all away; what was there at the start is to be drained."""
     payments = MessageQueue("payments", "broker-b", 0)

@@ -328,3 +328,58 @@ def test_several_ranges_are_read_at_once_each_in_order(log: Log, partition: Queu
             offsets.setdefault(of.planned.end, []).extend(offsets_of([batch]))
 
     assert offsets == {end: list(range(10, end)) for end in (20, 100, 60)}
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "last"), [(1, 10), (2, 10), (3, 11), (20, 19), (99, 59), (100, 59), (1000, 59)]
+)
+def test_a_range_ends_with_the_message_that_makes_it_as_large_as_it_may_be(
+    partition: QueuePartition, max_bytes: int, last: int
+) -> None:
+    """D13: bodies are of two bytes here; the first message is read however large it is, or the queue would stand still."""
+    seen, marked = read(replace(partition, max_bytes=max_bytes))
+
+    assert seen == list(range(10, last + 1))
+    assert marked == replace(partition.planned, end=last + 1)
+
+
+def test_a_range_that_is_full_goes_on_in_the_next_micro_batch(partition: QueuePartition) -> None:
+    """D13: nothing is lost or doubled between the two."""
+    seen: list[int] = []
+    planned = partition.planned
+    while planned.count:
+        part, marked = read(replace(partition, planned=planned, max_bytes=14))
+        seen += part
+        planned = replace(planned, start=marked.end)
+
+    assert seen == list(range(10, 60))
+
+
+def test_a_range_that_is_full_ends_no_other_range(partition: QueuePartition) -> None:
+    """D13: the bound is each queue's own."""
+    ranges = [replace(partition, max_bytes=size) for size in (10, None, 50)]
+    offsets: dict[int | None, list[int]] = {}
+    ends: dict[int | None, int] = {}
+    for of, batch in read_queues(ranges):
+        if batch.column("kind").to_pylist() == ["end"]:
+            ends[of.max_bytes] = offsets_of([batch])[0]
+        else:
+            offsets.setdefault(of.max_bytes, []).extend(offsets_of([batch]))
+
+    assert ends == {10: 15, None: 60, 50: 35}
+    assert offsets == {size: list(range(10, end)) for size, end in ends.items()}
+
+
+def test_ranges_of_several_subscriptions_keep_their_own_tags(partition: QueuePartition) -> None:
+    """A4: their messages are decoded together."""
+    ranges = [replace(partition, subscription=tag) for tag in ("odd", "even", "*")]
+    offsets: dict[str, list[int]] = {}
+    for of, batch in read_queues(ranges):
+        if batch.column("kind").to_pylist() != ["end"]:
+            offsets.setdefault(of.subscription, []).extend(offsets_of([batch]))
+
+    assert offsets == {
+        "odd": list(range(11, 60, 2)),
+        "even": list(range(10, 60, 2)),
+        "*": list(range(10, 60)),
+    }

@@ -28,6 +28,8 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    max_bytes: int | None = None
+    """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)

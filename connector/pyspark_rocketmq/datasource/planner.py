@@ -57,7 +57,10 @@ class MicroBatchPlanner:
         self._progress = progress
         self._clock = clock
         self._pause = pause
-        self._limits = ReadLimits(max_offsets_per_trigger=options.max_offsets_per_trigger)
+        self._limits = ReadLimits(
+            max_offsets_per_trigger=options.max_offsets_per_trigger,
+            pull_threshold_for_queue=options.pull_threshold_for_queue,
+        )
         self._caps: dict[MessageQueue, int] | None = None
         self._in_contact = False
         self._is_ready = False

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.datasource.offset_holes import holes_before
@@ -31,7 +32,7 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
 
-_TOPIC, _QUEUE_OFFSET = 0, 3
+_TOPIC, _QUEUE_OFFSET, _BODY = 0, 3, 8
 """Positions of columns."""
 
 
@@ -70,6 +71,9 @@ def partitions_of(
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,
                 retry_timeout_s=options.retry_timeout_ms / 1000,
+                max_bytes=None
+                if options.consumer_group is None
+                else options.pull_threshold_size_for_queue << 20,
                 replicas=replicas.get(queue_range.queue.broker_name, {}),
                 connection=ConnectionSettings.of(options),
                 namespace=options.namespace or "",
@@ -83,7 +87,7 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 
     In consumer mode a broker that is away, has lost the range's tail or knows of an operator's reset ends the range
     where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
-    planned again, after a reset from where the marker row says.
+    planned again, after a reset from where the marker row says. So does a range that has become as large as it may.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
@@ -155,13 +159,15 @@ class _RangeReader:
         self._expected = self._partition.planned.start
         """Next queue offset that may come."""
         self._rows = 0
+        self._body_bytes = 0
+        self._is_full = False
 
     def batches(self, arrival: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows of what is next, and at the end the marker row."""
         if isinstance(arrival.messages, RocketMQError):
             raise arrival.messages
-        if arrival.messages is not None:
-            messages = _wanted(arrival.messages, self._partition, self._expected)
+        if arrival.messages is not None and not self._is_full:
+            messages = self._within_size(_wanted(arrival.messages, self._partition, self._expected))
             if messages.num_rows:
                 self._follow(messages)
                 yield self._with_all_columns(messages)
@@ -173,6 +179,20 @@ class _RangeReader:
                     replace(self._partition.planned, end=end), rows=self._rows, reset_to=reset_to
                 )
 
+    def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """As far as the range may go on: the message that fills it is its last."""
+        limit = self._partition.max_bytes
+        if limit is None or not messages.num_rows:
+            return messages
+        lengths = pc.binary_length(messages.column(_BODY)).to_numpy()
+        sizes = self._body_bytes + np.cumsum(lengths, dtype=np.int64)
+        self._body_bytes = int(sizes[-1])
+        if self._body_bytes < limit:
+            return messages
+        self._is_full = True
+        self._pull.stop()
+        return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
+
     def _with_all_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         if not self._partition.with_marker:
             return messages
@@ -181,6 +201,15 @@ class _RangeReader:
     def _end(self, failure: RocketMQError | None) -> int:
         """Where the range has ended (exclusive)."""
         planned = self._partition.planned
+        if self._is_full:
+            logger.info(
+                "range ended at its largest size, the rest is planned again %s from=%d to=%d reached=%d",
+                planned.queue,
+                planned.start,
+                planned.end,
+                self._expected,
+            )
+            return self._expected
         if failure is None:
             self._tell_holes([(self._expected, planned.end)] if self._expected < planned.end else [])
             return planned.end

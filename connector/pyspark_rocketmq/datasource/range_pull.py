@@ -36,6 +36,10 @@ class TailLost(OffsetError):
     """The broker's queue ends before the range does; a fresh look at its bounds tells where to go on."""
 
 
+class EnoughRead(OffsetError):
+    """What was read of the range is as large as it may be."""
+
+
 class QueueReset(OffsetError):
     """An operator has moved the group to ``target`` in this queue, and the broker tells so once."""
 
@@ -152,6 +156,14 @@ class RangePull:
             self.lost(step, by, self._meet_reset(step, outcome.next_begin_offset))
         else:
             self._skip_gap(step, outcome)
+
+    def stop(self) -> None:
+        """Pull no more: what was handed out is enough."""
+        if self.failure is None:
+            planned = self.partition.planned
+            self.failure = EnoughRead(
+                f"{planned.queue}: enough was read of {planned.start} to {planned.end}."
+            )
 
     def settle(self) -> None:
         """Act on the troubles met at once: a pause after one that may pass; any other is final, or when patience is over."""

@@ -1,0 +1,85 @@
+"""A query of a consumer group without Spark: plans, reads and commits as one does."""
+
+from __future__ import annotations
+
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.datasource.plan_offset import Offset
+from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
+from pyspark_rocketmq.datasource.progress import GroupProgress
+from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
+from tests.helpers.wait import wait_until
+
+SOON_S = 30.0
+"""More than anything here needs, so that a slow machine fails no test."""
+
+
+class GroupQuery:
+    """One query of the group, as its planner sees the world."""
+
+    def __init__(self, name: str, options: ReadOptions, store: MemoryOffsetStore, pool: ChannelPool) -> None:
+        assert options.consumer_group is not None
+        self.group = options.consumer_group
+        self.options = options
+        self.store = store
+        self.member = join_group(options, name, store, SystemClock())
+        view = ClusterView(options, pool, SystemClock())
+        progress = GroupProgress(
+            consumer_group=self.group,
+            client_id=name,
+            store=store,
+            ownership=self.member,
+            view=view,
+            default_start=StartingOffsets.latest(),
+            clock=SystemClock(),
+            broker_offsets=RemoteBrokerOffsets(options, pool, SystemClock()),
+        )
+        self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
+        self.member.start()
+        self.offset: Offset = self.planner.initial()
+
+    def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
+        """What the next micro-batch reads, as its listener gets it; committed at once."""
+        following = self.planner.latest(self.offset)
+        if following == self.offset:
+            return {}
+        self.offset = following
+        read = {planned.queue: self._read(planned) for planned in self.planner.runnable(following)}
+        commits = [
+            QueueCommit(queue=queue, epoch=reached.epoch, next_offset=reached.end)
+            for queue, (_, reached) in read.items()
+        ]
+        assert not self.store.commit(self.group, commits, query_id="q", batch_id=following["seq"]).refused
+        return {queue: messages for queue, (messages, _) in read.items()}
+
+    def _read(self, planned: QueueRange) -> tuple[list[MessageExt], QueueRange]:
+        """Messages, and the range as far as it was read."""
+        addresses = self.planner.addresses({planned.queue.broker_name})
+        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas())
+        *rows, marker = [row for batch in read_queue(partition) for row in batch.to_pylist()]
+        messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
+        return messages, planned_range(planned.queue, marker["plannedRange"], rows=len(rows))
+
+
+def await_consumed(query: GroupQuery, count: int) -> list[tuple[MessageQueue, MessageExt]]:
+    """Consume until there were ``count`` messages."""
+    seen: list[tuple[MessageQueue, MessageExt]] = []
+
+    def has_enough() -> bool:
+        for queue, messages in query.consumed().items():
+            seen.extend((queue, message) for message in messages)
+        return len(seen) >= count
+
+    wait_until(has_enough, SOON_S, reason=f"{count} messages")
+    assert len(seen) == count
+    return seen
