@@ -31,7 +31,7 @@ from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 _ON = "broker-a"
 
 

@@ -45,8 +45,8 @@ class GroupQuery:
             broker_offsets=RemoteBrokerOffsets(options, pool, SystemClock()),
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
-        self.member.start()
         self.offset: Offset = self.planner.initial()
+        self.member.start()
 
     def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
         """What the next micro-batch reads, as its listener gets it; committed at once."""

@@ -83,6 +83,8 @@ class RunningMember:
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """As of the last look; of a topic that is gone, the last there was."""
+        self._told_absent: frozenset[str] = frozenset()
+        """Topics that had no route at the last look."""
         self._channels: dict[BrokerAddress, Channel] = {}
         """On which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
@@ -192,8 +194,14 @@ class RunningMember:
             # The last routes hold: a name server that is away takes nobody's queues.
             logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
-        for topic, reason in routes.absent.items():
-            logger.warning("route could not be refreshed group=%s topic=%s: %s", self._group, topic, reason)
+        for topic in routes.absent.keys() - self._told_absent:
+            logger.warning(
+                "topic has no route, its last one holds group=%s topic=%s: %s",
+                self._group,
+                topic,
+                routes.absent[topic],
+            )
+        self._told_absent = frozenset(routes.absent)
         by_topic = {**self._routes.by_topic, **routes.by_topic}
         if by_topic != self._routes.by_topic:
             self._routes = Routes(by_topic)
