@@ -32,14 +32,21 @@ _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
 
 
 class StoredTrace:
-    """One scenario in its own topic and group, named as in the recording: what is sent, and what is stored after."""
+    """One scenario in a topic and a group, named as in the recording or otherwise: what is sent, and what is stored."""
 
-    def __init__(self, scenario: Scenario, cluster: ClusterUnderTest) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        cluster: ClusterUnderTest,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+    ) -> None:
         self.scenario = scenario
         self._cluster = cluster
         self.config = scenario["config"]
-        self.topic = self.topic_of(scenario)
-        self.group = self.topic.removesuffix("T")
+        self.topic = topic or self.topic_of(scenario)
+        self.group = group or self.topic.removesuffix("T")
 
     @staticmethod
     def topic_of(scenario: Scenario) -> str:
@@ -54,11 +61,15 @@ class StoredTrace:
     def prepare(self) -> None:
         """Create the topics and send the messages."""
         self._cluster.create_topic(self.topic, self.config["queues"], brokers=[_BROKER])
-        if self.config.get("retry topic created beforehand", True):
-            self._cluster.create_topic(retry_topic(self.group), 1, brokers=[_BROKER])
+        self.prepare_group()
         for sent in self.config["sent (key@queue)"]:
             key, queue_id = sent.split("@")
             self.send(key, int(queue_id))
+
+    def prepare_group(self) -> None:
+        """Create the group's retry topic where it was there before the recording."""
+        if self.config.get("retry topic created beforehand", True):
+            self._cluster.create_topic(retry_topic(self.group), 1, brokers=[_BROKER])
 
     def send(self, key: str, queue_id: int) -> None:
         """Send the message of one key, with the key as its body."""
@@ -91,8 +102,16 @@ class StoredTrace:
 class TraceRun(StoredTrace):
     """A scenario done by a Java consumer."""
 
-    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest) -> None:
-        super().__init__(scenario, cluster)
+    def __init__(
+        self,
+        scenario: Scenario,
+        java: JavaClients,
+        cluster: ClusterUnderTest,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        super().__init__(scenario, cluster, topic=topic, group=group)
         self._java = java
         self._is_orderly = "suspendCurrentQueueTimeMillis" in self.config
 
@@ -136,7 +155,7 @@ class TraceRun(StoredTrace):
             ("committed_after_shutdown", self.committed),
             ("committed_retry_topic", self.committed_retry),
         ):
-            recorded = without_ids(self.scenario[name])
+            recorded = [self._renamed(each) for each in without_ids(self.scenario[name])]
             wait_until(
                 lambda of_broker=of_broker, recorded=recorded: self._persisted(of_broker, client) == recorded,
                 ANSWER_S,
@@ -166,6 +185,12 @@ class TraceRun(StoredTrace):
     def dead_letters(self, client: BrokerClient) -> list[Any]:
         """Content of the dead-letter topic."""
         return self.content(client, dlq_topic(self.group))
+
+    def _renamed(self, stored: Any) -> Any:
+        """A recorded message as it is with this run's topic."""
+        if not isinstance(stored, dict) or "RETRY_TOPIC" not in stored["properties"]:
+            return stored
+        return {**stored, "properties": {**stored["properties"], "RETRY_TOPIC": self.topic}}
 
     def _persisted(self, of_broker: Callable[[BrokerClient], list[Any]], client: BrokerClient) -> list[Any]:
         self._java.call("push.persist", name=self.group)

@@ -1,0 +1,149 @@
+"""Java's push consumer and a query of ours, two groups on the same topic, with the same scripted listener."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from tests.both.support import ANSWER_S
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import wait_until
+from tests.java.clients import JavaClients
+from tests.java.conftest import REAL
+from tests.java.spark_run import Script, SparkConsumer
+from tests.java.traces import ORDERLY, Scenario, TraceRun, by_queue, script_of
+
+pytestmark = [pytest.mark.spark, pytest.mark.parametrize("backend", [REAL], indirect=True, scope="package")]
+
+_UNLIMITED = "maxReconsumeTimes default (-1)"
+"""Twenty times the same, recorded for the limit that is not there."""
+_AT_ONCE = 5
+_ADDED_BY_JAVA = {"MIN_OFFSET", "MAX_OFFSET"}
+"""Its pulls add them to every message, and so to one that is sent on as a dead letter."""
+
+
+class Pair:
+    """One scenario, on one topic, in two groups."""
+
+    def __init__(self, scenario: Scenario, java: JavaClients, cluster: ClusterUnderTest, engine: str) -> None:
+        self.scenario = scenario
+        self.cluster = cluster
+        self.engine = engine
+        topic = cluster.unique_name("beside")
+        self.java = TraceRun(scenario, java, cluster, topic=topic, group=f"{topic}-java")
+        self.spark_group = f"{topic}-spark"
+        self.ours = TraceRun(scenario, java, cluster, topic=topic, group=self.spark_group)
+        self.java.prepare()
+        self.ours.prepare_group()
+
+    def run(self, spark: SparkSession, folder: Path, client: BrokerClient) -> dict[str, tuple[Any, Any]]:
+        """What both did and left, by what it is: Java's and ours."""
+        self.java.begin().result(2 * ANSWER_S)
+        self.java.await_effects(client)
+        self.java.end().result(2 * ANSWER_S)
+        java = self._left(self.java, client)
+        calls = self.java.all_calls()
+        wanted = sum(len(event["messages"]) for event in calls)
+        with self._consumer(spark, folder) as consumer:
+            wait_until(
+                lambda: consumer.delivered() >= wanted, 9 * ANSWER_S, reason=f"{wanted} messages delivered"
+            )
+            wait_until(
+                lambda: self._left(self.ours, client) == java, 3 * ANSWER_S, reason=f"what Java left, {java},"
+            )
+        ours = {**self._left(self.ours, client), "calls": _sequences(consumer.script.events())}
+        return {name: (value, ours[name]) for name, value in {**java, "calls": _sequences(calls)}.items()}
+
+    def _consumer(self, spark: SparkSession, folder: Path) -> SparkConsumer:
+        config = self.scenario["config"]
+        auto_commit = not self.scenario["scenario"].startswith("autoCommit=false")
+        folder.mkdir()
+        return SparkConsumer(
+            spark,
+            folder,
+            Script(script_of(self.scenario), str(folder), auto_commit),
+            name_servers=self.cluster.name_servers,
+            group=self.spark_group,
+            topic=self.java.topic,
+            engine=self.engine,
+            max_reconsume_times=config["maxReconsumeTimes"],
+            consume_message_batch_max_size=config["consumeMessageBatchMaxSize"],
+            suspend_current_queue_time_millis=config["suspendCurrentQueueTimeMillis"],
+        )
+
+    @staticmethod
+    def _left(run: TraceRun, client: BrokerClient) -> dict[str, Any]:
+        return {
+            "committed": run.committed(client),
+            "retry topic": _as_sent(run.retries(client)),
+            "dead letters": _as_sent(run.dead_letters(client)),
+        }
+
+
+def _as_sent(stored: Iterable[Any]) -> list[Any]:
+    """Messages without what differs between two groups of one topic."""
+    return [
+        {**message, "properties": _without(message["properties"])} if isinstance(message, dict) else message
+        for message in stored
+    ]
+
+
+def _without(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in properties.items() if name not in _ADDED_BY_JAVA}
+
+
+def _sequences(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """By queue, what was delivered: offset, key, reconsumeTimes and the answer."""
+    return {
+        queue: [(seen["queueOffset"], seen["key"], seen["reconsumeTimes"], result) for seen, result in calls]
+        for queue, calls in by_queue(events, is_ordered=True).items()
+    }
+
+
+@pytest.fixture(scope="module", params=["direct"])
+def outcomes(
+    request: pytest.FixtureRequest, java: JavaClients, backend: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What each scenario led to; several run at the same time."""
+    kind, running = backend
+    spark = request.getfixturevalue("spark")
+    folder = tmp_path_factory.mktemp(f"beside-{request.param}")
+    cluster = ClusterUnderTest(running, kind)
+    pairs = [
+        Pair(scenario, java, cluster, request.param)
+        for scenario in ORDERLY
+        if scenario["scenario"] != _UNLIMITED
+    ]
+    with ThreadPoolExecutor(_AT_ONCE) as threads, _client() as client:
+        futures = {
+            pair.scenario["scenario"]: threads.submit(pair.run, spark, folder / str(number), client)
+            for number, pair in enumerate(pairs)
+        }
+        return {name: future.exception() or future.result() for name, future in futures.items()}
+
+
+@pytest.mark.parametrize("name", [each["scenario"] for each in ORDERLY if each["scenario"] != _UNLIMITED])
+def test_an_orderly_listener_of_ours_sees_and_leaves_what_java_s_does(
+    name: str, outcomes: dict[str, Any]
+) -> None:
+    """D1-D6, F1: each queue's offsets, reconsumeTimes and answers in their order; what is left at the broker."""
+    outcome = outcomes[name]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    for what, (java, ours) in outcome.items():
+        assert ours == java, what
+
+
+@contextmanager
+def _client() -> Iterator[BrokerClient]:
+    with ChannelPool(SystemClock()) as pool:
+        yield BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
