@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.parametrize("backend", [REAL], indi
 
 _UNLIMITED = "maxReconsumeTimes default (-1)"
 """Twenty times the same, recorded for the limit that is not there."""
-_AT_ONCE = 5
+_AT_ONCE = 3
 _ADDED_BY_JAVA = {"MIN_OFFSET", "MAX_OFFSET"}
 """Its pulls add them to every message, and so to one that is sent on as a dead letter."""
 

@@ -1,0 +1,68 @@
+"""The whole suite in two processes at a time: the tests that start Spark, and all others.
+
+Most tests wait for brokers and queries longer than they compute, so two at a time take little more than half as long.
+Each process has clusters of its own. With arguments, pytest runs as ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE
+
+_OTHERS, _WITH_SPARK = "not spark", "spark"
+
+
+def main(arguments: list[str]) -> int:
+    """Run pytest; its exit code, or of two processes the first that is not 0."""
+    if arguments:
+        return subprocess.call([sys.executable, "-m", "pytest", *arguments])
+    with TemporaryDirectory(prefix="tests-") as folder:
+        return _run_both(Path(folder))
+
+
+def _run_both(folder: Path) -> int:
+    output = folder / "output"
+    with output.open("wb") as file:
+        others = _start(_OTHERS, folder, stdout=file)
+        with_spark = _start(_WITH_SPARK, folder)
+        signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in (others, with_spark)])
+        # Ctrl-C reaches all three; each of the two cleans up after itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        codes = [with_spark.wait(), others.wait()]
+    _say(f"\n{'=' * 20} the tests that do not start Spark {'=' * 20}\n\n{output.read_text()}")
+    return next(filter(None, codes), 0) or _judge(folder)
+
+
+def _start(marker: str, folder: Path, **streams: object) -> subprocess.Popen[bytes]:
+    counts = folder / f"{marker}.json"
+    command = [sys.executable, "-m", "pytest", "-m", marker, "-o", f"cache_dir=.pytest_cache/{marker}"]
+    return subprocess.Popen(command, env={**os.environ, COUNTS_FILE: str(counts)}, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+def _judge(folder: Path) -> int:
+    """Together they must have tested on each backend."""
+    carried_out: Counter[str] = Counter()
+    for counts in folder.glob("*.json"):
+        carried_out.update(json.loads(counts.read_text()))
+    _say(f"All tests: {', '.join(f'{carried_out[name]} on {name}' for name in BACKENDS)}.")
+    left_out = [name for name in BACKENDS if not carried_out[name]]
+    for name in left_out:
+        _say(f"FAILED: no test marked '{name}' was carried out.")
+    return 1 if left_out else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
