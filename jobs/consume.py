@@ -53,11 +53,15 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
         consume_from_where=settings.consume_from_where,
         consume_timestamp=settings.consume_timestamp,
         consume_message_batch_max_size=settings.batch_size,
+        max_reconsume_times=settings.max_reconsume_times,
+        consume_thread_max=settings.consume_thread_max,
         suspend_current_queue_time_millis=settings.suspend_ms,
         max_offsets_per_trigger=settings.max_offsets_per_trigger,
         options=settings.source_options(),
     )
     for topic, expression in settings.subscribed().items():
         consumer.subscribe(topic, expression)
-    consumer.register_message_listener(listener, orderly=True, output_schema=settings.output_schema)
+    consumer.register_message_listener(
+        listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
+    )
     return consumer

@@ -196,8 +196,7 @@ class ConsumeSettings(ClusterAccess):
     listener: str = option(
         "listener",
         parse=parse_listener_name,
-        doc="The orderly message listener, module:function, found in pyFiles, on PYTHONPATH or in the current "
-        "directory.",
+        doc="The message listener, module:function, found in pyFiles, on PYTHONPATH or in the current directory.",
     )
     output_schema: str = option(
         "outputSchema",
@@ -240,6 +239,24 @@ class ConsumeSettings(ClusterAccess):
         default=1,
         unit="messages",
         doc="Most messages the listener gets in one call.",
+    )
+    max_reconsume_times: int = option(
+        "maxReconsumeTimes",
+        parse=int_between(-1, 2**31 - 1),
+        default=-1,
+        default_text="-1: no limit, or 16 for a concurrent listener",
+        doc="How often a message that fails is delivered again before it goes to the group's dead letters.",
+    )
+    consume_orderly: bool = like_source(
+        "consume_orderly",
+        default=True,
+        doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same time.",
+    )
+    consume_thread_max: int = option(
+        "consumeThreadMax",
+        parse=int_between(1, 1000),
+        default=20,
+        doc="Most calls of a concurrent listener at the same time in one task.",
     )
     suspend_ms: int = option(
         "suspendCurrentQueueTimeMillis",

@@ -31,7 +31,7 @@ class QueueAck:
     failed: int
     """Deliveries the listener gave back."""
     finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED or SLICE_USED."""
+    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED or, concurrent, THREADS_LOST."""
     listener_s: float
     """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
     reset_to: int | None = None
