@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.kill_driver import KILL_POINTS
@@ -50,6 +53,53 @@ def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
     report = check_sink(tmp_path / "sink", expected)
     assert report.is_clean, str(report)
     assert report.messages == 1000
+
+
+@BACKENDS
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("points", HISTORIES, ids=lambda points: ",".join(dict.fromkeys(points)))
+def test_every_message_of_a_concurrent_consumer_is_in_the_sink_after_kills_at(
+    points: tuple[str, ...], cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H1, E3, E6: each position once; what a killed run sent back, and its next run did not, comes once more from the
+    retry topic.
+    """
+    topic = cluster.create_topic(queues=4)
+    expected = produce_orders(cluster.name_servers, topic, 200)
+    group = cluster.unique_name("group")
+    config = {
+        "nameServers": cluster.name_servers,
+        "topic": topic,
+        "group": group,
+        "work": str(tmp_path),
+        "points": points,
+        "isConcurrent": True,
+        "maxOffsetsPerTrigger": 125,
+    }
+    sent = {(order_id, step) for order_id, steps in expected.items() for step in steps}
+
+    exit_codes = [_run_to_the_end_or_death(config, tmp_path / "driver.log") for _ in range(len(points) + 1)]
+    # A drain ends with what was there at its start; what was sent back during it comes with the next one.
+    for _ in range(3):
+        if {(row["order_id"], row["step"]) for row in _rows(tmp_path)} == sent:
+            break
+        exit_codes.append(_run_to_the_end_or_death(config, tmp_path / "driver.log"))
+
+    assert exit_codes[: len(points)] == [-signal.SIGKILL] * len(points), exit_codes
+    assert set(exit_codes[len(points) :]) == {0}, (tmp_path / "driver.log").read_text()[-4000:]
+    rows = _rows(tmp_path)
+    positions = Counter((row["topic"], row["brokerName"], row["queueId"], row["queueOffset"]) for row in rows)
+    assert set(positions.values()) == {1}
+    assert {(row["order_id"], row["step"]) for row in rows} == sent
+    first_hand = Counter((row["order_id"], row["step"]) for row in rows if row["topic"] == topic)
+    assert set(first_hand.values()) == {1}
+    again = [row for row in rows if row["topic"] != topic]
+    assert {row["topic"] for row in again} == {f"%RETRY%{group}"}
+
+
+def _rows(work: Path) -> list[dict[str, Any]]:
+    return list(DeltaTable(work / "sink").to_pyarrow_table().to_pylist())
 
 
 def _run_to_the_end_or_death(config: dict[str, object], log: Path) -> int:

@@ -10,6 +10,7 @@ that entry nothing durable happens, so a death there leaves the same tables and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -25,14 +26,20 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_rocketmq.datasource.format import DefaultSource
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
-from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    MessageQueue,
+)
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 
@@ -141,6 +148,26 @@ def make_listener(killer: Killer) -> Any:
     return on_orders
 
 
+def make_concurrent_listener(killer: Killer) -> Any:
+    """The same for concurrent consumption: what fails comes again through the retry topic."""
+    delivered = itertools.count(1)
+
+    def on_orders(
+        messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+    ) -> ConsumeConcurrentlyStatus:
+        (message,) = messages
+        order_id, _, step = message.body.decode().partition(":")
+        context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
+        if next(delivered) == 10:
+            killer.reached("in_listener")
+        if message.reconsume_times == 0 and zlib.crc32(f"{order_id}{step}{os.getpid()}".encode()) % 51 == 0:
+            context.delay_level_when_next_consume = 1
+            return ConsumeConcurrentlyStatus.RECONSUME_LATER
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    return on_orders
+
+
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
@@ -160,12 +187,17 @@ def main(config: Mapping[str, Any]) -> None:
         offset_store=store,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
-        orderly_engine=config["orderlyEngine"],
+        orderly_engine=config.get("orderlyEngine", "state"),
         # What is killed comes back under its name: its locks at the brokers are its own.
         instance_name="killed",
     )
     consumer.subscribe(config["topic"])
-    consumer.register_message_listener(make_listener(killer), output_schema=OUTPUT_SCHEMA)
+    is_concurrent = config.get("isConcurrent", False)
+    consumer.register_message_listener(
+        (make_concurrent_listener if is_concurrent else make_listener)(killer),
+        orderly=not is_concurrent,
+        output_schema=OUTPUT_SCHEMA,
+    )
     consumer.register_batch_listener(lambda report: killer.reached("before_spark_commit", report.batch_id))
     query = consumer.start(
         spark, sink=sink, checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
