@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "BrokerError": "errors",
     "ConsumeFromWhere": "model",
+    "ConsumeMessageContext": "streaming.consume_hooks",
     "ConsumeOrderlyContext": "streaming.listener",
     "ConsumeOrderlyStatus": "model",
     "DataLoss": "errors",
@@ -24,6 +25,7 @@ _HOME_OF = {
     "MessageModel": "model",
     "MessageQueue": "model",
     "OptionError": "errors",
+    "PandasListener": "streaming.pandas_listener",
     "PushConsumer": "streaming.push_consumer",
     "RocketMQError": "errors",
     "consume_orderly": "streaming.orderly_engine",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +78,34 @@ def test_all_problems_are_reported_together() -> None:
     )
 
     assert len(problems) == 4
+
+
+def test_what_cannot_be_sent_to_the_executors_is_named_before_anything_runs() -> None:
+    """And what to do instead; a hook like a listener."""
+    connection = sqlite3.connect(":memory:")
+
+    def insert(messages: Any, context: Any) -> None:
+        connection.execute("SELECT 1")
+
+    class Hook:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
+    consumer.subscribe("orders")
+    consumer.register_message_listener(insert, output_schema="step string")
+    consumer.register_consume_message_hook(Hook())  # type: ignore[arg-type]
+    with pytest.raises(OptionError) as caught:
+        consumer.start(None, checkpoint="unused")  # type: ignore[arg-type]
+
+    of_listener, of_hook = caught.value.problems
+    assert (
+        "insert cannot be sent to the executors: its variable 'connection' is a sqlite3.Connection"
+        in of_listener
+    )
+    assert "make it in the open() of a listener class" in of_listener
+    assert "the hook an object of type Hook cannot be sent to the executors: its attribute 'lock'" in of_hook
+    connection.close()
 
 
 @pytest.mark.parametrize("times", [-1, 0, 16])

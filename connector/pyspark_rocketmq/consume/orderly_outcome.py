@@ -81,6 +81,17 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = {
 # fmt: on
 
 
+SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
+"""The answers that count as success for hooks."""
+_STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
+
+
+def status_of(answer: object) -> ConsumeOrderlyStatus:
+    """The status an answer counts as; what is none puts the messages back."""
+    found = _STATUSES.get(answer) if isinstance(answer, str) else None
+    return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
 def outcome_of(status: object, *, auto_commit: bool) -> Outcome:
     """The outcome of a call that returned ``status``; a string equal to a status is that status."""
     outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from logging import Logger, LoggerAdapter, getLogger
 from typing import Any
 
 from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, BROKER_DECIDES
 from pyspark_rocketmq.errors import ListenerError, SchemaError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+
+_listener_logger = getLogger("pyspark_rocketmq.listener")
 
 
 class DeliveryContext:
@@ -17,13 +20,23 @@ class DeliveryContext:
     Rows given to :meth:`emit` reach the sink only when their message is acknowledged; they are dropped otherwise.
     """
 
-    __slots__ = ("_current", "_emitted", "_first_offset", "_last_offset", "_output", "message_queue")
+    __slots__ = (
+        "_current",
+        "_emitted",
+        "_first_offset",
+        "_last_offset",
+        "_output",
+        "attempt",
+        "message_queue",
+    )
 
     def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
         """Begin a delivery of ``messages``: at least one, of one queue, ascending."""
         first = messages[0]
         self.message_queue = first.message_queue
         """The queue being consumed."""
+        self.attempt = first.reconsume_times + 1
+        """Which delivery of its first message this is, from 1."""
         self._output = output
         self._first_offset = first.queue_offset
         self._last_offset = messages[-1].queue_offset
@@ -57,6 +70,15 @@ class DeliveryContext:
                     "message; say which message the row belongs to: context.emit(message, …)."
                 )
         self._emitted.append((message.queue_offset, *map(columns.get, output.names)))
+
+    @property
+    def logger(self) -> LoggerAdapter[Logger]:
+        """Logs to ``pyspark_rocketmq.listener`` with the queue, and the offset that the loop is at, before each text.
+
+        Outside a loop the offset is the delivery's first.
+        """
+        at = self._first_offset if self._current is None else self._current.queue_offset
+        return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
 
     def take_emitted(self) -> list[tuple[Any, ...]]:
         """The engine's: rows of this delivery, each led by its message's queue offset."""
@@ -92,6 +114,14 @@ class DeliveryContext:
             f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
             f"it has {', '.join(self._output.names)}."
         )
+
+
+class _PositionLogger(LoggerAdapter[Logger]):
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Put together here: a topic's name is no part of the format."""
+        if self.isEnabledFor(level):
+            text = str(msg) % args if args else msg
+            self.logger.log(level, "%s %s", (self.extra or {})["position"], text, **kwargs)
 
 
 class ConsumeOrderlyContext(DeliveryContext):

@@ -33,9 +33,9 @@ from pyspark_rocketmq.streaming.arrived_range import (
     whole_range,
     wrong_markers,
 )
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import consume_directly
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
@@ -47,23 +47,25 @@ _STATE_SCHEMA = (
 
 def consume_orderly(
     messages: DataFrame,
-    listener: MessageListenerOrderly,
+    listener: object,
     output_schema: str | StructType,
     settings: OrderlySettings | None = None,
     *,
     send_back: SendBackSettings | None = None,
     engine: OrderlyEngineKind = OrderlyEngineKind.STATE,
+    hooks: ConsumeHooks | None = None,
 ) -> DataFrame:
     """Run ``listener`` over a consumer-mode stream, each queue in order.
 
     Args:
         messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
-        listener: Called with messages of one queue in order, and a context.
+        listener: Called with messages of one queue in order, and a context; in any of the forms of ``listener_forms``.
         output_schema: Columns of the rows it emits.
         settings: RocketMQ's defaults if not given.
         send_back: How dead letters are sent; needed with ``max_reconsume_times``.
         engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions are all
             right (``coalesce``), a shuffle is refused.
+        hooks: Called before and after each call of the listener.
 
     Returns:
         Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
@@ -71,11 +73,13 @@ def consume_orderly(
         and commits the acks after.
 
     Raises:
-        OptionError: If messages may be given up and there is no way to send them.
+        OptionError: If the listener is none, or messages may be given up and there is no way to send them.
         SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
     """
     schema = listener_schema(output_schema)
-    consumer = RangeConsumer(listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back)
+    consumer = RangeConsumer(
+        listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back, hooks
+    )
     if engine is OrderlyEngineKind.DIRECT:
         return consume_directly(messages, consumer, schema)
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make

@@ -12,11 +12,12 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
-from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome
+from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
 from pyspark_rocketmq.consume.put_back import PutBack, from_offset, spans_of, times_by_index
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
 
@@ -56,6 +57,7 @@ def no_dead_letters(message: MessageExt) -> None:
     )
 
 
+_NO_HOOKS = ConsumeHooks()
 _GIVEN_BACK = frozenset({Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK})
 
 
@@ -73,6 +75,7 @@ class OrderlyRun:
         before: Uncommitted,
         now_s: Callable[[], float],
         dead_letters: DeadLetters = no_dead_letters,
+        hooks: ConsumeHooks = _NO_HOOKS,
     ) -> None:
         self._planned = planned
         self._messages = messages
@@ -80,6 +83,7 @@ class OrderlyRun:
         self._output = output
         self._now_s = now_s
         self._dead_letters = dead_letters
+        self._hooks = hooks
         self._started_s = self._answered_s = now_s()
         self._before = before
         self._has_delivered = False
@@ -172,25 +176,32 @@ class OrderlyRun:
         return self._messages[index].queue_offset if index < len(self._messages) else self._planned.end
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
+        seen = self._hooks.before(self._planned.queue, messages)
+        answer: object = None
         try:
-            status = self._listener(context.follow(messages), context)
+            answer = self._listener(context.follow(messages), context)
         except Exception:
             logger.exception("listener failed %s", self._describe(messages))
             self._answered_s = self._now_s()
-            return self._machine.listener_raised(
+            outcome = self._machine.listener_raised(
                 self._answered_s,
                 auto_commit=context.auto_commit,
                 suspend_millis=context.suspend_current_queue_time_millis,
             )
-        self._answered_s = self._now_s()
-        outcome = self._machine.listener_returned(
-            status,
-            auto_commit=context.auto_commit,
-            suspend_millis=context.suspend_current_queue_time_millis,
-            now_s=self._answered_s,
-        )
+        else:
+            self._answered_s = self._now_s()
+            outcome = self._machine.listener_returned(
+                answer,
+                auto_commit=context.auto_commit,
+                suspend_millis=context.suspend_current_queue_time_millis,
+                now_s=self._answered_s,
+            )
         if outcome.problem is not None:
             logger.error("%s %s", outcome.problem, self._describe(messages))
+        status = status_of(answer)
+        self._hooks.after(
+            seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)
+        )
         return outcome
 
     def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:

@@ -30,11 +30,13 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.concurrent_engine import consume_concurrently
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import MessageListenerConcurrently, MessageListenerOrderly
+from pyspark_rocketmq.streaming.listener_forms import form_of, named
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
+from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
@@ -131,10 +133,11 @@ class PushConsumer:
         self._orderly_engine = orderly_engine
         self._options = dict(options or {})
         self._subscriptions: dict[str, str] = {}
-        self._listener: Callable[..., Any] | None = None
+        self._listener: Any = None
         self._is_orderly = True
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
+        self._hooks: list[ConsumeMessageHook] = []
 
     def subscribe(self, topic: str, expression: str = "*") -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
@@ -144,28 +147,33 @@ class PushConsumer:
         self._subscriptions[topic] = expression
 
     def register_message_listener(
-        self,
-        listener: MessageListenerOrderly | MessageListenerConcurrently,
-        *,
-        orderly: bool = True,
-        output_schema: str | StructType,
+        self, listener: object, *, orderly: bool = True, output_schema: str | StructType
     ) -> None:
-        """Set the listener; it is pickled to the executors, so it must not hold connections or sessions.
+        """Set the listener. It is pickled to the executors; one that holds connections has an ``open``.
 
         Args:
-            listener: Called with messages of one queue and a context; a concurrent one may be ``async def``.
+            listener: Called with messages of one queue and a context. An orderly one may be a function, a generator
+                function, a ``PandasListener``, a class with ``consume_message``, or the ``module:name`` of any of these; a
+                concurrent one a function, also an ``async def``.
             orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same time;
                 what fails comes again through the group's retry topic.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
+            OptionError: If an orderly listener has none of these forms.
             SchemaError: If the schema cannot be used.
         """
         # A schema given as text can be parsed only where there is a session; start() has one.
         can_parse = SparkSession.getActiveSession() is not None or isinstance(output_schema, StructType)
         self._output_schema = listener_schema(output_schema) if can_parse else output_schema
+        if orderly:
+            form_of(listener)
         self._listener = listener
         self._is_orderly = orderly
+
+    def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
+        """Have ``hook`` called on the executors before and after each call of an orderly listener (row D10)."""
+        self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
         """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
@@ -212,11 +220,12 @@ class PushConsumer:
         else:
             rows = consume_orderly(
                 messages,
-                self._listener,
+                form_of(self._listener, self._group),
                 schema,
                 settings,
                 send_back=send_back,
                 engine=OrderlyEngineKind(self._orderly_engine),
+                hooks=self._consume_hooks(parsed),
             )
         started = _Started()
         committer = self._committer(parsed, sink, started.query_id)
@@ -229,6 +238,9 @@ class PushConsumer:
         )
         started.set(str(query.id))
         return query
+
+    def _consume_hooks(self, options: ReadOptions) -> ConsumeHooks:
+        return ConsumeHooks(self._hooks, consumer_group=self._group, namespace=options.namespace)
 
     def _committer(
         self, options: ReadOptions, sink: DeltaSink | None, query_id: Callable[[], str]
@@ -246,7 +258,7 @@ class PushConsumer:
 
     def _checked(self) -> tuple[dict[str, str], OrderlySettings | ConcurrentSettings]:
         """The source's options and the engine's settings, or every problem at once."""
-        problems = self._own_problems() + self._overridden()
+        problems = self._own_problems() + self._overridden() + self._unpicklable()
         options = {
             "nameServers": self._name_servers,
             "consumerGroup": self._group,
@@ -290,6 +302,10 @@ class PushConsumer:
         checks = (
             (self._listener is None, "no listener is registered; call register_message_listener() first"),
             (
+                bool(self._hooks) and not self._is_orderly,
+                "hooks are called around an orderly listener's calls only, and this listener is concurrent",
+            ),
+            (
                 self._store.spec.startswith("memory:"),
                 (
                     f"offset_store is '{self._store.spec}': progress kept in this process cannot be seen by Spark's "
@@ -318,6 +334,15 @@ class PushConsumer:
             ),
         )
         return [sentence for is_wrong, sentence in checks if is_wrong]
+
+    def _unpicklable(self) -> list[str]:
+        sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
+        return [
+            f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a listener class "
+            "or when it is first needed, or register 'module:name'"
+            for what, one in sent
+            if (reason := why_not_picklable(one)) is not None
+        ]
 
     def _overridden(self) -> list[str]:
         return [

@@ -13,9 +13,10 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
 from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import MessageListenerOrderly
+from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, Uncommitted, no_dead_letters
 from pyspark_rocketmq.streaming.output_rows import engine_columns
 
@@ -35,18 +36,20 @@ class RangeConsumer:
 
     def __init__(
         self,
-        listener: MessageListenerOrderly,
+        listener: object,
         output: OutputColumns,
         settings: OrderlySettings,
         send_back: SendBackSettings | None = None,
+        hooks: ConsumeHooks | None = None,
     ) -> None:
-        """Prepare for any number of ranges.
+        """Prepare for any number of ranges; ``listener`` has any of the forms of ``listener_forms``.
 
         Raises:
-            OptionError: If the settings limit the reconsumptions and ``send_back`` does not say how messages that
+            OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back`` does not say how messages that
                 reached the limit are sent.
         """
-        self._listener = listener
+        self._listener = form_of(listener)
+        self._hooks = hooks or ConsumeHooks()
         self._output = output
         self._settings = settings
         self._dead_letters: DeadLetters = no_dead_letters
@@ -62,17 +65,19 @@ class RangeConsumer:
     def consume(self, arrived: ArrivedRange, before: Uncommitted | None) -> Consumed:
         """Deliver the range's messages; ``before`` is what an earlier range has left, None if nothing."""
         planned = arrived.planned
-        run = OrderlyRun(
-            planned,
-            arrived.messages,
-            listener=self._listener,
-            output=self._output,
-            settings=self._settings,
-            before=before or Uncommitted.at_start_of(planned),
-            now_s=time.time,
-            dead_letters=self._dead_letters,
-        )
-        rows = run.consume()
+        with self._listener.lease() as listener:
+            run = OrderlyRun(
+                planned,
+                arrived.messages,
+                listener=listener,
+                output=self._output,
+                settings=self._settings,
+                before=before or Uncommitted.at_start_of(planned),
+                now_s=time.time,
+                dead_letters=self._dead_letters,
+                hooks=self._hooks,
+            )
+            rows = run.consume()
         return Consumed(rows, replace(run.ack(), reset_to=arrived.reset_to), run.uncommitted())
 
     def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:

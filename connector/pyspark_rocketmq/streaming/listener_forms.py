@@ -1,0 +1,166 @@
+"""The forms a listener may have, and how each becomes the one that engines call.
+
+=========================  ==========================================================================================
+a function                 ``(messages, context) -> status``
+a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is SUCCESS, or ``return status``
+:class:`PandasListener`    ``(frame, context) -> status`` or ``(status, frame of rows)``
+a class, or an object      with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if wanted: opened
+                           once per worker process, closed when it was not needed for a while
+``"module:name"``          any of these, imported where it is needed and not pickled
+=========================  ==========================================================================================
+
+A form is what is pickled to the executors; there each range takes a lease of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+from pyspark_rocketmq.errors import ListenerError, OptionError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.streaming.listener import DeliveryContext
+from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
+
+Call = Callable[[Sequence[MessageExt], Any], Any]
+"""What engines call: messages and their context."""
+
+
+@runtime_checkable
+class ListenerForm(Protocol):
+    """A listener on its way to the executors."""
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """The listener for one range, in whichever process this is."""
+        ...
+
+
+def form_of(listener: object, consumer_group: str = "") -> ListenerForm:
+    """The form of whatever a user gives as a listener; a form stays as it is.
+
+    Raises:
+        OptionError: If it is no listener, or one for the concurrent mode.
+    """
+    return _form(listener, consumer_group, uuid4().hex)
+
+
+def _form(listener: object, consumer_group: str, key: str) -> ListenerForm:
+    """``key`` tells an object that is to be opened once from others, in every process alike."""
+    if isinstance(listener, ListenerForm):
+        return listener
+    if isinstance(listener, str):
+        return ByName(listener, consumer_group, key)
+    if hasattr(listener, "consume_message"):
+        return OpenedOnce(listener, ListenerContext(consumer_group), key)
+    if inspect.isgeneratorfunction(listener):
+        return Plain(GeneratorListener(listener))
+    if inspect.iscoroutinefunction(listener):
+        raise _unusable(
+            f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has one call at "
+            "a time"
+        )
+    if not callable(listener) or isinstance(listener, type):
+        raise _unusable(
+            f"{named(listener)} is no listener: it must be a function of messages and a context, or have a method "
+            "consume_message(messages, context)"
+        )
+    return Plain(listener)
+
+
+def load(name: str) -> object:
+    """Import what ``module:name`` stands for.
+
+    Raises:
+        OptionError: If it cannot be had.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise _unusable(f"'{name}' is not written as module:name")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except Exception as error:
+        raise _unusable(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def named(listener: object) -> str:
+    """How a listener is called in messages to its author."""
+    return getattr(listener, "__qualname__", None) or f"an object of type {type(listener).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A listener that needs nothing before its first call."""
+
+    call: Call
+
+    @contextmanager
+    def lease(self) -> Iterator[Call]:
+        """See :class:`ListenerForm`."""
+        yield self.call
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedOnce:
+    """A listener that holds connections or the like."""
+
+    listener: Any
+    """An object, or a class to make one of in each process."""
+    context: ListenerContext
+    key: str
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """See :class:`ListenerForm`."""
+        return lease_of_opened(self.key, self.listener, self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """A listener that every process imports for itself."""
+
+    name: str
+    consumer_group: str
+    key: str
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """See :class:`ListenerForm`."""
+        return _form(load(self.name), self.consumer_group, self.key).lease()
+
+
+class GeneratorListener:
+    """Calls a generator function and emits what it yields."""
+
+    def __init__(self, function: Callable[[Sequence[MessageExt], Any], Iterator[Any]]) -> None:
+        self._function = function
+
+    def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+        """Emit its rows; the status it returned, SUCCESS if none."""
+        rows = self._function(messages, context)
+        try:
+            while True:
+                _emit(next(rows), context)
+        except StopIteration as end:
+            return ConsumeOrderlyStatus.SUCCESS if end.value is None else end.value
+        finally:
+            rows.close()  # type: ignore[attr-defined]  # a generator's
+
+
+def _emit(row: object, context: DeliveryContext) -> None:
+    match row:
+        case Mapping():
+            context.emit(**row)
+        case (MessageExt() as message, Mapping() as columns):
+            context.emit(message, **columns)
+        case _:
+            raise ListenerError(
+                f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, dict) to say "
+                "which message it belongs to."
+            )
+
+
+def _unusable(why: str) -> OptionError:
+    return OptionError((why,), where="listener")

@@ -1,0 +1,144 @@
+"""Hooks around the calls of an orderly run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageContext
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from tests.helpers.messages import QUEUE, message_at
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+PLANNED = QueueRange(queue=QUEUE, start=10, end=12, epoch=1, reconsume_times=1)
+
+
+class Recording:
+    """A hook that notes what it is shown."""
+
+    def __init__(self, name: str, events: list[Any]) -> None:
+        self.name = name
+        self.events = events
+
+    def hook_name(self) -> str:
+        return self.name
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        context.mq_trace_context = self.name
+        self.events.append((self.name, "before", context.success, context.status, dict(context.props)))
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        assert context.mq_trace_context is not None
+        self.events.append((self.name, "after", context.success, context.status, dict(context.props)))
+
+
+class Broken:
+    """A hook that always fails."""
+
+    def hook_name(self) -> str:
+        return "broken"
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        raise ValueError("before")
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        raise ValueError("after")
+
+
+def run_of(
+    listener: Any, *hooks: Any, auto_commit: bool = True, clock_step_s: float = 0.0, **settings: Any
+) -> OrderlyRun:
+    clock = itertools.count(1000.0, clock_step_s)
+
+    def listener_with_context(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit = auto_commit
+        return listener(messages)
+
+    return OrderlyRun(
+        PLANNED,
+        [message_at(10), message_at(11)],
+        listener=listener_with_context,
+        output=OutputColumns.of(StructType().add("name", "string")),
+        settings=OrderlySettings(consume_message_batch_max_size=2, **settings),
+        before=Uncommitted.at_start_of(PLANNED),
+        now_s=lambda: next(clock),
+        hooks=ConsumeHooks(hooks, consumer_group="billing", namespace="shop"),
+    )
+
+
+def raises(messages: Sequence[MessageExt]) -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("listener", "auto_commit", "success", "status", "return_type"),
+    [
+        (lambda messages: SUCCESS, True, True, "SUCCESS", "SUCCESS"),
+        (lambda messages: ConsumeOrderlyStatus.COMMIT, False, True, "COMMIT", "SUCCESS"),
+        (lambda messages: ConsumeOrderlyStatus.ROLLBACK, False, False, "ROLLBACK", "SUCCESS"),
+        (lambda messages: SUSPEND, True, False, str(SUSPEND), "FAILED"),
+        (lambda messages: None, True, False, str(SUSPEND), "RETURNNULL"),
+        (raises, True, False, str(SUSPEND), "EXCEPTION"),
+        (lambda messages: "CONSUME_SUCCESS", True, False, str(SUSPEND), "FAILED"),
+    ],
+)
+def test_hooks_see_each_call_before_and_after(
+    *, listener: Any, auto_commit: bool, success: bool, status: str, return_type: str
+) -> None:
+    """D10: with what Java's hooks get, in its words."""
+    events: list[Any] = []
+    run_of(listener, Recording("h", events), auto_commit=auto_commit).consume()
+
+    assert events == [
+        ("h", "before", False, None, {}),
+        ("h", "after", success, status, {"ConsumeContextType": return_type}),
+    ]
+
+
+def test_a_slow_call_is_shown_as_a_time_out() -> None:
+    """D8, D10"""
+    events: list[Any] = []
+    run_of(lambda messages: SUCCESS, Recording("h", events), clock_step_s=900.0).consume()
+
+    assert events[1] == ("h", "after", True, "SUCCESS", {"ConsumeContextType": "TIME_OUT"})
+
+
+def test_hooks_see_group_queue_and_messages_as_the_listener_does() -> None:
+    """D10"""
+    seen: list[ConsumeMessageContext] = []
+
+    class Keeping(Recording):
+        def consume_message_after(self, context: ConsumeMessageContext) -> None:
+            seen.append(context)
+
+    run_of(lambda messages: SUCCESS, Keeping("h", [])).consume()
+
+    (context,) = seen
+    assert (context.consumer_group, context.namespace, context.mq) == ("billing", "shop", QUEUE)
+    assert [(one.queue_offset, one.reconsume_times) for one in context.msg_list] == [(10, 1), (11, 0)]
+
+
+def test_an_exception_in_a_hook_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """D10: neither for the messages nor for the other hooks."""
+    events: list[Any] = []
+    run = run_of(lambda messages: SUCCESS, Broken(), Recording("h", events), Broken())
+    with caplog.at_level(logging.ERROR):
+        run.consume()
+
+    assert run.ack().next_offset == 12
+    assert [event[1] for event in events] == ["before", "after"]
+    assert len(caplog.records) == 4
+    assert (
+        "consume message hook failed, nothing changes hook=broken topic=orders broker=broker-a queue=3"
+        in caplog.text
+    )

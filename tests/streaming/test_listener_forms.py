@@ -1,0 +1,430 @@
+"""Every form a listener may have, as engines use it: leased for a range, in the process of a task."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
+from pyspark_rocketmq.streaming.pandas_listener import PandasListener
+from pyspark_rocketmq.streaming.pickling import why_not_picklable
+from tests.helpers.messages import message_at
+from tests.helpers.wait import wait_until
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+OUTPUT = OutputColumns.of(StructType().add("name", "string").add("size", "integer"))
+
+
+def called(listener: object, *offsets: int) -> tuple[object, list[tuple[Any, ...]]]:
+    """What a listener answers to one delivery, on an executor, and the rows it emitted."""
+    form = pickle.loads(cloudpickle.dumps(form_of(listener, "billing")))
+    messages = [message_at(offset) for offset in offsets or (10, 11, 15)]
+    context = ConsumeOrderlyContext(messages, OUTPUT)
+    with form.lease() as call:
+        answer = call(context.follow(messages), context)
+    return answer, context.take_emitted()
+
+
+def of_messages(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages:
+        context.emit(name=message.keys)
+    return SUCCESS
+
+
+def test_a_function_gets_messages_and_a_context() -> None:
+    """D2"""
+    assert called(of_messages) == (
+        SUCCESS,
+        [(10, "key-10", None), (11, "key-11", None), (15, "key-15", None)],
+    )
+    assert called(partial(of_messages), 7) == (SUCCESS, [(7, "key-7", None)])
+
+
+def yielding(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[Any]:
+    for message in messages:
+        yield {"name": message.keys}
+    yield messages[0], {"name": "first again", "size": 1}
+
+
+def test_a_generator_yields_rows_and_its_end_is_success() -> None:
+    """H6: a row belongs to the message that the loop is at, or to the one it names."""
+    assert called(yielding) == (
+        SUCCESS,
+        [(10, "key-10", None), (11, "key-11", None), (15, "key-15", None), (10, "first again", 1)],
+    )
+
+
+def test_a_generator_may_return_any_status() -> None:
+    """D3"""
+
+    def gives_back(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[Any]:
+        yield messages[0], {"name": "void"}
+        return SUSPEND
+
+    assert called(gives_back)[0] is SUSPEND
+
+
+@pytest.mark.parametrize("row", ["text", ("a", {}), None, 7])
+def test_a_generator_that_yields_no_row_is_told_what_a_row_is(row: object) -> None:
+    """D5"""
+    ended = []
+
+    def wrong(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[Any]:
+        try:
+            yield row
+        finally:
+            ended.append(True)
+
+    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
+    with form_of(wrong).lease() as call, pytest.raises(ListenerError, match="a row is a dict of columns"):
+        call([message_at(1)], context)
+    assert ended == [True]
+
+
+def on_frame(frame: pd.DataFrame, context: ConsumeOrderlyContext) -> Any:
+    rows = frame[frame["queueOffset"] != 11][["queueOffset"]].assign(name=frame["keys"])
+    return SUCCESS, rows.assign(size=pd.array([1, None], dtype="Int32"))
+
+
+def test_a_pandas_listener_gets_a_frame_and_returns_a_status_and_rows() -> None:
+    """D2, H6: nulls stay nulls, and each row stays with its message."""
+    assert called(PandasListener(on_frame)) == (SUCCESS, [(10, "key-10", 1), (15, "key-15", None)])
+
+
+def test_the_frame_has_the_source_s_columns() -> None:
+    """As ``format("rocketmq")`` gives them, times as instants."""
+    seen: list[pd.DataFrame] = []
+
+    def look(frame: pd.DataFrame, context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        seen.append(frame)
+        return SUCCESS
+
+    messages = [message_at(10), message_at(11)]
+    assert PandasListener(look)(messages, ConsumeOrderlyContext(messages, OUTPUT)) is SUCCESS
+
+    (frame,) = seen
+    assert frame["queueOffset"].tolist() == [10, 11]
+    assert frame["body"].tolist() == [b"body-10", b"body-11"]
+    assert frame["bornTimestamp"][0] == pd.Timestamp(1_700_000_000_000, unit="ms", tz="UTC")
+    assert {"topic", "brokerName", "queueId", "keys", "tags", "properties", "reconsumeTimes"} <= set(frame)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "complaint"),
+    [
+        ({"name": ["a"]}, ListenerError, "rows without column 'queueOffset' for a delivery of 3 messages"),
+        ({"queueOffset": [12], "name": ["a"]}, ListenerError, "is none of its delivery, 10 to 15"),
+        ({"queueOffset": [10], "nam": ["a"]}, SchemaError, "nam, which the output schema does not have"),
+        ({"queueOffset": [10], "size": ["a"]}, SchemaError, "for column 'size'|column 'size'"),
+    ],
+)
+def test_a_frame_of_rows_that_cannot_be_told_apart_or_do_not_fit_is_refused(
+    rows: dict[str, Any], error: type[Exception], complaint: str
+) -> None:
+    """D5, H6"""
+    with pytest.raises(error, match=complaint):
+        called(PandasListener(lambda frame, context: (SUCCESS, pd.DataFrame(rows))))
+
+
+def test_the_rows_of_a_delivery_of_one_message_are_its_own() -> None:
+    """H6"""
+    one = PandasListener(lambda frame, context: (SUCCESS, pd.DataFrame({"name": ["a", "b"]})))
+
+    assert called(one, 7) == (SUCCESS, [(7, "a", None), (7, "b", None)])
+    assert called(PandasListener(lambda frame, context: None), 7) == (None, [])
+
+
+# ------------------------------------------------------------------------------------------------------- opened ones
+
+EVENTS: list[Any] = []
+
+
+class Recording:
+    """A listener with a connection."""
+
+    def __init__(self) -> None:
+        self.connection: sqlite3.Connection | None = None
+
+    def open(self, context: ListenerContext) -> None:
+        EVENTS.append(("open", context.consumer_group))
+        self.connection = sqlite3.connect(":memory:", check_same_thread=False)
+
+    def consume_message(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        assert self.connection is not None
+        (answer,) = self.connection.execute("SELECT 1").fetchone()
+        context.emit(messages[0], size=answer)
+        return SUCCESS
+
+    def close(self) -> None:
+        EVENTS.append("close")
+        assert self.connection is not None
+        self.connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    EVENTS.clear()
+
+
+@pytest.mark.parametrize("listener", [Recording, Recording()], ids=["class", "object"])
+def test_a_listener_with_a_connection_is_opened_once_per_process(listener: object) -> None:
+    """Not once per task: each of them gets a pickled copy, and the first one that was opened serves them all."""
+    sent = cloudpickle.dumps(form_of(listener, "billing"))
+    messages = [message_at(10)]
+    for _ in range(3):
+        context = ConsumeOrderlyContext(messages, OUTPUT)
+        with pickle.loads(sent).lease() as call:
+            assert call(messages, context) is SUCCESS
+        assert context.take_emitted() == [(10, None, 1)]
+
+    assert EVENTS == [("open", "billing")]
+
+
+def test_two_consumers_do_not_share_an_opened_listener() -> None:
+    for group in ("one", "other"):
+        with form_of(Recording, group).lease():
+            pass
+
+    assert EVENTS == [("open", "one"), ("open", "other")]
+
+
+def test_a_listener_nobody_used_for_a_while_is_closed_and_opened_again_when_needed() -> None:
+    """Spark ends an idle worker without letting it finish anything, so it is closed before that."""
+    context = ListenerContext("billing")
+    with lease_of_opened("k", Recording, context, idle_s=0.01):
+        pass
+    wait_until(lambda: EVENTS[-1] == "close", 10, reason="The idle listener's end")
+    with lease_of_opened("k", Recording, context, idle_s=60):
+        assert EVENTS == [("open", "billing"), "close", ("open", "billing")]
+
+
+def test_a_listener_in_use_is_not_closed() -> None:
+    """However short the idle time is: the timer of an earlier lease means nothing."""
+    context = ListenerContext("billing")
+    with lease_of_opened("in use", Recording, context, idle_s=0.0):
+        pass
+    for _ in range(50):
+        with lease_of_opened("in use", Recording, context, idle_s=0.0) as call:
+            assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
+    opened = EVENTS.count(("open", "billing"))
+    wait_until(lambda: EVENTS.count("close") == opened, 10, reason="The idle listener's end")
+
+
+class Unopened:
+    """Has nothing to open the first time."""
+
+    attempts = 0
+
+    def open(self, context: ListenerContext) -> None:
+        Unopened.attempts += 1
+        if Unopened.attempts == 1:
+            raise ConnectionError("the database is away")
+
+    def consume_message(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        return SUCCESS
+
+
+def test_a_listener_that_cannot_be_opened_fails_its_messages_and_is_tried_again() -> None:
+    """D5: so its queues wait, and the query goes on."""
+    form = form_of(Unopened)
+    messages = [message_at(1)]
+    context = ConsumeOrderlyContext(messages, OUTPUT)
+
+    with form.lease() as call, pytest.raises(ListenerError, match=r"open\(\) failed") as caught:
+        call(messages, context)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    with form.lease() as call:
+        assert call(messages, context) is SUCCESS
+
+
+def test_a_listener_without_open_and_close_needs_neither() -> None:
+    class Bare:
+        def consume_message(
+            self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+        ) -> ConsumeOrderlyStatus:
+            return SUCCESS
+
+    assert called(Bare()) == (SUCCESS, [])
+
+
+# --------------------------------------------------------------------------------------------------------- by name
+
+
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """A module of a user's."""
+    made = ModuleType("users_listeners")
+    sys.modules[made.__name__] = made
+    yield made
+    del sys.modules[made.__name__]
+
+
+@pytest.mark.parametrize("listener", [of_messages, yielding, PandasListener(on_frame), Recording])
+def test_any_form_can_be_named(module: ModuleType, listener: Any) -> None:
+    """It is imported by each process, so it need not be picklable."""
+    module.listener = listener  # type: ignore[attr-defined]
+    module.lock = threading.Lock()  # type: ignore[attr-defined]
+
+    assert called("users_listeners:listener")[0] is SUCCESS
+
+
+def test_a_named_class_is_opened_once(module: ModuleType) -> None:
+    module.Recording = Recording  # type: ignore[attr-defined]
+    form = form_of("users_listeners:Recording", "billing")
+    for _ in range(2):
+        with form.lease():
+            pass
+
+    assert EVENTS == [("open", "billing")]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("no_module_at_all:on_order", "'no_module_at_all:on_order' cannot be imported: ModuleNotFoundError"),
+        ("json:nothing_there", "cannot be imported: AttributeError"),
+        ("json", "'json' is not written as module:name"),
+        (":x", "is not written as module:name"),
+    ],
+)
+def test_a_name_that_stands_for_nothing_is_an_error(name: str, complaint: str) -> None:
+    with form_of_error(complaint):
+        called(name)
+
+
+def form_of_error(complaint: str) -> Any:
+    return pytest.raises(OptionError, match=complaint)
+
+
+async def asynchronous(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+    """For concurrent consumers."""
+
+
+@pytest.mark.parametrize(
+    ("listener", "complaint"),
+    [
+        (asynchronous, "asynchronous is an async def, which only a concurrent listener may be"),
+        (7, "an object of type int is no listener"),
+        (int, "int is no listener: it must be a function of messages and a context"),
+    ],
+)
+def test_what_is_no_listener_is_refused_at_once(listener: object, complaint: str) -> None:
+    with form_of_error(complaint):
+        form_of(listener)
+
+
+# ---------------------------------------------------------------------------------------------------- what is pickled
+
+LOCK = threading.Lock()
+
+
+def with_a_global(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+    with LOCK:
+        pass
+
+
+class Holder:
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+
+    def consume_message(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+        """Never called."""
+
+
+def with_a_variable() -> Callable[..., None]:
+    settings = {"target": [1, threading.Lock()]}
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
+        settings.clear()
+
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("listener", "named"),
+    [
+        (with_a_variable(), "its variable 'settings' → entry 'target' → element 1 is a _thread.lock"),
+        (Holder(), "its attribute 'connection' is a sqlite3.Connection"),
+        (Holder().consume_message, "its object → attribute 'connection' is a sqlite3.Connection"),
+        (
+            partial(of_messages, connection=Holder()),
+            "its argument 'connection' → attribute 'connection' is a sqlite3",
+        ),
+        (threading.Lock(), "it is a _thread.lock"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named(listener: object, named: str) -> None:
+    """Before the query starts, and by the name it has in the user's code."""
+    reason = why_not_picklable(listener)
+
+    assert reason is not None
+    assert reason.startswith(named)
+    assert "which cannot be pickled (" in reason
+
+
+def test_a_function_of_the_main_program_takes_its_globals_along() -> None:
+    """As in a notebook."""
+    main = ModuleType("__main__")
+    exec(  # a function that no module can be imported for
+        "import threading\nLOCK = threading.Lock()\ndef listener(messages, context):\n    LOCK.acquire()",
+        main.__dict__,
+    )
+
+    reason = why_not_picklable(main.listener)
+
+    assert reason is not None
+    assert reason.startswith("its global 'LOCK' is a _thread.lock")
+    assert why_not_picklable(with_a_global) is None, "a module's function is imported, not pickled"
+
+
+# ------------------------------------------------------------------------------------------------------------ context
+
+
+def test_the_context_tells_the_attempt_and_logs_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """D3: the first delivery is attempt 1."""
+    messages = [message_at(10)._replace(reconsume_times=2), message_at(11)]
+    context = ConsumeOrderlyContext(messages, OUTPUT)
+    with caplog.at_level(logging.INFO):
+        context.logger.warning("it is %d%%", 50)
+        for message in context.follow(messages):
+            context.logger.info("at %s", message.keys)
+
+    assert context.attempt == 3
+    assert caplog.messages == [
+        "topic=orders broker=broker-a queue=3 queueOffset=10 it is 50%",
+        "topic=orders broker=broker-a queue=3 queueOffset=10 at key-10",
+        "topic=orders broker=broker-a queue=3 queueOffset=11 at key-11",
+    ]
+    assert {record.name for record in caplog.records} == {"pyspark_rocketmq.listener"}
+
+
+def test_the_name_of_a_retry_topic_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
+    message = message_at(10)._replace(topic="%RETRY%g")
+    with caplog.at_level(logging.INFO):
+        ConsumeOrderlyContext([message], OUTPUT).logger.info("no arguments: 100%")
+
+    assert caplog.messages == ["topic=%RETRY%g broker=broker-a queue=3 queueOffset=10 no arguments: 100%"]
