@@ -26,8 +26,8 @@ BAD = {("order-3", "paid"), ("order-3", "packed"), ("order-8", "delivered")}
 
 
 @pytest.fixture
-def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
-    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2))
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, engine: str) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), engine)
 
 
 def stored(consumption: Consumption, topic: str) -> list[Row]:
@@ -40,6 +40,7 @@ def stored(consumption: Consumption, topic: str) -> list[Row]:
     )
 
 
+@pytest.mark.parametrize("engine", ["state", "direct"])
 def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on(
     consumption: Consumption,
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on
         assert (row["reconsumeTimes"], row["body"].decode()) == (MOST + 1, f"{row['keys']}:{row['tags']}")
 
 
+@pytest.mark.parametrize("engine", ["direct"])
 def test_a_dead_letter_is_the_one_java_s_consumer_leaves(consumption: Consumption) -> None:
     """D6: with the same properties but for MIN_OFFSET and MAX_OFFSET, which Java adds to what it has pulled."""
     (letter,) = next(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,9 @@ class Consumption:
         self.sink = folder / "sink"
         self.reports: list[BatchReport] = []
 
-    def drain(
-        self, listener: Callable[..., Any] = emit_step, *, checkpoint: str = "checkpoint", **settings: Any
-    ) -> None:
+    def drain(self, listener: object = emit_step, *, checkpoint: str = "checkpoint", **settings: Any) -> None:
         subscription = settings.pop("subscription", "*")
+        hooks = settings.pop("hooks", ())
         consumer = PushConsumer(
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
@@ -67,6 +66,8 @@ class Consumption:
         consumer.subscribe(self.topic, subscription)
         consumer.register_message_listener(listener, output_schema=OUTPUT_SCHEMA)
         consumer.register_batch_listener(self.reports.append)
+        for hook in hooks:
+            consumer.register_consume_message_hook(hook)
         query = consumer.start(
             self.spark,
             sink=DeltaSink(self.sink),

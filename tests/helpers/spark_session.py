@@ -15,10 +15,10 @@ SPILL_THRESHOLD = 20_000
 """Rows after which every sort spills: a spilled sort loses the order within a group."""
 
 
-def make_session(work: Path, *, python: str = sys.executable) -> SparkSession:
+def make_session(work: Path, *, python: str = sys.executable, max_failures: int = 1) -> SparkSession:
     """A local session on two cores with the Delta jars, whose every larger sort spills.
 
-    The tests' modules are on the workers' path, since listeners are pickled by reference.
+    A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on the workers' path, since listeners are pickled by reference.
     """
     jars = sorted(_DELTA_JARS.glob("*.jar"))
     if not jars:
@@ -29,7 +29,7 @@ def make_session(work: Path, *, python: str = sys.executable) -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
         .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")

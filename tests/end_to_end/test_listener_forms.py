@@ -1,0 +1,174 @@
+"""Listeners of every form on Spark's workers, and what becomes of one that ends its worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
+from pyspark_rocketmq.streaming.pandas_listener import PandasListener
+from tests.end_to_end.test_orderly_consumer import Consumption
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.dying_listener_driver import DEATHS
+from tests.helpers.orders import check_sink, produce_orders
+
+pytestmark = pytest.mark.spark
+
+REPO = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> Consumption:
+    return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct")
+
+
+def note(folder: str, line: str) -> None:
+    with Path(folder, str(os.getpid())).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+def noted(folder: Path) -> dict[str, list[str]]:
+    """Lines by process."""
+    return {file.name: file.read_text(encoding="utf-8").splitlines() for file in folder.iterdir()}
+
+
+class Connected:
+    """Opens something once per process."""
+
+    folder = ""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def open(self, context: ListenerContext) -> None:
+        note(self.folder, f"open {context.consumer_group}")
+
+    def consume_message(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        for message in messages:
+            context.emit(order_id=message.keys, step=message.tags, delivered_ns=message.queue_offset)
+        return ConsumeOrderlyStatus.SUCCESS
+
+
+def yielding(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[dict[str, Any]]:
+    """Found by name."""
+    for message in messages:
+        yield {"order_id": message.keys, "step": message.tags, "delivered_ns": message.queue_offset}
+
+
+def on_frame(
+    frame: pd.DataFrame, context: ConsumeOrderlyContext
+) -> tuple[ConsumeOrderlyStatus, pd.DataFrame]:
+    rows = pd.DataFrame(
+        {
+            "queueOffset": frame["queueOffset"],
+            "order_id": frame["keys"],
+            "step": frame["tags"],
+            "delivered_ns": frame["queueOffset"],
+        }
+    )
+    return ConsumeOrderlyStatus.SUCCESS, rows
+
+
+class Tracing:
+    """A hook that notes what it sees."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def hook_name(self) -> str:
+        return "tracing"
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        context.mq_trace_context = len(context.msg_list)
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        note(self.folder, f"{context.consumer_group} {context.mq_trace_context} {context.status}")
+        raise ValueError("hooks change nothing")
+
+
+@SIM_ONLY
+@pytest.mark.parametrize(
+    "form",
+    [Connected, lambda _: f"{__name__}:yielding", lambda _: PandasListener(on_frame)],
+    ids=["opened", "generator by name", "pandas"],
+)
+def test_every_form_of_a_listener_fills_the_sink(
+    consumption: Consumption, form: Callable[[str], Any]
+) -> None:
+    """D1, D2: in order, each row once; one that is opened is opened once in each worker process, not in each batch."""
+    opened = consumption.folder / "opened"
+    opened.mkdir()
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 30)
+
+    consumption.drain(form(str(opened)), consume_message_batch_max_size=8, max_offsets_per_trigger=40)
+
+    report = check_sink(consumption.sink, expected)
+    assert (report.messages, report.rows) == (150, 150)
+    assert len(consumption.reports) > 2
+    if form is Connected:
+        assert noted(opened)
+        assert all(lines == [f"open {consumption.group}"] for lines in noted(opened).values())
+
+
+def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consumption) -> None:
+    """D10"""
+    seen = consumption.folder / "seen"
+    seen.mkdir()
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 10)
+
+    consumption.drain(f"{__name__}:yielding", consume_message_batch_max_size=50, hooks=[Tracing(str(seen))])
+
+    assert check_sink(consumption.sink, expected).messages == 50
+    lines = [line.split() for of_process in noted(seen).values() for line in of_process]
+    assert {(group, status) for group, _, status in lines} == {(consumption.group, "SUCCESS")}
+    assert sum(int(count) for _, count, _ in lines) == 50
+
+
+@SIM_ONLY
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("engine", ["state", "direct"])
+def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
+    cluster: ClusterUnderTest, tmp_path: Path, engine: str
+) -> None:
+    """D1, D5, H1: by os._exit, SystemExit, KeyboardInterrupt and SIGKILL; no message is lost or passed."""
+    topic = cluster.create_topic(queues=2)
+    expected = produce_orders(cluster.name_servers, topic, 60)
+    config = {
+        "nameServers": cluster.name_servers,
+        "topic": topic,
+        "group": cluster.unique_name("group"),
+        "work": str(tmp_path),
+        "engine": engine,
+    }
+
+    driver = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.dying_listener_driver", json.dumps(config)],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert driver.returncode == 0, driver.stderr[-4000:]
+    assert {mark.name for mark in tmp_path.glob("died-by-*")} == {f"died-by-{death}" for death in DEATHS}
+    report = check_sink(tmp_path / "sink", expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 300
+    assert max(DeliveryLog(tmp_path / "deliveries").times_delivered().values()) > 1

@@ -1,0 +1,96 @@
+"""A consumer whose listener ends its worker in several ways, each of them once, and then consumes the rest.
+
+``python -m tests.helpers.dying_listener_driver CONFIG_JSON``; a task may fail more often than the listener does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.orders import OUTPUT_SCHEMA
+from tests.helpers.spark_session import make_session
+
+DEATHS = ("exit", "SystemExit", "KeyboardInterrupt", "SIGKILL")
+
+
+def die(how: str) -> None:
+    """End this worker."""
+    match how:
+        case "exit":
+            os._exit(3)
+        case "SystemExit":
+            sys.exit("enough")
+        case "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        case _:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingListener:
+    """Dies in the middle of the first four batches it is called for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = str(folder)
+        self._log = DeliveryLog(folder / "deliveries")
+
+    def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        """Emit each message's order and step, and die at every twentieth message, as long as there are deaths."""
+        self._log.note(messages)
+        for message in messages:
+            order_id, _, step = message.body.decode().partition(":")
+            context.emit(order_id=order_id, step=step, delivered_ns=time.time_ns())
+            if message.queue_offset % 20 == 19:
+                self._die_if_it_is_time()
+        return ConsumeOrderlyStatus.SUCCESS
+
+    def _die_if_it_is_time(self) -> None:
+        for death in DEATHS:
+            mark = Path(self._folder, f"died-by-{death}")
+            try:
+                mark.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            die(death)
+
+
+def main(config: Mapping[str, Any]) -> None:
+    """Consume everything there is."""
+    work = Path(config["work"])
+    spark = make_session(work, max_failures=len(DEATHS) + 1)
+    consumer = PushConsumer(
+        consumer_group=config["group"],
+        name_servers=config["nameServers"],
+        offset_store=DeltaOffsetStore(str(work / "offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        consume_message_batch_max_size=7,
+        orderly_engine=config["engine"],
+    )
+    consumer.subscribe(config["topic"])
+    consumer.register_message_listener(DyingListener(work), output_schema=OUTPUT_SCHEMA)
+    query = consumer.start(
+        spark,
+        sink=DeltaSink(str(work / "sink")),
+        checkpoint=str(work / "checkpoint"),
+        trigger={"availableNow": True},
+    )
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

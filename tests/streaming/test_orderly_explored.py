@@ -1,0 +1,200 @@
+"""Orderly runs, range after range, against a small model of RocketMQ's rules: everything that can vary is drawn.
+
+A step is one delivery. ``ORDERLY_STEPS`` asks for more of them than the default, ``ORDERLY_SEED`` for those of an
+earlier run; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from tests.helpers.messages import QUEUE, message_at
+
+STEPS = int(os.environ.get("ORDERLY_STEPS", "100000"))
+SEED = int(os.environ.get("ORDERLY_SEED", random.SystemRandom().getrandbits(32)))
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+COMMIT = ConsumeOrderlyStatus.COMMIT
+ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+OUTPUT = OutputColumns.of(StructType().add("step", "long"))
+
+
+class Reference:
+    """RocketMQ's orderly rules for one queue: ``ProcessQueue`` and ``processConsumeResult``, and rows beside them."""
+
+    def __init__(self, offsets: Sequence[int], most: int) -> None:
+        self.waiting, self.consuming, self.most = dict.fromkeys(offsets, 0), dict[int, int](), most
+        self.pending, self.rows, self.dead = [], [], []  # type: ignore[var-annotated]
+
+    def take(self, batch_size: int, arrived: int) -> list[int]:
+        batch = [offset for offset in sorted(self.waiting) if offset < arrived][:batch_size]
+        self.consuming |= {offset: self.waiting.pop(offset) for offset in batch}
+        return batch
+
+    def answer(
+        self, batch: list[int], status: object, *, auto_commit: bool, step: int, refused: set[int]
+    ) -> bool:
+        rows = [(offset, step) for offset in batch]
+        if status is ROLLBACK and not auto_commit:
+            self.waiting, self.consuming, self.pending = self.waiting | self.consuming, {}, []
+            return False
+        if status not in {SUCCESS, COMMIT, ROLLBACK}:
+            spent = [offset for offset in batch if 0 <= self.most <= self.consuming[offset]]
+            sent = [offset for offset in spent if offset not in refused]
+            self.dead += sent
+            if sent != batch:
+                for offset in batch:
+                    self.waiting[offset] = self.consuming.pop(offset) + (offset not in sent)
+                return False
+            rows = []
+        self.pending += rows
+        if auto_commit or status is COMMIT:
+            self.rows, self.pending, self.consuming = self.rows + self.pending, [], {}
+        return True
+
+    def forget(self, first_count: int) -> None:
+        """Whoever goes on knows how often the first message was put back, and nothing else."""
+        uncommitted = sorted(self.waiting | self.consuming)
+        self.waiting = dict.fromkeys(uncommitted, 0) | ({uncommitted[0]: first_count} if uncommitted else {})
+        self.consuming, self.pending = {}, []
+
+    def next_offset(self, end: int) -> int:
+        """Where the next range begins if one that ended at ``end`` has passed all there was."""
+        return min((offset for offset in (*self.waiting, *self.consuming) if offset < end), default=end)
+
+
+class Episode:
+    """One queue from its first message to its last."""
+
+    def __init__(self, draw: random.Random, steps: itertools.count[int]) -> None:
+        self.draw, self.steps = draw, steps
+        self.end = draw.randint(1, 40)
+        self.offsets = sorted(draw.sample(range(self.end), draw.randint(1, self.end)))
+        self.most = draw.choice([-1, 0, 1, 2, 5])
+        self.failures = draw.choice([0.05, 0.3, 0.6])
+        self.start, self.times = 0, 0
+        self.left: Uncommitted | None = None
+        self.model = Reference(self.offsets, self.most)
+        self.now_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.start == self.end
+
+    def next_range(self) -> None:
+        """Plan, consume and commit a range; or crash before the commit, or lose what was not committed."""
+        planned = QueueRange(
+            queue=QUEUE,
+            start=self.start,
+            end=self.draw.randint(self.start, self.end) if self.draw.random() < 0.5 else self.end,
+            epoch=1,
+            reconsume_times=self.times,
+        )
+        if self.draw.random() < 0.1:
+            self.left = None
+            self.model.forget(self.times)
+        before = deepcopy(self.model)
+        ack, left = self._consume(planned)
+        if self.draw.random() < 0.1:
+            # The dead letters are sent; everything else happens again.
+            self.model = before
+            return
+        self.start, self.times, self.left = ack.next_offset, ack.reconsume_times, left
+
+    def _consume(self, planned: QueueRange) -> tuple[QueueAck, Uncommitted]:
+        batch_size, goes_on = self.draw.randint(1, 7), True
+        sent: list[int] = []
+        refused: set[int] = set()
+
+        def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+            nonlocal goes_on
+            assert goes_on, "a delivery after a suspension"
+            step = next(self.steps)
+            batch = self.model.take(batch_size, planned.end)
+            assert [message.queue_offset for message in messages] == batch
+            assert [message.reconsume_times for message in messages] == [
+                self.model.consuming[at] for at in batch
+            ]
+            for _ in messages:
+                context.emit(step=step)
+            context.auto_commit = self.draw.random() < 0.5
+            refused.clear()
+            refused.update(at for at in batch if self.draw.random() < 0.2)
+            if self.draw.random() < 0.05:
+                self.now_s += 61
+            status = self._status()
+            goes_on = self.model.answer(
+                batch, status, auto_commit=context.auto_commit, step=step, refused=refused
+            )
+            if isinstance(status, ValueError):
+                raise status
+            return status
+
+        def send(message: MessageExt) -> None:
+            if message.queue_offset in refused:
+                raise RocketMQError("no broker takes it")
+            sent.append(message.queue_offset)
+
+        already_dead, already_out = len(self.model.dead), len(self.model.rows)
+        run = OrderlyRun(
+            planned,
+            [message_at(offset) for offset in self.offsets if planned.start <= offset < planned.end],
+            listener=listener,
+            output=OUTPUT,
+            settings=OrderlySettings(
+                consume_message_batch_max_size=batch_size, max_reconsume_times=self.most
+            ),
+            before=self.left or Uncommitted.at_start_of(planned),
+            now_s=lambda: self.now_s,
+            dead_letters=send,
+        )
+        rows, ack, left = run.consume(), run.ack(), run.uncommitted()
+
+        assert rows == self.model.rows[already_out:]
+        assert left.rows == self.model.pending
+        assert sent == self.model.dead[already_dead:]
+        assert ack.next_offset == self.model.next_offset(planned.end)
+        assert (ack.finished == "SUSPENDED") == (not goes_on)
+        return ack, left
+
+    def _status(self) -> object:
+        if self.draw.random() < self.failures:
+            return self.draw.choice([SUSPEND, SUSPEND, None, 7, ROLLBACK, ValueError("no")])
+        return self.draw.choice([SUCCESS, SUCCESS, COMMIT])
+
+
+@pytest.mark.timeout(3600)
+def test_whatever_happens_to_a_queue_it_is_consumed_as_rocketmq_would() -> None:
+    """D1-D7: answers, batch sizes, autoCommit, limits, ranges cut anywhere, replays, lost state, time slices."""
+    logging.disable(logging.CRITICAL)
+    draw, steps, ranges = random.Random(SEED), itertools.count(1), 0
+    try:
+        while next(steps) <= STEPS:
+            episode = Episode(draw, steps)
+            while not episode.is_over:
+                ranges += 1
+                episode.next_range()
+            assert not episode.model.waiting
+            passed = {offset for offset, _ in episode.model.rows} | set(episode.model.dead)
+            assert passed == set(episode.offsets), "a message was lost"
+    except AssertionError as error:
+        raise AssertionError(f"ORDERLY_SEED={SEED}, range {ranges}: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
