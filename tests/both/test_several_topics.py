@@ -13,7 +13,8 @@ from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.errors import TopicNotFound
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.errors import OptionError, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -250,3 +251,25 @@ def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
         for topic in topics
     }
     assert by_topic == {topics[0]: [[0, 1, 2], [3, 4]], topics[1]: [[0, 1], [2]]}
+
+
+def test_a_batch_begins_in_each_topic_where_its_json_says(
+    cluster: ClusterUnderTest, topics: tuple[str, str], send: Any
+) -> None:
+    """F2, H3: queues that are not named begin at their earliest offset."""
+    for topic in topics:
+        for body in (b"0", b"1", b"2"):
+            send(topic, body)
+    starts = f'{{"{topics[0]}": {{"broker-a": {{"0": 1}}}}, "{topics[1]}": {{"broker-b": {{"0": -1}}}}}}'
+    given = {"nameServers": cluster.name_servers, "topics": ",".join(topics), "startingOffsets": starts}
+
+    partitions = RocketMQBatchReader(ReadOptions.parse(given)).partitions()
+
+    ranges = [partition.planned for partition in partitions]  # type: ignore[attr-defined]
+    assert {(planned.queue.topic, planned.start, planned.end) for planned in ranges} == {
+        (topics[0], 1, 3),
+        (topics[1], 0, 3),
+    }
+    wrong = given | {"startingOffsets": f'{{"{topics[1]}": {{"broker-c": {{"0": 1}}}}}}'}
+    with pytest.raises(OptionError, match=f"topic={topics[1]} broker=broker-c queue=0, which does not exist"):
+        RocketMQBatchReader(ReadOptions.parse(wrong)).partitions()

@@ -15,11 +15,12 @@ from jobs.settings import OffsetsLagSettings
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
 MESSAGES = 6
@@ -56,8 +57,10 @@ def join(cluster, topic, table):
         member = join_group(options, member_id, table, SystemClock())
         members.append(member)
         member.start()
-        wait_until(lambda: len(member.begin_plan()) == 2, 20, reason=f"{instance} holds both queues")
-        rows = table.claim(name, member_id, dict.fromkeys(member.begin_plan(), 0))
+        wait_until(
+            lambda: len(but_retries(member.begin_plan())) == 2, 20, reason=f"{instance} holds both queues"
+        )
+        rows = table.claim(name, member_id, dict.fromkeys(but_retries(member.begin_plan()), 0))
         commits = [
             QueueCommit(queue=queue, epoch=row.epoch, next_offset=next_offset) for queue, row in rows.items()
         ]
@@ -96,6 +99,23 @@ def test_a_member_s_lag_lock_and_epoch_are_shown(cluster, topic, table, join):
         assert (queue["heldBy"], queue["claimedBy"], queue["epoch"]) == (member_id, member_id, 1)
         assert 0 <= queue["lockAgeSeconds"] < 60
         assert 0 <= queue["lagSeconds"] < 600
+
+
+def test_the_retry_topic_is_shown_like_any_other(cluster, topic, table, join):
+    """E3, B5: its queue is held and locked by the member; nothing was given back yet."""
+    group = cluster.unique_name("group")
+    member_id = join(group, "one", 4)
+    retry = MessageQueue(retry_topic(group), "broker-a", 0)
+    table.claim(group, member_id, {retry: 0})
+
+    def is_held():
+        return [view for view in look_at_lag(asked) if view.row.queue == retry and view.holder is not None]
+
+    asked = settings(cluster, table, consumer_group=group)
+    (view,) = wait_until(is_held, 30, reason="the retry queue being held")
+    assert (view.lag, view.holder.client_id) == (0, member_id)
+    assert view.holder.locked_at_s is not None
+    assert {view.row.queue.topic for view in look_at_lag(asked)} == {topic, retry.topic}
 
 
 def test_instances_of_a_broadcasting_group_are_shown_one_by_one(cluster, topic, table, join):
