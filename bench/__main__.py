@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bench import (
+    consume,
     consume_concurrent,
     groups,
     micro_batch,
@@ -27,6 +28,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "pull": pull.run,
     "source": source.run,
     "micro_batch": micro_batch.run,
+    "consume": consume.run,
     "consume_concurrent": consume_concurrent.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
@@ -42,10 +44,12 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--rounds",
     type=int,
-    help="pull, source, micro_batch, consume_concurrent, groups, simulator: rounds that count.",
+    help="pull, source, micro_batch, consume, consume_concurrent, groups, simulator: rounds that count.",
 )
-@click.option("--per-trigger", type=int, help="micro_batch, consume_concurrent: messages per micro-batch.")
-@click.option("--batches", type=int, help="micro_batch: micro-batches per run.")
+@click.option(
+    "--per-trigger", type=int, help="micro_batch, consume, consume_concurrent: messages per micro-batch."
+)
+@click.option("--batches", type=int, help="micro_batch, consume: micro-batches per run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")

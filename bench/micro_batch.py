@@ -7,16 +7,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.identity import identity
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES, bench_session
+from bench.streams import STAGES, drain, plain_rows, start_into_noop
 from broker_sim.cluster import SimCluster
 from jobs.demo.listener import OUTPUT_SCHEMA, injected_failure, on_order
 from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_ids
@@ -33,17 +32,6 @@ _LISTENER_BATCH = 32
 _SKIPPED = 2
 """First micro-batches of a run: they start processes and compile."""
 _TARGET = 1.3
-_TIMEOUT_S = 600
-_STAGES = (
-    "triggerExecution",
-    "latestOffset",
-    "getBatch",
-    "queryPlanning",
-    "walCommit",
-    "addBatch",
-    "commitOffsets",
-)
-
 _METHOD = """\
 {messages:,} order events (bodies of about 65 B) in {queues} queues of one {backend} broker, drained in micro-batches of
 {per_trigger:,} messages (`availableNow`, `local[{cores}]`, 2 shuffle partitions):
@@ -95,7 +83,7 @@ def run(*, per_trigger: int = 40_000, batches: int = 10, rounds: int = 3, backen
             *(
                 (f"{who}: {stage}, ms", *Spread.of(each[place][stage] for each in figures).cells(",.0f"))
                 for place, who in enumerate(("ours", "identity"))
-                for stage in _STAGES
+                for stage in STAGES
             ),
             ("ours / identity", *ratio.cells(".2f")),
         ),
@@ -151,38 +139,11 @@ class Contest:
 
     def start_identity(self, folder: Path) -> StreamingQuery:
         """The peer; its progress is in its checkpoint."""
-        rows = (
-            self._spark.readStream.format("rocketmq")
-            .options(
-                nameServers=self._name_servers,
-                topic=_TOPIC,
-                startingOffsets="earliest",
-                maxOffsetsPerTrigger=self._per_trigger,
-            )
-            .load()
-            .withColumns(dict.fromkeys(("kind", "plannedRange"), sf.lit(None).cast("string")))
-        )
-        return (
-            identity(rows)
-            .writeStream.foreachBatch(_to_noop)
-            .option("checkpointLocation", str(folder / "identity"))
-            .trigger(availableNow=True)
-            .start()
-        )
+        rows = plain_rows(self._spark, self._name_servers, _TOPIC, self._per_trigger)
+        return start_into_noop(identity(rows), folder / "identity")
 
     def _drain(self, start: Callable[[], StreamingQuery]) -> dict[str, float]:
-        query = start()
-        if not query.awaitTermination(_TIMEOUT_S):
-            raise RuntimeError("The query did not drain the topic in time.")
-        progress = [each for each in query.recentProgress if each.numInputRows]
-        if len(progress) != self._batches:
-            raise RuntimeError(f"{len(progress)} micro-batches ran instead of {self._batches}.")
-        steady = [each.durationMs for each in progress[_SKIPPED:]]
-        return {stage: median(each.get(stage, 0) for each in steady) for stage in _STAGES}
-
-
-def _to_noop(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature
-    batch.write.format("noop").mode("overwrite").save()
+        return drain(start, batches=self._batches, skipped=_SKIPPED)
 
 
 @contextmanager

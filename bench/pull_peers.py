@@ -56,6 +56,21 @@ class LitePull:
         return _run(java_command(self._work, "LitePullSpeed", arguments, heap=_JVM), self._environment)
 
 
+class OrderlyPush:
+    """Java's ``DefaultMQPushConsumer`` with an orderly listener that does nothing, in a new JVM each time."""
+
+    def __init__(self, work: Path) -> None:
+        lib = fetch_jars()
+        self._environment = java_environment([lib / "*", compile_java(lib)])
+        self._work = work
+
+    def read(self, name_servers: str, topic: str, count: int, *, listener_batch: int) -> Reading:
+        """Take the topic's first ``count`` messages through the listener, at most ``listener_batch`` a call."""
+        arguments = [name_servers, topic, _group(), str(count), str(MESSAGES_PER_PULL), "120"]
+        command = java_command(self._work, "PushSpeed", [*arguments, str(listener_batch)], heap=_JVM)
+        return _run(command, self._environment)
+
+
 class Librocketmq:
     """The package's ``PullConsumer``, in a virtual environment of its own."""
 
