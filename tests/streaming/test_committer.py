@@ -55,7 +55,7 @@ class Batch:
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
         self._evaluated = Evaluated((FILE,), acks, 9)
-        monkeypatch.setattr(module, "BatchTask", lambda writer: self)
+        monkeypatch.setattr(module, "BatchTask", lambda writer, engine: self)
 
     def run(self, batch: Any) -> Evaluated:
         self.done.append("evaluate")

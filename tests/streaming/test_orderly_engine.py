@@ -27,8 +27,6 @@ from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather, _uncommitted
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
-from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import engine_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.uncommitted_text import MAX_TEXT_LENGTH, UncommittedText
 from tests.helpers.messages import QUEUE, message_at
@@ -297,9 +295,7 @@ class DirectEngineAndStore:
     """A queue's ranges, one after the other, with what the offset store would bring back."""
 
     def __init__(self, listener: Callable[..., Any]) -> None:
-        self._engine = DirectEngine(
-            consumer_of(listener), UncommittedText(OUTPUT), RowColumns(engine_schema(OUTPUT))
-        )
+        self._engine = DirectEngine(consumer_of(listener), OUTPUT)
         self._carried = ""
 
     def consume(self, start: int, end: int, epoch: int = 3) -> tuple[list[str], QueueAck]:

@@ -159,6 +159,6 @@ def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any]
     )
     options, _ = consumer._checked()
 
-    committer = consumer._committer(ReadOptions.parse(options), None, lambda: "query")
+    committer = consumer._committer(ReadOptions.parse(options), None, lambda: "query", None)
 
     assert (committer._mirror is not None) is is_mirrored

@@ -18,7 +18,7 @@ from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
+from pyspark_rocketmq.streaming.batch_task import ArrowEngine, BatchTask, Evaluated
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
 
 logger = logging.getLogger(__name__)
@@ -60,13 +60,16 @@ class BatchCommitter:
         query_id: Callable[[], str],
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
+        engine: ArrowEngine | None = None,
     ) -> None:
+        """Prepare to commit batches of the engine's rows, or, with ``engine``, of what the source has read."""
         self._group = consumer_group
         self._store = store
         self._sink = sink
         self._query_id = query_id
         self._listeners = listeners
         self._mirror = mirror
+        self._engine = engine
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
@@ -77,7 +80,8 @@ class BatchCommitter:
         query_id = self._query_id()
         queues = self._store.read(self._group).keys()
         sink_batch = self._sink.begin(self._group, queues) if self._sink is not None else None
-        evaluated = BatchTask(sink_batch.task_writer() if sink_batch is not None else None).run(batch)
+        writer = sink_batch.task_writer() if sink_batch is not None else None
+        evaluated = BatchTask(writer, self._engine).run(batch)
         acks = evaluated.acks
         if not acks:
             return

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.model import MessageExt, MessageQueue
@@ -33,22 +32,14 @@ from pyspark_rocketmq.streaming.uncommitted_text import UncommittedText
 _QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
 
-def consume_directly(messages: DataFrame, consumer: RangeConsumer, schema: StructType) -> DataFrame:
-    """Run ``consumer`` over a consumer-mode stream that comes straight from the source.
-
-    ``schema`` is the listener's. Returns the engine's rows.
-    """
-    rows = engine_schema(schema)
-    return messages.mapInArrow(DirectEngine(consumer, UncommittedText(schema), RowColumns(rows)), rows)
-
-
 class DirectEngine:
     """The function given to ``mapInArrow``; pickled with the listener."""
 
-    def __init__(self, consumer: RangeConsumer, uncommitted: UncommittedText, rows: RowColumns) -> None:
+    def __init__(self, consumer: RangeConsumer, schema: StructType) -> None:
+        """Run ``consumer``, whose listener emits the columns of ``schema``."""
         self._consumer = consumer
-        self._uncommitted = uncommitted
-        self._rows = rows
+        self._uncommitted = UncommittedText(schema)
+        self._rows = RowColumns(engine_schema(schema))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""

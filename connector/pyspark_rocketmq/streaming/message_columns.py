@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -18,10 +21,23 @@ _MICROS_PER_MILLI = 1000
 def decode_messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:
     """The messages of ``rows``, all of which are of ``queue``."""
     of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
-    return messages_of(
-        [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
-        for name in MESSAGE_COLUMNS
-    )
+    with _without_collector():
+        return messages_of(
+            [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
+            for name in MESSAGE_COLUMNS
+        )
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No cycles are made here, and the garbage collector would look at all messages again and again: a quarter more."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:

@@ -34,7 +34,7 @@ from pyspark_rocketmq.streaming.arrived_range import (
     wrong_markers,
 )
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
-from pyspark_rocketmq.streaming.direct_engine import consume_directly
+from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
@@ -81,7 +81,7 @@ def consume_orderly(
         listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back, hooks
     )
     if engine is OrderlyEngineKind.DIRECT:
-        return consume_directly(messages, consumer, schema)
+        return messages.mapInArrow(DirectEngine(consumer, schema), engine_schema(schema))
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
     # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(

@@ -28,15 +28,19 @@ from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngine
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.batch_task import ArrowEngine
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.concurrent_engine import consume_concurrently
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.direct_engine import DirectEngine
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
@@ -215,8 +219,18 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
         send_back = SendBackSettings.of(parsed)
+        engine = None
         if isinstance(settings, ConcurrentSettings):
             rows = consume_concurrently(messages, self._listener, schema, settings, send_back=send_back)
+        elif self._orderly_engine == OrderlyEngineKind.DIRECT:
+            consumer = RangeConsumer(
+                form_of(self._listener, self._group),
+                OutputColumns.of(schema),
+                settings,
+                send_back,
+                self._consume_hooks(parsed),
+            )
+            rows, engine = messages, DirectEngine(consumer, schema)
         else:
             rows = consume_orderly(
                 messages,
@@ -224,11 +238,10 @@ class PushConsumer:
                 schema,
                 settings,
                 send_back=send_back,
-                engine=OrderlyEngineKind(self._orderly_engine),
                 hooks=self._consume_hooks(parsed),
             )
         started = _Started()
-        committer = self._committer(parsed, sink, started.query_id)
+        committer = self._committer(parsed, sink, started.query_id, engine)
         query = (
             rows.writeStream.foreachBatch(committer)
             .queryName(query_name or str(ProgressName("", self._group, self._instance_name)))
@@ -243,7 +256,11 @@ class PushConsumer:
         return ConsumeHooks(self._hooks, consumer_group=self._group, namespace=options.namespace)
 
     def _committer(
-        self, options: ReadOptions, sink: DeltaSink | None, query_id: Callable[[], str]
+        self,
+        options: ReadOptions,
+        sink: DeltaSink | None,
+        query_id: Callable[[], str],
+        engine: ArrowEngine | None,
     ) -> BatchCommitter:
         name = progress_name(options)
         is_shown = self._mirror_offsets and self._message_model is MessageModel.CLUSTERING
@@ -254,6 +271,7 @@ class PushConsumer:
             query_id=query_id,
             listeners=list(self._batch_listeners),
             mirror=OffsetMirror(options, self._store, name).show if is_shown else None,
+            engine=engine,
         )
 
     def _checked(self) -> tuple[dict[str, str], OrderlySettings | ConcurrentSettings]:
