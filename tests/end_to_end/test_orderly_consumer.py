@@ -276,6 +276,21 @@ def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -
 
 
 @SIM_ONLY
+def test_a_group_may_change_its_engine(consumption: Consumption) -> None:
+    """H2: with another checkpoint, since Spark's own knows the operators; progress is in the offset store."""
+    expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 20))
+    consumption.drain(checkpoint=consumption.engine)
+    expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+
+    consumption.engine = {"state": "direct", "direct": "state"}[consumption.engine]
+    consumption.drain(checkpoint=consumption.engine)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 200
+
+
+@SIM_ONLY
 def test_offsets_and_rows_can_be_read_by_spark(consumption: Consumption) -> None:
     """F1: the offset store is a table anyone can query."""
     produce_orders(consumption.cluster.name_servers, consumption.topic, 10)

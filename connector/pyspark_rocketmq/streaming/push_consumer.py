@@ -92,8 +92,9 @@ class PushConsumer:
         instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
         mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
             group. CLUSTERING only.
-        orderly_engine: How Spark runs the listener; ``state`` or ``direct``. Both keep the same promises; what a listener
-            without auto_commit has emitted and not committed is bounded to a megabyte per queue with ``direct``.
+        orderly_engine: How Spark runs an orderly listener; ``state`` or ``direct``. Both keep the same promises; what a
+            listener without auto_commit has emitted and not committed is bounded to a megabyte per queue with
+            ``direct``. A query whose engine is changed needs a new checkpoint.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """
