@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.cluster import QUEUES, fill, real_cluster
@@ -16,18 +15,14 @@ from bench.identity import arrow_identity, identity
 from bench.measure import Result, Spread, Target, load_average
 from bench.pull_peers import OrderlyPush
 from bench.session import CORES, bench_session
-from bench.streams import drain, plain_rows, start_into_noop
-from pyspark_rocketmq.datasource.format import register
+from bench.streams import Backlog, drain, start_into_noop
 from pyspark_rocketmq.model import (
-    ConsumeFromWhere,
     ConsumeOrderlyStatus,
     Message,
     MessageExt,
     OrderlyEngineKind,
 )
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.properties import KEYS, TAGS
 
 _TOPIC = "backlog"
@@ -72,7 +67,15 @@ def run(*, per_trigger: int = 100_000, batches: int = 4, rounds: int = 3) -> Res
             message=_Messages().message,
         )
         with bench_session(work) as spark:
-            contest = Contest(spark, cluster.name_servers, work, per_trigger, batches)
+            backlog = Backlog(
+                spark=spark,
+                name_servers=cluster.name_servers,
+                topic=_TOPIC,
+                work=work,
+                per_trigger=per_trigger,
+                batches=batches,
+            )
+            contest = Contest(backlog)
             contest.round()
             figures = [contest.round() for _ in range(rounds)]
     ratios = {(who, peer): Spread.of(each[who] / each[peer] for each in figures) for who, peer, _ in _TARGETS}
@@ -118,18 +121,11 @@ def do_nothing(
 class Contest:
     """All of them on one topic; every run is a new group and a new checkpoint."""
 
-    def __init__(
-        self, spark: SparkSession, name_servers: str, work: Path, per_trigger: int, batches: int
-    ) -> None:
-        self._spark = spark
-        self._name_servers = name_servers
-        self._work = work
-        self._per_trigger = per_trigger
-        self._batches = batches
-        self._java = OrderlyPush(work)
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
+        self._java = OrderlyPush(backlog.work)
         self._numbers = itertools.count()
-        register(spark)
-        self._plain = plain_rows(spark, name_servers, _TOPIC, per_trigger)
+        self._plain = backlog.plain_rows()
 
     @property
     def columns(self) -> int:
@@ -138,7 +134,7 @@ class Contest:
 
     def round(self) -> dict[str, float]:
         """Messages per second of each."""
-        folder = self._work / f"round-{next(self._numbers)}"
+        folder = self._backlog.work / f"round-{next(self._numbers)}"
         rates = {
             _STATE: self._rate(lambda: self.start(folder / "state", OrderlyEngineKind.STATE)),
             _STATE_PEER: self._rate(lambda: start_into_noop(identity(self._plain), folder / "grouped")),
@@ -152,28 +148,21 @@ class Contest:
 
     def start(self, folder: Path, engine: OrderlyEngineKind) -> StreamingQuery:
         """The consumer."""
-        consumer = PushConsumer(
-            consumer_group=f"{folder.parent.name}-{folder.name}",
-            name_servers=self._name_servers,
-            offset_store=DeltaOffsetStore(folder / "offsets"),
-            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            consume_message_batch_max_size=_LISTENER_BATCH,
-            max_offsets_per_trigger=self._per_trigger,
-            orderly_engine=engine,
+        consumer = self._backlog.consumer(
+            folder, consume_message_batch_max_size=_LISTENER_BATCH, orderly_engine=engine
         )
-        consumer.subscribe(_TOPIC)
         consumer.register_message_listener(do_nothing, orderly=True, output_schema="step string")
         return consumer.start(
-            self._spark, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+            self._backlog.spark, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
         )
 
-    def _rate(self, start) -> float:
-        steady = drain(start, batches=self._batches, skipped=_SKIPPED)
-        return self._per_trigger * 1000 / steady["triggerExecution"]
+    def _rate(self, start: Callable[[], StreamingQuery]) -> float:
+        steady = drain(start, batches=self._backlog.batches, skipped=_SKIPPED)
+        return self._backlog.per_trigger * 1000 / steady["triggerExecution"]
 
     def _java_rate(self) -> float:
-        count = self._per_trigger * self._batches
-        read = self._java.read(self._name_servers, _TOPIC, count, listener_batch=_LISTENER_BATCH)
+        count = self._backlog.per_trigger * self._backlog.batches
+        read = self._java.read(self._backlog.name_servers, _TOPIC, count, listener_batch=_LISTENER_BATCH)
         return read.messages / read.seconds_after_first
 
 

@@ -8,22 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.identity import identity
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES, bench_session
-from bench.streams import STAGES, drain, plain_rows, start_into_noop
+from bench.streams import STAGES, Backlog, drain, start_into_noop
 from broker_sim.cluster import SimCluster
 from jobs.demo.listener import OUTPUT_SCHEMA, injected_failure, on_order
 from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_ids
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.model import ConsumeFromWhere, Message
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import ClusterUnderTest
 
 _TOPIC = "orders"
@@ -61,7 +57,15 @@ def run(*, per_trigger: int = 40_000, batches: int = 10, rounds: int = 3, backen
             message=lambda _: next(events),
         )
         with bench_session(Path(folder)) as spark:
-            contest = Contest(spark, name_servers, Path(folder), per_trigger, batches)
+            backlog = Backlog(
+                spark=spark,
+                name_servers=name_servers,
+                topic=_TOPIC,
+                work=Path(folder),
+                per_trigger=per_trigger,
+                batches=batches,
+            )
+            contest = Contest(backlog)
             contest.round()
             figures = [contest.round() for _ in range(rounds)]
     ratio = Spread.of(ours["triggerExecution"] / peer["triggerExecution"] for ours, peer in figures)
@@ -95,20 +99,13 @@ def run(*, per_trigger: int = 40_000, batches: int = 10, rounds: int = 3, backen
 class Contest:
     """Both queries on one topic; every run is a new group, a new table and a new checkpoint."""
 
-    def __init__(
-        self, spark: SparkSession, name_servers: str, work: Path, per_trigger: int, batches: int
-    ) -> None:
-        self._spark = spark
-        self._name_servers = name_servers
-        self._work = work
-        self._per_trigger = per_trigger
-        self._batches = batches
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         self._numbers = itertools.count()
-        register(spark)
 
     def round(self) -> tuple[dict[str, float], dict[str, float]]:
         """Milliseconds by stage, of our run and of the identity's."""
-        folder = self._work / f"round-{next(self._numbers)}"
+        folder = self._backlog.work / f"round-{next(self._numbers)}"
         ours = self._drain(lambda: self.start_ours(folder))
         peer = self._drain(lambda: self.start_identity(folder))
         print(
@@ -120,18 +117,10 @@ class Contest:
 
     def start_ours(self, folder: Path) -> StreamingQuery:
         """The consumer."""
-        consumer = PushConsumer(
-            consumer_group=folder.name,
-            name_servers=self._name_servers,
-            offset_store=DeltaOffsetStore(folder / "offsets"),
-            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            consume_message_batch_max_size=_LISTENER_BATCH,
-            max_offsets_per_trigger=self._per_trigger,
-        )
-        consumer.subscribe(_TOPIC)
+        consumer = self._backlog.consumer(folder, consume_message_batch_max_size=_LISTENER_BATCH)
         consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
         return consumer.start(
-            self._spark,
+            self._backlog.spark,
             sink=DeltaSink(folder / "sink"),
             checkpoint=str(folder / "ours"),
             trigger={"availableNow": True},
@@ -139,11 +128,10 @@ class Contest:
 
     def start_identity(self, folder: Path) -> StreamingQuery:
         """The peer; its progress is in its checkpoint."""
-        rows = plain_rows(self._spark, self._name_servers, _TOPIC, self._per_trigger)
-        return start_into_noop(identity(rows), folder / "identity")
+        return start_into_noop(identity(self._backlog.plain_rows()), folder / "identity")
 
     def _drain(self, start: Callable[[], StreamingQuery]) -> dict[str, float]:
-        return drain(start, batches=self._batches, skipped=_SKIPPED)
+        return drain(start, batches=self._backlog.batches, skipped=_SKIPPED)
 
 
 @contextmanager

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA
+from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 
 _TIMEOUT_S = 600
@@ -25,20 +31,47 @@ STAGES = (
 )
 
 
-def plain_rows(spark: SparkSession, name_servers: str, topic: str, per_trigger: int) -> DataFrame:
-    """The topic as a plain stream, with the columns that consumer mode adds, empty."""
-    added = [field.name for field in CONSUMER_SCHEMA if field.name not in MESSAGE_SCHEMA.names]
-    return (
-        spark.readStream.format("rocketmq")
-        .options(
-            nameServers=name_servers,
-            topic=topic,
-            startingOffsets="earliest",
-            maxOffsetsPerTrigger=per_trigger,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """A topic that queries drain one after the other in one session; each in a folder of its own."""
+
+    spark: SparkSession
+    name_servers: str
+    topic: str
+    work: Path
+    per_trigger: int
+    """Messages of a micro-batch."""
+    batches: int
+    """Micro-batches that there is enough for."""
+
+    def plain_rows(self) -> DataFrame:
+        """The topic as a plain stream, with the columns that consumer mode adds, empty."""
+        register(self.spark)
+        added = [field.name for field in CONSUMER_SCHEMA if field.name not in MESSAGE_SCHEMA.names]
+        return (
+            self.spark.readStream.format("rocketmq")
+            .options(
+                nameServers=self.name_servers,
+                topic=self.topic,
+                startingOffsets="earliest",
+                maxOffsetsPerTrigger=self.per_trigger,
+            )
+            .load()
+            .withColumns(dict.fromkeys(added, sf.lit(None).cast("string")))
         )
-        .load()
-        .withColumns(dict.fromkeys(added, sf.lit(None).cast("string")))
-    )
+
+    def consumer(self, folder: Path, **settings: Any) -> PushConsumer:
+        """A consumer of the topic, of a group that is new with its folder."""
+        consumer = PushConsumer(
+            consumer_group="-".join(folder.relative_to(self.work).parts),
+            name_servers=self.name_servers,
+            offset_store=DeltaOffsetStore(folder / "offsets"),
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            max_offsets_per_trigger=self.per_trigger,
+            **settings,
+        )
+        consumer.subscribe(self.topic)
+        return consumer
 
 
 def start_into_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
