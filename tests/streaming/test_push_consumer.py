@@ -12,9 +12,10 @@ import pytest
 from pyspark import SparkConf
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageModel
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
@@ -119,6 +120,47 @@ def test_a_negative_number_of_reconsumptions_is_refused() -> None:
     [problem] = problems_of(max_reconsume_times=-2)
 
     assert problem == "max_reconsume_times=-2 must be -1 (no limit), 0 or more"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"consume_thread_max": 0}, "consume_thread_max=0 is not between 1 and 1000"),
+        ({"consume_thread_max": 1001}, "consume_thread_max=1001 is not between 1 and 1000"),
+        ({"consume_timeout_s": 0.0}, "consume_timeout_s=0.0 must be more than 0"),
+    ],
+)
+def test_a_pool_or_a_time_out_that_cannot_be_is_refused(settings: dict[str, Any], problem: str) -> None:
+    """E1, E7"""
+    assert problems_of(**settings) == (problem,)
+
+
+@pytest.mark.parametrize(("given", "taken"), [(-1, 16), (0, 0), (3, 3)])
+def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_unless_told_otherwise(
+    given: int, taken: int
+) -> None:
+    """E8, C1: ``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``; its members take no locks."""
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        max_reconsume_times=given,
+        consume_thread_max=7,
+        consume_timeout_s=60.0,
+        message_model=MessageModel.CLUSTERING,
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_listener(
+        lambda messages, context: ConsumeConcurrentlyStatus.CONSUME_SUCCESS,
+        orderly=False,
+        output_schema="step string",
+    )
+    options, settings = consumer._checked()
+
+    assert settings == ConcurrentSettings(
+        consume_thread_max=7, max_reconsume_times=taken, consume_timeout_s=60.0
+    )
+    assert not ReadOptions.parse(options).needs_locks()
 
 
 def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
