@@ -423,11 +423,6 @@ def test_a_table_that_vanished_is_reported(tmp_path: Path):
         DeltaSink(tmp_path / "nowhere").begin(GROUP, [Q0])
 
 
-def test_merge_keys_are_refused_in_a_sentence(path: Path):
-    with pytest.raises(OptionError, match="mergeKeys=order_id,step cannot be used"):
-        DeltaSink(path, merge_keys=["order_id", "step"])
-
-
 # ------------------------------------------------------------------------------------------ prepare
 
 

@@ -22,6 +22,7 @@ from deltalake.transaction import AddAction
 from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
+from pyspark_rocketmq.streaming.delta_merge import newest_rows, predicate, read_rows, remove_files
 from pyspark_rocketmq.streaming.table_protocol import (
     commit_metadata,
     find_restore,
@@ -29,6 +30,7 @@ from pyspark_rocketmq.streaming.table_protocol import (
     is_commit_of_group,
 )
 
+_SOURCE, _TARGET = "source", "target"
 _HISTORY_STEPS = (20, 500, sys.maxsize)
 """How many commits of the history are read, step by step."""
 _FOLLOWED_COMMITS = 20
@@ -148,11 +150,47 @@ class TableLog:
             mode="append",
             schema=self._table.schema(),
             partition_by=list(self._table.metadata().partition_columns),
-            commit_properties=CommitProperties(
-                custom_metadata=commit_metadata(consumer_group, commit_id),
-                app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
-            ),
+            commit_properties=_properties(versions, consumer_group, commit_id),
         )
+        return self._made(begun_at, consumer_group, commit_id)
+
+    def merge(
+        self,
+        files: Sequence[WrittenFile],
+        keys: Sequence[str],
+        versions: Mapping[str, int],
+        *,
+        consumer_group: str,
+        commit_id: str,
+    ) -> int:
+        """Update the rows that have the keys of the files' rows, add the others; as :meth:`add` in all else."""
+        if not files:
+            return self.add((), versions, consumer_group=consumer_group, commit_id=commit_id)
+        begun_at = self.version
+        rows = read_rows(files, self.arrow_schema, self._filesystem, self._folder)
+        (
+            self._table.merge(
+                newest_rows(rows, keys),
+                predicate(keys, _SOURCE, _TARGET),
+                source_alias=_SOURCE,
+                target_alias=_TARGET,
+                commit_properties=_properties(versions, consumer_group, commit_id),
+            )
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute()
+        )
+        # A merge, unlike an append, takes the handle along, so that a refresh would see no change.
+        if self.version == begun_at + 1:
+            self._versions.update(versions)
+        else:
+            self._versions.clear()
+        version = self._made(begun_at, consumer_group, commit_id)
+        remove_files(files, self._filesystem, self._folder)
+        return version
+
+    def _made(self, begun_at: int, consumer_group: str, commit_id: str) -> int:
+        """The version of the commit just made."""
         # delta-rs leaves the handle at the version it had.
         self.refresh()
         if self.version == begun_at + 1:
@@ -160,6 +198,13 @@ class TableLog:
             return self.version
         own = (entry for entry in self.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
         return int(next(own)["version"])
+
+
+def _properties(versions: Mapping[str, int], consumer_group: str, commit_id: str) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata=commit_metadata(consumer_group, commit_id),
+        app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
+    )
 
 
 def open_log(path: str) -> TableLog | None:

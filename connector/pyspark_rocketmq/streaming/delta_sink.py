@@ -64,29 +64,25 @@ class DeltaSink:
         Args:
             path: Folder or storage URI of the table; made by ``prepare`` when missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
-            merge_keys: Not supported: rows are added, never updated.
+            merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row whose
+                key has a null is always added. The batch's rows pass through the driver.
             sleep: How to wait between the tries of a commit.
-
-        Raises:
-            OptionError: If ``merge_keys`` is given.
         """
-        if merge_keys:
-            problem = (
-                f"mergeKeys={','.join(merge_keys)} cannot be used with the Delta sink: it adds rows as files and "
-                "does not update any. Leave mergeKeys out and merge from the sink's table in a query of your own."
-            )
-            raise OptionError((problem,), where="Delta sink")
         self._path = table_uri(path)
         self._partition_by = tuple(partition_by)
+        self.merge_keys = tuple(merge_keys)
+        """Empty: rows are added, never updated."""
         self.sleep = sleep
         self._wanted: TableForm | None = None
         self._thread = threading.local()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_sink, (self._path, self._partition_by)
+        return _rebuild_sink, (self._path, self._partition_by, self.merge_keys)
 
     def __repr__(self) -> str:
-        return f"DeltaSink({self._path!r}, partition_by={self._partition_by!r})"
+        return (
+            f"DeltaSink({self._path!r}, partition_by={self._partition_by!r}, merge_keys={self.merge_keys!r})"
+        )
 
     @property
     def path(self) -> str:
@@ -98,8 +94,10 @@ class DeltaSink:
 
         Raises:
             SchemaError: If columns, types or partitioning differ, or the message's position is not among them.
-            OptionError: If the table has features that forbid adding files, or partition columns cannot be such.
+            OptionError: If the table has features that forbid adding files, partition columns cannot be such, or a
+                merge key is no column.
         """
+        _check_keys(self.merge_keys, schema.names)
         wanted = TableForm(
             columns=parse_columns(Schema.from_arrow(schema).to_json()),
             partition_by=self._partition_by,
@@ -246,9 +244,7 @@ class SinkBatch:
                     done_at = self._look_at_changes(commit_id, grown)
                     if done_at is not None:
                         return done_at
-                return self._log.add(
-                    files, versions, consumer_group=self._consumer_group, commit_id=commit_id
-                )
+                return self._write(files, versions, commit_id)
             except STORAGE_ERRORS as exc:
                 # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
                 logger.info("sink commit to be tried again path=%s: %s", self._sink.path, exc)
@@ -258,6 +254,12 @@ class SinkBatch:
             f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what else changes this table; "
             "the batch may run again."
         ) from failure
+
+    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int:
+        group, keys = self._consumer_group, self._sink.merge_keys
+        if keys:
+            return self._log.merge(files, keys, versions, consumer_group=group, commit_id=commit_id)
+        return self._log.add(files, versions, consumer_group=group, commit_id=commit_id)
 
     def _look_at_changes(self, commit_id: str, grown: Mapping[MessageQueue, int]) -> int | None:
         """Judge what was committed since ``begin``; return the version if it was this very commit."""
@@ -294,5 +296,15 @@ def _check_not_restored(path: str, consumer_group: str, restored_at: int | None)
         )
 
 
-def _rebuild_sink(path: str, partition_by: tuple[str, ...]) -> DeltaSink:
-    return DeltaSink(path, partition_by=partition_by)
+def _check_keys(keys: Sequence[str], columns: Sequence[str]) -> None:
+    unknown = [name for name in keys if name not in columns]
+    if unknown:
+        problem = (
+            f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have {', '.join(columns)}. Add "
+            "the column to the listener's output schema, or name another."
+        )
+        raise OptionError((problem,), where="Delta sink")
+
+
+def _rebuild_sink(path: str, partition_by: tuple[str, ...], merge_keys: tuple[str, ...]) -> DeltaSink:
+    return DeltaSink(path, partition_by=partition_by, merge_keys=merge_keys)
