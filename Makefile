@@ -1,7 +1,7 @@
 # Every target makes what it needs first; see scripts/bootstrap.sh.
 ENV      := ./scripts/with-env.sh
 CHECK    := $(ENV) --no-java dev
-SOURCES  := connector broker_sim jobs scripts tests bench fuzz
+SOURCES  := connector broker_sim jobs scripts tests bench fuzz examples
 PYTEST   ?= python -m tests.in_two
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
