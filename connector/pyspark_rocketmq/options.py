@@ -148,6 +148,13 @@ class ReadOptions(OptionSet):
         "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two members may have "
         "the same messages while the group changes; only one of them gets its offsets stored. The same for all members.",
     )
+    listener: str | None = option(
+        "listener",
+        parse=text_value,
+        default=None,
+        doc="`module:name` of the group's orderly listener, set by `PushConsumer` when it was given one so: the planner, "
+        "which is the member of the group, consumes a message with it when an administrator asks for that one.",
+    )
     allocate_message_queue_strategy: str = option(
         "allocateMessageQueueStrategy",
         parse=text_value,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
 from pyspark_rocketmq.wire.client_info import ConsumeResult
 from pyspark_rocketmq.wire.subscription import build_subscription
@@ -139,6 +140,59 @@ def test_consuming_directly_is_refused_in_a_sentence(at: Desk) -> None:
     assert answer.consume_result is ConsumeResult.CR_THROW_EXCEPTION
     assert "this member is a Spark query, whose listener runs on executors only" in (answer.remark or "")
     assert at.desk.consume_directly("another", message) is None
+
+
+SEEN: list[int] = []
+
+
+def answering(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> object:
+    """Answers what the message's key says."""
+    (message,) = messages
+    SEEN.append(message.queue_offset)
+    context.emit(anything="is dropped")
+    context.auto_commit = message.keys != "ROLLBACK"
+    if message.keys == "raise":
+        raise ValueError("not today")
+    return None if message.keys == "None" else message.keys
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ("SUCCESS", ConsumeResult.CR_SUCCESS),
+        ("COMMIT", ConsumeResult.CR_COMMIT),
+        ("ROLLBACK", ConsumeResult.CR_ROLLBACK),
+        ("SUSPEND_CURRENT_QUEUE_A_MOMENT", ConsumeResult.CR_LATER),
+        ("None", ConsumeResult.CR_RETURN_NULL),
+        ("raise", ConsumeResult.CR_THROW_EXCEPTION),
+        ("no status", ConsumeResult.CR_LATER),
+    ],
+)
+def test_a_listener_that_has_a_name_consumes_one_message_directly(
+    answer: str, result: ConsumeResult, clock: FakeClock
+) -> None:
+    """D12: here and now, and the offset stays where it is."""
+    at = Desk(clock, listener=f"{__name__}:answering")
+    before = at.store.read("progress")
+    SEEN.clear()
+
+    told = at.desk.consume_directly("g", message_at(3, keys=answer))
+
+    assert told is not None
+    assert (told.consume_result, told.order, told.auto_commit) == (result, True, answer != "ROLLBACK")
+    assert told.remark == ("ValueError: not today" if answer == "raise" else None)
+    assert told.spent_time_mills >= 0
+    assert SEEN == [3]
+    assert at.store.read("progress") == before
+
+
+def test_a_listener_that_this_process_cannot_import_is_told(clock: FakeClock) -> None:
+    """D12: the modules of executors may not be where the planner is."""
+    told = Desk(clock, listener="no_such_module:on_order").desk.consume_directly("g", message_at(3))
+
+    assert told is not None
+    assert told.consume_result is ConsumeResult.CR_THROW_EXCEPTION
+    assert "'no_such_module:on_order' cannot be imported" in (told.remark or "")
 
 
 def test_before_there_is_a_member_nothing_is_held(clock: FakeClock, at: Desk) -> None:

@@ -7,7 +7,8 @@ from the running member; nothing here is on the way of a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.group.member import RunningMember
@@ -43,6 +44,7 @@ class MemberDesk:
         self._started_ms = int(clock.now_s() * 1000)
         self._member: RunningMember | None = None
         self._heartbeat: HeartbeatData | None = None
+        self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
 
     def serve(self, member: RunningMember, heartbeat: HeartbeatData) -> None:
         """Answer for ``member`` from now on."""
@@ -101,14 +103,22 @@ class MemberDesk:
     def consume_directly(
         self, consumer_group: str, message: MessageExt
     ) -> ConsumeMessageDirectlyResult | None:
-        """Refused in a sentence: the listener runs on Spark's executors, not in this process (D12)."""
+        """Call the listener here if it can be imported by its name (D12), else refuse in a sentence."""
         if consumer_group != self._options.consumer_group:
             return None
+        if self._options.listener is not None and self._options.consume_orderly:
+            if self._consume_one is None:
+                # What listeners run in is above this package, and costs imports that a planner seldom needs.
+                above = import_module("pyspark_rocketmq.streaming.one_message")
+                self._consume_one = above.OneMessageConsumer(self._options.listener, consumer_group).consume
+            assert self._consume_one is not None
+            return self._consume_one(message)
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
             order=self._options.consume_orderly,
             remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener runs on "
-            "executors only. Reset the group's offset to have the message consumed again.",
+            "executors only. Register an orderly listener by name ('module:name') to have single messages consumed, or "
+            "reset the group's offset to have the message consumed again.",
         )
 
     def _held(self) -> dict[MessageQueue, int]:

@@ -62,6 +62,7 @@ _SET_BY = {
     "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
     "messageModel": "parameter message_model",
     "consumeOrderly": "parameter orderly of register_message_listener()",
+    "listener": "register_message_listener()",
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
 }
@@ -286,6 +287,7 @@ class PushConsumer:
             "messageModel": self._message_model.value,
             "consumeOrderly": str(self._is_orderly).lower(),
             "allocateMessageQueueStrategy": self._strategy,
+            **({"listener": self._listener} if self._is_orderly and isinstance(self._listener, str) else {}),
             **({} if self._instance_name is None else {"instanceName": self._instance_name}),
             **({"subscriptions": json.dumps(self._subscriptions)} if self._subscriptions else {}),
             **self._start_option(problems),
