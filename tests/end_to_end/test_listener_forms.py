@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,25 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.wire.client_info import ConsumeResult
+from pyspark_rocketmq.wire.message_id import decode_offset_message_id
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.dying_listener_driver import DEATHS
-from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
+from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -172,3 +182,58 @@ def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
     assert report.is_clean, str(report)
     assert report.rows == 300
     assert max(DeliveryLog(tmp_path / "deliveries").times_delivered().values()) > 1
+
+
+def noting(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """Notes what it consumes in the folder that the message names; any process finds it by its name."""
+    for message in messages:
+        note(message.body.decode(), str(message.queue_offset))
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def test_a_running_query_consumes_one_message_for_an_administrator(consumption: Consumption) -> None:
+    """D12: by the planner, which is the member of the group; the offset stays where it is."""
+    folder = consumption.folder / "noted"
+    folder.mkdir()
+    name_servers = (consumption.cluster.name_servers,)
+    address = consumption.cluster.broker_addresses["broker-a"]
+    with Producer(name_servers, "tests") as producer:
+        sent = producer.send(
+            Message(topic=consumption.topic, body=str(folder).encode()),
+            queue=MessageQueue(consumption.topic, "broker-a", 0),
+        )
+    consumer = PushConsumer(
+        consumer_group=consumption.group, name_servers=name_servers[0], offset_store=consumption.store
+    )
+    consumer.subscribe(consumption.topic)
+    consumer.register_message_listener(f"{__name__}:noting", output_schema=OUTPUT_SCHEMA)
+    query = consumer.start(
+        consumption.spark,
+        checkpoint=str(consumption.folder / "noting"),
+        trigger={"processingTime": "1 second"},
+    )
+    try:
+        with ChannelPool(SystemClock()) as pool:
+            admin = AdminClient(pool, SystemClock(), request_timeout_s=30.0)
+            (client_id,) = wait_for_members(admin, address, consumption.group)
+            offset = decode_offset_message_id(sent.offset_msg_id)[1]
+            message = admin.view_message(address, offset, "broker-a", consumption.topic)
+            told = admin.consume_directly(address, consumption.group, client_id, message, sent.offset_msg_id)
+    finally:
+        query.stop()
+
+    assert (told.consume_result, told.order, told.remark) == (ConsumeResult.CR_SUCCESS, True, None)
+    # The group begins at the end of the queues, so nobody else consumes it.
+    assert [line for lines in noted(folder).values() for line in lines] == ["0"]
+
+
+def wait_for_members(admin: AdminClient, address: str, group: str) -> list[str]:
+    found: list[str] = []
+
+    def look() -> bool:
+        with suppress(BrokerError):
+            found.extend(each.client_id for each in admin.consumer_connection(address, group).connections)
+        return bool(found)
+
+    wait_until(look, 60, reason="A member of the group")
+    return found
