@@ -220,15 +220,6 @@ class TestMembersComeAndGo:
         assert driver.plannable == set(QUEUES)
         assert AskMembers in kinds(driver.after(1.0))
 
-    def test_two_clients_of_one_id_are_noticed(self, driver):
-        """B1: both would take the same share (apache/rocketmq#1589)."""
-        driver.work()
-        assert not driver.machine.is_id_shared
-
-        driver.members = [ME, ME]
-        driver.after(20.0)
-        assert driver.machine.is_id_shared
-
     def test_a_queue_or_broker_that_is_new_in_the_route_is_taken_at_once(self, driver):
         """A2, A3: a new broker gets a heartbeat before it is asked for locks."""
         driver.work()

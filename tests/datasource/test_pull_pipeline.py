@@ -18,30 +18,20 @@ from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, Re
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from tests.helpers.fake_clock import FakeClock
+from tests.helpers.pauses import Pauses
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
 KIB = 1024
 
 
-class Pauses:
-    """Sleeps by moving the clock."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.taken: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.taken.append(round(seconds, 3))
-        self.clock.advance(seconds)
-
+class PipelinePauses(Pauses):
     def pipeline(self, partitions: list[QueuePartition], **changes: int) -> PullPipeline:
         return PullPipeline(partitions, clock=self.clock, sleep=self, **changes)
 
 
 @pytest.fixture
-def pauses() -> Pauses:
-    return Pauses()
+def pauses() -> PipelinePauses:
+    return PipelinePauses()
 
 
 def found(
@@ -243,7 +233,7 @@ def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedSer
     assert {index: type(error) for index, error in failures.items()} == {1: NoPermission}
 
 
-def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: PipelinePauses) -> None:
     """Its pulls are tried until patience ends; nobody else's are late."""
 
     def busy_queue_1(peer: Peer, request: RemotingCommand) -> None:
@@ -262,7 +252,7 @@ def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: Pauses) -> No
     assert arrivals[-1] == (1, True, pytest.approx(1.0))
 
 
-def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: Pauses) -> None:
+def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: PipelinePauses) -> None:
     """Source: ``DefaultMQPushConsumerImpl``; a quota is full again soon, so the pause does not grow."""
     refusals = iter(range(4))
 
@@ -278,7 +268,7 @@ def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses:
     assert pauses.taken == [0.02] * 4
 
 
-def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: PipelinePauses) -> None:
     """A2: nothing lost, nothing twice."""
     count = 0
 
@@ -296,7 +286,7 @@ def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses
     assert server.connection_count == 3
 
 
-def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(pauses: Pauses) -> None:
+def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(pauses: PipelinePauses) -> None:
     with ScriptedServer() as server:
         gone = partitions(server, 2)
 
@@ -308,7 +298,7 @@ def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(pa
     assert sum(pauses.taken) == pytest.approx(1.0)
 
 
-def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: Pauses) -> None:
+def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: PipelinePauses) -> None:
     """A2: code 1500 of brokers from 5.3.1 on, to clients that show such a version."""
     refused: list[Peer] = []
 
@@ -326,7 +316,7 @@ def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: 
     assert pauses.taken == []
 
 
-def test_go_away_again_and_again_is_trouble(server: ScriptedServer, pauses: Pauses) -> None:
+def test_go_away_again_and_again_is_trouble(server: ScriptedServer, pauses: PipelinePauses) -> None:
     server.script = lambda peer, request: peer.answer(request, ResponseCode.GO_AWAY, remark="")
 
     _, failures = pulled(pauses.pipeline(partitions(server, 2)))
@@ -450,7 +440,7 @@ def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: Scr
     ids=["nothing new", "no match", "scanned on", "beginning gone", "lags"],
 )
 def test_what_a_replica_does_not_have_the_master_is_asked_for(
-    server: ScriptedServer, replica: ScriptedServer, pauses: Pauses, code: int, next_begin_offset: int
+    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses, code: int, next_begin_offset: int
 ) -> None:
     """F4: a replica's word about what is not there is never believed; nothing is lost, nothing comes twice."""
     server.script = lambda peer, request: found(peer, request, suggest=1)
@@ -468,7 +458,7 @@ def test_what_a_replica_does_not_have_the_master_is_asked_for(
 
 
 def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
-    server: ScriptedServer, replica: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
     for script in (
@@ -483,7 +473,7 @@ def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
 
 
 def test_a_replica_that_cannot_be_reached_is_left_for_the_master(
-    server: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, pauses: PipelinePauses
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
     with ScriptedServer() as gone:

@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, Rocket
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
-from tests.helpers.fake_clock import FakeClock
+from tests.helpers.pauses import Pauses
 from tests.helpers.queue_puller import QueuePuller
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
@@ -75,24 +75,14 @@ def pulled(puller: QueuePuller) -> list[int]:
     return [int(text) for pieces in puller.pieces() for piece in pieces for text in bytes(piece.body).split()]
 
 
-class Pauses:
-    """Sleeps by moving the clock."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.taken: list[float] = []
-
-    def __call__(self, seconds: float) -> None:
-        self.taken.append(round(seconds, 3))
-        self.clock.advance(seconds)
-
+class PullerPauses(Pauses):
     def puller(self, wanted: QueuePartition) -> QueuePuller:
         return QueuePuller(wanted, clock=self.clock, sleep=self)
 
 
 @pytest.fixture
-def pauses() -> Pauses:
-    return Pauses()
+def pauses() -> PullerPauses:
+    return PullerPauses()
 
 
 def test_a_range_arrives_once_and_in_order(server: ScriptedServer) -> None:
@@ -132,7 +122,9 @@ def test_a_reader_that_stops_half_way_leaves_no_connection_behind(server: Script
     assert server.next_peer().has_ended.wait(5)
 
 
-def test_a_busy_broker_is_asked_again_after_growing_pauses(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_busy_broker_is_asked_again_after_growing_pauses(
+    server: ScriptedServer, pauses: PullerPauses
+) -> None:
     refusals = 3
 
     def refuse(peer: Peer, request: RemotingCommand) -> None:
@@ -150,7 +142,7 @@ def test_a_busy_broker_is_asked_again_after_growing_pauses(server: ScriptedServe
 
 
 def test_a_broken_connection_is_made_anew_and_nothing_is_lost_or_doubled(
-    server: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, pauses: PullerPauses
 ) -> None:
     """A2"""
     count = 0
@@ -170,7 +162,7 @@ def test_a_broken_connection_is_made_anew_and_nothing_is_lost_or_doubled(
 
 
 def test_a_broker_that_stays_away_ends_the_task_with_the_reason(
-    server: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, pauses: PullerPauses
 ) -> None:
     server.script = lambda peer, request: peer.close()
 
@@ -180,7 +172,7 @@ def test_a_broker_that_stays_away_ends_the_task_with_the_reason(
     assert sum(pauses.taken) == pytest.approx(1.0)
 
 
-def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: PullerPauses) -> None:
     """Every second pull is refused; no single trouble lasts, so the task never gives up."""
     count = 0
 
@@ -199,7 +191,7 @@ def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: Pause
     assert sum(pauses.taken) > wanted.retry_timeout_s
 
 
-def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: PullerPauses) -> None:
     server.script = lambda peer, request: peer.answer(request, ResponseCode.NO_PERMISSION, remark="no")
 
     with pytest.raises(BrokerError, match="no"):
@@ -208,7 +200,9 @@ def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: Pauses) -> No
     assert pauses.taken == []
 
 
-def test_nothing_where_something_was_planned_is_waited_for(server: ScriptedServer, pauses: Pauses) -> None:
+def test_nothing_where_something_was_planned_is_waited_for(
+    server: ScriptedServer, pauses: PullerPauses
+) -> None:
     """A broker that recovers may not have its last messages yet."""
     server.script = lambda peer, request: answer(
         peer, request, ResponseCode.PULL_NOT_FOUND, next_begin_offset=0
@@ -270,7 +264,7 @@ def moved(request: RemotingCommand, first: int) -> bytes:
 
 
 def test_the_first_missing_offset_is_named_and_before_any_trouble_that_may_pass(
-    server: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, pauses: PullerPauses
 ) -> None:
     """F4: pulls under way at once fail in any order, and their answers come in one piece."""
     held: list[RemotingCommand] = []
@@ -295,7 +289,7 @@ def answer_reset(peer: Peer, request: RemotingCommand) -> None:
 
 
 def test_a_reset_that_the_broker_stored_is_no_gap(
-    server: ScriptedServer, pauses: Pauses, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, pauses: PullerPauses, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F4, F5: one pull is answered "offset moved" after resetOffsetByTime although the offset is there."""
     count = 0
@@ -314,7 +308,9 @@ def test_a_reset_that_the_broker_stored_is_no_gap(
     assert "is not followed without a group of our own" in caplog.text
 
 
-def test_a_reset_ends_a_groups_range_where_it_was_reached(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_reset_ends_a_groups_range_where_it_was_reached(
+    server: ScriptedServer, pauses: PullerPauses
+) -> None:
     """F5: what came before is consumed, and the target told; nothing of it is tried again."""
 
     def reset_at_40(peer: Peer, request: RemotingCommand) -> None:
@@ -332,7 +328,7 @@ def test_a_reset_ends_a_groups_range_where_it_was_reached(server: ScriptedServer
     assert pauses.taken == []
 
 
-def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: Pauses) -> None:
+def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: PullerPauses) -> None:
     """F5"""
     server.script = answer_reset
 
@@ -371,7 +367,9 @@ def test_a_group_is_told_of_a_lost_tail_and_never_passes_it(server: ScriptedServ
         pulled(QueuePuller(wanted))
 
 
-def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(server: ScriptedServer, pauses: Pauses) -> None:
+def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(
+    server: ScriptedServer, pauses: PullerPauses
+) -> None:
     """A2: other queues wait for the micro-batch to end."""
     server.script = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
     wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, with_marker=True)
@@ -383,7 +381,7 @@ def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(server: ScriptedSe
 
 
 def test_what_came_in_order_before_patience_ended_is_given_out(
-    server: ScriptedServer, pauses: Pauses
+    server: ScriptedServer, pauses: PullerPauses
 ) -> None:
     def busy_from_40(peer: Peer, request: RemotingCommand) -> None:
         if int(request.ext_fields["queueOffset"]) < 40:

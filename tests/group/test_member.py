@@ -113,7 +113,7 @@ def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
     assert but_retries(one.held()) == everything
     assert all(one.holds(queue) for queue in everything)
     assert not plannable(two)
-    one.batch_over()
+    one.begin_plan()  # the batch before is over
     await_shares(everything, one, two)
 
 

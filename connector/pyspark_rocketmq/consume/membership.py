@@ -77,7 +77,6 @@ class Membership:
         self._members: tuple[str, ...] | None = None
         self._missing: frozenset[str] = frozenset()
         """Who was not in the last list although a member."""
-        self._is_id_shared = False
         self._phases: dict[MessageQueue, Phase] = {}
         """Without the absent ones."""
         self._tenures: dict[MessageQueue, Tenure] = {}
@@ -165,11 +164,6 @@ class Membership:
         return self._phases.get(queue, Phase.ABSENT)
 
     @property
-    def is_id_shared(self) -> bool:
-        """Whether the last list showed this member's id twice: two clients use it, and each takes every share."""
-        return self._is_id_shared
-
-    @property
     def is_settled(self) -> bool:
         """Whether this member's share is known and every queue of it is held."""
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
@@ -239,7 +233,6 @@ class Membership:
             self.members_unknown(now_s)
             return
         self._is_looking = False
-        self._is_id_shared = in_order.count(self._client_id) > 1
         missing = frozenset((*(self._members or ()), self._client_id)) - listed
         spared = missing - self._missing
         self._missing = missing

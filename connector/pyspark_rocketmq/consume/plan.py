@@ -59,7 +59,6 @@ class Plan:
     """When the first suspended queue with something to read is due; None when none is suspended."""
 
 
-_NO_PROGRESS: Mapping[MessageQueue, QueueProgress] = {}
 _NOT_STALLED: Mapping[MessageQueue, int] = {}
 
 

@@ -132,11 +132,6 @@ class PullWindow:
         self._takeable_bytes = 0
 
     @property
-    def is_done(self) -> bool:
-        """Whether the range is read and every piece taken."""
-        return self.is_pulled and not self._buffered_bytes
-
-    @property
     def is_pulled(self) -> bool:
         """Whether every answer of the range is here, taken or not."""
         return self._next_start >= self._end and not self._open_count

@@ -145,10 +145,6 @@ class RunningMember:
             pause.wait(min(_SETTLE_CHECK_S, deadline.remaining_s()))
         return True
 
-    def batch_over(self) -> None:
-        """The micro-batch under way is known to be committed before the next plan is asked for."""
-        self._tell(lambda machine, now_s: machine.batch_over(now_s))
-
     def notified(self) -> None:
         """A broker says that the group changed."""
         self._tell(lambda machine, now_s: machine.notified(now_s))
