@@ -43,7 +43,16 @@ def _run_both(folder: Path) -> int:
 
 def _start(marker: str, folder: Path, **streams: object) -> subprocess.Popen[bytes]:
     counts = folder / f"{marker}.json"
-    command = [sys.executable, "-m", "pytest", "-m", marker, "-o", f"cache_dir=.pytest_cache/{marker}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--durations=12",
+        "-m",
+        marker,
+        "-o",
+        f"cache_dir=.pytest_cache/{marker}",
+    ]
     return subprocess.Popen(command, env={**os.environ, COUNTS_FILE: str(counts)}, **streams)  # type: ignore[call-overload,no-any-return]
 
 

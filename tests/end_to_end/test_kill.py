@@ -19,9 +19,17 @@ from tests.helpers.orders import check_sink, produce_orders
 KILLS_PER_POINT = int(os.environ.get("KILLS_PER_POINT", "0"))
 """How often a consumer is killed at each point before it may finish; `make kill-test` takes 3.
 
-Without it, which saves starts of Spark, one consumer is killed at every point once, on the real broker.
+Without it, which saves starts of Spark, each kind of consumer is killed at some of the points once, on the real broker, and
+all together at every point.
 """
-HISTORIES = [(point,) * KILLS_PER_POINT for point in KILL_POINTS] if KILLS_PER_POINT else [KILL_POINTS]
+ALL_HISTORIES = [(point,) * KILLS_PER_POINT for point in KILL_POINTS]
+
+
+def histories(*points: str) -> list[tuple[str, ...]]:
+    """Where consumers are killed; only at ``points`` unless all are asked for."""
+    return ALL_HISTORIES if KILLS_PER_POINT else [points]
+
+
 BACKENDS = (lambda test: test) if KILLS_PER_POINT else REAL_ONLY
 REPO = Path(__file__).parent.parent.parent
 
@@ -29,8 +37,17 @@ REPO = Path(__file__).parent.parent.parent
 @BACKENDS
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["state", "direct"])
-@pytest.mark.parametrize("points", HISTORIES, ids=lambda points: ",".join(dict.fromkeys(points)))
+@pytest.mark.parametrize(
+    ("engine", "points"),
+    [
+        *(
+            ("state", points)
+            for points in histories("in_listener", "after_data_commit", "before_spark_commit")
+        ),
+        *(("direct", points) for points in histories("after_plan", "after_offset_commit")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(dict.fromkeys(value)),
+)
 def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
     points: tuple[str, ...], engine: str, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -58,7 +75,9 @@ def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
 @BACKENDS
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("points", HISTORIES, ids=lambda points: ",".join(dict.fromkeys(points)))
+@pytest.mark.parametrize(
+    "points", histories("in_listener"), ids=lambda points: ",".join(dict.fromkeys(points))
+)
 def test_every_message_of_a_concurrent_consumer_is_in_the_sink_after_kills_at(
     points: tuple[str, ...], cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
