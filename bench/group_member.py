@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import join_group
 from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.model import is_retry_topic
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
 
@@ -30,8 +31,9 @@ def join(name_servers: str, topic: str, name: str) -> RunningMember:
 
 
 def plannable(member: RunningMember) -> int:
-    """Queues that the member could put into a plan now."""
-    return len(member.planned(member.begin_plan()))
+    """Queues of its topic that the member could put into a plan now; those of the group's retry topic come and go."""
+    queues = member.planned(member.begin_plan())
+    return sum(not is_retry_topic(queue.topic) for queue in queues)
 
 
 @contextmanager

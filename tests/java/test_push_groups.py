@@ -109,9 +109,9 @@ def test_members_share_the_queues_and_hand_them_over(is_orderly, java: JavaClien
     for queue_id in _QUEUES:
         seen = by_first.get(queue_id, []) + by_second.get(queue_id, [])
         assert set(seen) == {0, 1, 2}
-        # Each member sees a queue's messages in their order; only what was in flight may come twice.
+        # An orderly member sees a queue's messages in their order; only what was in flight may come twice.
         for offsets in (by_first.get(queue_id, []), by_second.get(queue_id, [])):
-            assert offsets == sorted(offsets)
+            assert not is_orderly or offsets == sorted(offsets)
     if is_orderly:
         # A member that leaves in good order unlocks its queues.
         assert client.lock_batch(address, group, "a-stranger", queues) == frozenset(queues)
