@@ -1,4 +1,4 @@
-"""The whole suite in two processes at a time: the tests that start Spark, and all others.
+"""The whole suite in two processes at a time: the tests with a Spark session, and all others.
 
 Most tests wait for brokers and queries longer than they compute, so two at a time take little more than half as long.
 Each process has clusters of its own. With arguments, pytest runs as ever.
@@ -37,7 +37,7 @@ def _run_both(folder: Path) -> int:
         # Ctrl-C reaches all three; each of the two cleans up after itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         codes = [with_spark.wait(), others.wait()]
-    _say(f"\n{'=' * 20} the tests that do not start Spark {'=' * 20}\n\n{output.read_text()}")
+    _say(f"\n{'=' * 20} the tests without a Spark session {'=' * 20}\n\n{output.read_text()}")
     return next(filter(None, codes), 0) or _judge(folder)
 
 
