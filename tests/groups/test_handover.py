@@ -68,7 +68,7 @@ class Handover:
         )
 
 
-@pytest.mark.spark
+@pytest.mark.driver
 @pytest.mark.sim
 @pytest.mark.timeout(600)
 def test_queues_change_hands_without_loss_doubling_or_disorder(cluster: SimCluster, tmp_path: Path) -> None:

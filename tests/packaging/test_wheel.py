@@ -105,7 +105,7 @@ def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
     }
 
 
-@pytest.mark.spark
+@pytest.mark.driver
 @pytest.mark.sim
 def test_spark_finds_the_source_of_an_installed_wheel_by_itself(installed: Path) -> None:
     (installed.parent / "stream.py").write_text(STREAM, encoding="utf-8")
