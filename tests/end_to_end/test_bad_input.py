@@ -115,7 +115,7 @@ def test_everything_wrong_with_a_consumer_is_said_at_once(spark: SparkSession, t
         "nowhere",
         consumer_group="or.ders",
         consume_message_batch_max_size=0,
-        max_reconsume_times=3,
+        max_reconsume_times=-2,
         options={"pullBachSize": "32"},
     )
 

@@ -73,7 +73,7 @@ def test_every_message_is_in_the_sink_once_and_in_order_after_kills_at(
 
 
 @BACKENDS
-@pytest.mark.driver
+@pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "points", histories("in_listener"), ids=lambda points: ",".join(dict.fromkeys(points))
