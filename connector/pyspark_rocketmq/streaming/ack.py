@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,18 @@ class QueueAck:
     that runs again sends them again."""
     uncommitted: str = ""
     """What the engine wants the queue's next range to bring back to it."""
+
+    @classmethod
+    def of(cls, planned: QueueRange, **reached: Any) -> Self:
+        """How far the queue of a planned range came: the other fields by their names."""
+        return cls(
+            topic=planned.queue.topic,
+            broker_name=planned.queue.broker_name,
+            queue_id=planned.queue.queue_id,
+            epoch=planned.epoch,
+            start=planned.start,
+            **reached,
+        )
 
     @property
     def queue(self) -> MessageQueue:

@@ -131,12 +131,8 @@ class OrderlyRun:
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
         machine = self._machine
-        return QueueAck(
-            topic=self._planned.queue.topic,
-            broker_name=self._planned.queue.broker_name,
-            queue_id=self._planned.queue.queue_id,
-            epoch=self._planned.epoch,
-            start=self._planned.start,
+        return QueueAck.of(
+            self._planned,
             next_offset=self._offset_at(machine.committed),
             reconsume_times=machine.put_back.get(machine.committed, 0),
             suspended_until_s=self._suspended_until_s(),

@@ -30,7 +30,7 @@ from pyspark_rocketmq.wire.columnar_properties import MAP_TYPE
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout, check_column_bytes
 from pyspark_rocketmq.wire.columnar_rows import Rows, locate
 from pyspark_rocketmq.wire.columnar_stretches import Stretches
-from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [
@@ -123,13 +123,13 @@ def _decode_together(groups: Sequence[Sequence[PulledBody]], broker_name: str) -
     check_column_bytes(len(stretches.data))
     try:
         rows = locate(stretches)
+        if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
+            return None
         batch = _Decoder(broker_name, None, MESSAGE_SCHEMA).columns_of(rows)
     except (IrregularLayout, RemoteProtocolError):
         return None
     if len(groups) == 1:
         return [batch]
-    if len(batch) != len(rows):
-        return None
     sizes = np.fromiter(map(len, groups), np.int64, len(groups))
     first = np.flatnonzero(np.isin(rows.starts, stretches.begins[np.cumsum(sizes) - sizes]))
     return [batch.slice(at, end - at) for at, end in pairwise([*first.tolist(), len(batch)])]

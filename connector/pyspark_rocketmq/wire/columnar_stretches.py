@@ -40,11 +40,6 @@ class Stretches(NamedTuple):
         begins = np.array([pa.py_buffer(body).address - address for body in bodies])
         return cls(buffer, begins, begins + sizes)
 
-    def joined(self) -> bytes:
-        """What is in them, one behind another."""
-        stretches = zip(self.begins.tolist(), self.ends.tolist(), strict=True)
-        return b"".join([self.data[begin:end] for begin, end in stretches])
-
 
 def _common_buffer(bodies: Sequence[PulledBody]) -> bytearray | None:
     buffers = {id(body.obj): body.obj for body in bodies if isinstance(body, memoryview)}
