@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
@@ -155,6 +155,15 @@ class MessageExt(NamedTuple):
         if origin_topic is None:
             return self
         return self._replace(topic=origin_topic, queue_topic=self.topic)
+
+
+def _camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+MESSAGE_COLUMNS: Final = tuple(_camel_case(name) for name in MessageExt._fields if name != "queue_topic")
+"""The source's columns of a message, by name in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from pyspark_rocketmq.model import MessageModel
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel
 
 MAX_TOPIC_LENGTH: Final = 127
 """``Validators.TOPIC_MAX_LENGTH``."""
@@ -100,6 +101,20 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
         return name
 
     return parse
+
+
+def column_name(text: str) -> str:
+    """Parser of the name of one of the source's columns, without regard to case, as Spark does."""
+    by_lower = {name.lower(): name for name in MESSAGE_COLUMNS}
+    if text.lower() not in by_lower:
+        close = difflib.get_close_matches(text.lower(), by_lower, n=1, cutoff=0.6)
+        hint = (
+            f"; did you mean '{by_lower[close[0]]}'?"
+            if close
+            else f"; those are {', '.join(MESSAGE_COLUMNS)}"
+        )
+        raise ValueError(f"names '{text}', which is no column of a message{hint}")
+    return by_lower[text.lower()]
 
 
 def address_list(text: str) -> tuple[str, ...]:

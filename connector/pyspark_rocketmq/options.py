@@ -11,11 +11,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.model import MessageModel, retry_topic
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, retry_topic
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
     address_list,
     boolean,
+    column_name,
     int_between,
     list_of,
     message_model,
@@ -31,6 +32,7 @@ from pyspark_rocketmq.subscriptions import Subscription, parse_subscriptions, su
 
 PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
 """What brokers see where nobody's progress is read: a pull must name a group."""
+_PROPERTIES: Final = "properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -251,6 +253,31 @@ class ReadOptions(OptionSet):
         doc="Refuse certificates that were made for another host. Name servers tell brokers by the address "
         "`brokerIP1`, mostly an IP address, which the certificate must then name.",
     )
+    include_columns: tuple[str, ...] = option(
+        "includeColumns",
+        parse=list_of(column_name),
+        default=(),
+        default_text="all",
+        doc="Columns of a message to read, separated by commas, in that order: the others are neither decoded nor handed "
+        "to Spark, which cannot tell a Python source what a query needs. Not with `consumerGroup`: a listener gets "
+        "whole messages.",
+    )
+    property_columns: tuple[str, ...] = option(
+        "propertyColumns",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="Properties of a message that become string columns of their own behind the others, by name, separated by "
+        "commas; null where a message lacks one. Cheaper than column `properties`, which can then be left out. "
+        "Not with `consumerGroup`.",
+    )
+    decode_properties: bool = option(
+        "decodeProperties",
+        parse=boolean,
+        default=True,
+        doc="Whether there is a column `properties`, the map of all of them and the dearest to decode. `false` leaves it "
+        "out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with `consumerGroup`.",
+    )
     pull_batch_size: int = option(
         "pullBatchSize",
         parse=int_between(1, 1024),
@@ -284,6 +311,11 @@ class ReadOptions(OptionSet):
     def subscribed(self) -> dict[str, str]:
         """Each topic that is asked for, with its tag expression."""
         return subscribed(self.topic, self.topics, self.subscription, self.subscriptions)
+
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a message that are read, in their order; those of ``propertyColumns`` follow."""
+        named = self.include_columns or MESSAGE_COLUMNS
+        return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
     def retry_topic(self) -> str | None:
         """The topic through which messages that the group has given back come again; None where there is none.
@@ -322,7 +354,33 @@ class ReadOptions(OptionSet):
             )
         if self.starting_offsets is not None and self.starting_timestamp is not None:
             problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
-        return problems + self._other_topics() + self._security_problems() + self._too_long_names()
+        problems += self._other_topics() + self._column_problems()
+        return problems + self._security_problems() + self._too_long_names()
+
+    def _column_problems(self) -> list[str]:
+        chosen = {
+            "includeColumns": bool(self.include_columns),
+            "propertyColumns": bool(self.property_columns),
+            "decodeProperties=false": not self.decode_properties,
+        }
+        problems = [
+            f"option '{key}' does not go with 'consumerGroup', whose listener gets whole messages"
+            for key, is_given in chosen.items()
+            if is_given and self.consumer_group is not None
+        ]
+        if _PROPERTIES in self.include_columns and not self.decode_properties:
+            problems.append(
+                "option 'includeColumns' names 'properties', which 'decodeProperties=false' leaves out"
+            )
+        taken = {name.lower(): f"the column '{name}'" for name in MESSAGE_COLUMNS}
+        for name in self.property_columns:
+            if name.lower() in taken:
+                problems.append(
+                    f"option 'propertyColumns' names '{name}' beside {taken[name.lower()]}, and Spark does not tell upper "
+                    "from lower case; take it from column 'properties'"
+                )
+            taken[name.lower()] = f"the property '{name}'"
+        return problems
 
     def _security_problems(self) -> list[str]:
         """Options that would be ignored in silence, which for security is worst."""

@@ -158,17 +158,19 @@ def is_decoded_vectorised(data):
 def vectorised(data):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
-        return columnar._Decoder("b", None, MESSAGE_SCHEMA).columns_of(locate(Stretches.whole(data)))
+        return columnar._Decoder("b", None, columnar._projected(None, (), None)).columns_of(
+            locate(Stretches.whole(data))
+        )
     except IrregularLayout:
         return None
 
 
-def assert_same_reaction(data, *, limit=None, tags=None, columns=None):
+def assert_same_reaction(data, *, limit=None, tags=None, columns=None, properties=()):
     """The plain decoder's rows in the columns asked for, or its error in its words.
 
     A body that nobody asked for need not be decompressed, and so may be damaged.
     """
-    options = {"limit": limit, "tags": tags, "columns": columns}
+    options = {"limit": limit, "tags": tags, "columns": columns, "properties": properties}
     allowed = [reaction(plain_rows, data, options)]
     if columns is not None and "body" not in columns:
         allowed.append(reaction(plain_rows, without_compressed_bits(data), options))
@@ -186,16 +188,20 @@ def reaction(decode, data, options):
 def columnar_rows(data, **options):
     batch = decode_columns(data, "b", **options)
     names = MESSAGE_SCHEMA.names if options["columns"] is None else options["columns"]
-    assert batch.schema.equals(pa.schema([MESSAGE_SCHEMA.field(name) for name in names]))
-    return rows(batch) if names else [()] * len(batch)
+    extra = [pa.field(name, pa.string()) for name in options.get("properties", ())]
+    assert batch.schema.equals(pa.schema([MESSAGE_SCHEMA.field(name) for name in names] + extra))
+    return rows(batch) if len(batch.schema) else [()] * len(batch)
 
 
-def plain_rows(data, *, limit, tags, columns):
+def plain_rows(data, *, limit, tags, columns, properties=()):
     messages = decode_messages(data, "b", limit=limit)
     kept = [message for message in messages if tags is None or message.tags in tags]
     names = MESSAGE_SCHEMA.names if columns is None else columns
     places = [MESSAGE_SCHEMA.get_field_index(name) for name in names]
-    return [tuple(row[place] for place in places) for row in expected_rows(kept)]
+    return [
+        (*(row[place] for place in places), *(message.properties.get(name) for name in properties))
+        for message, row in zip(kept, expected_rows(kept), strict=True)
+    ]
 
 
 def without_compressed_bits(data):

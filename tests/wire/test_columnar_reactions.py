@@ -35,6 +35,7 @@ OPTIONS = st.fixed_dictionaries(
         "columns": st.one_of(
             st.none(), st.lists(st.sampled_from(MESSAGE_SCHEMA.names), unique=True, max_size=6)
         ),
+        "properties": st.lists(st.sampled_from(["UNIQ_KEY", "KEYS", "a", "none has it"]), unique=True),
     }
 )
 HEAD_BYTES = 88
@@ -85,6 +86,15 @@ def test_a_projection_gives_just_these_columns_of_every_golden_body(columns):
 def test_columns_that_are_not_there_or_there_twice_are_refused_with_the_names_there_are(columns):
     with pytest.raises(LocalProtocolError, match=r"body, (queueoffset|body): .* topic, brokerName, queueId"):
         decode_columns(encoded(stored_message()), "b", columns=columns)
+
+
+def test_properties_become_columns_behind_the_others_of_every_golden_body():
+    """includeColumns, propertyColumns."""
+    for name in PULLS:
+        assert_same_reaction(
+            pull_body(name), columns=["queueOffset"], properties=["UNIQ_KEY", "no", "colour"]
+        )
+        assert_same_reaction(pull_body(name), columns=[], properties=["UNIQ_KEY"], tags=frozenset({"BB"}))
 
 
 def test_a_tag_filter_needs_no_tags_column():

@@ -27,7 +27,12 @@ class DefaultSource(DataSource):
         Raises:
             OptionError: With every problem of the options: this is the first moment Spark shows them to us.
         """
-        return spark_schema(consumer_mode=self._read_options().consumer_group is not None)
+        options = self._read_options()
+        return spark_schema(
+            consumer_mode=options.consumer_group is not None,
+            columns=options.columns(),
+            property_columns=options.property_columns,
+        )
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:  # noqa: ARG002 - Spark's signature
         """A bounded read."""

@@ -34,5 +34,9 @@ class QueuePartition(InputPartition):
     """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     """Holds credentials: its repr, and so this class's, leaves them out."""
+    columns: tuple[str, ...] | None = None
+    """Columns of a message to read, in that order; None for all, as consumer mode needs."""
+    property_columns: tuple[str, ...] = ()
+    """Properties to read as columns behind them."""
     namespace: str = ""
     """That of topic and group, which are named without it here."""

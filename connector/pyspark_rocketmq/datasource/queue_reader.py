@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,7 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
 
-_TOPIC, _QUEUE_OFFSET, _BODY = 0, 3, 8
-"""Positions of columns."""
+_QUEUE_OFFSET: Final = "queueOffset"
 
 
 def partitions_of(
@@ -76,6 +75,8 @@ def partitions_of(
                 else options.pull_threshold_size_for_queue << 20,
                 replicas=replicas.get(queue_range.queue.broker_name, {}),
                 connection=ConnectionSettings.of(options),
+                columns=None if options.consumer_group is not None else options.columns(),
+                property_columns=options.property_columns,
                 namespace=options.namespace or "",
             )
         )
@@ -137,8 +138,14 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -
             key = partition.planned.queue.broker_name, partition.subscription
             alike.setdefault(key, {})[index] = [piece.body for piece in pieces]
     for (broker_name, _), bodies in alike.items():
-        tags = _tags(partitions[next(iter(bodies))])
-        decoded = decode_together(list(bodies.values()), broker_name, tags=tags or None)
+        first = partitions[next(iter(bodies))]
+        decoded = decode_together(
+            list(bodies.values()),
+            broker_name,
+            tags=_tags(first) or None,
+            columns=_decoded_columns(first),
+            properties=first.property_columns,
+        )
         messages |= zip(bodies, decoded, strict=True)
     return [_Decoded(index, messages.get(index), is_last, failure) for index, _, is_last, failure in together]
 
@@ -147,6 +154,13 @@ def _tags(partition: QueuePartition) -> frozenset[str]:
     """Those subscribed to; none for all."""
     topic = partition.planned.queue.topic
     return build_subscription(topic, partition.subscription, sub_version=0).tags_set
+
+
+def _decoded_columns(partition: QueuePartition) -> tuple[str, ...] | None:
+    """Those asked for, and at the front the queue offset, by which a range is followed."""
+    if partition.columns is None or _QUEUE_OFFSET in partition.columns:
+        return partition.columns
+    return (_QUEUE_OFFSET, *partition.columns)
 
 
 class _RangeReader:
@@ -170,7 +184,7 @@ class _RangeReader:
             messages = self._within_size(_wanted(arrival.messages, self._partition, self._expected))
             if messages.num_rows:
                 self._follow(messages)
-                yield self._with_all_columns(messages)
+                yield self._in_columns(messages)
         if arrival.is_last:
             end = self._end(arrival.failure)
             if self._partition.with_marker:
@@ -184,7 +198,7 @@ class _RangeReader:
         limit = self._partition.max_bytes
         if limit is None or not messages.num_rows:
             return messages
-        lengths = pc.binary_length(messages.column(_BODY)).to_numpy()
+        lengths = pc.binary_length(messages.column("body")).to_numpy()
         sizes = self._body_bytes + np.cumsum(lengths, dtype=np.int64)
         self._body_bytes = int(sizes[-1])
         if self._body_bytes < limit:
@@ -193,9 +207,11 @@ class _RangeReader:
         self._pull.stop()
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
-    def _with_all_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+    def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         if not self._partition.with_marker:
-            return messages
+            columns = self._partition.columns
+            is_whole = columns is None or _QUEUE_OFFSET in columns
+            return messages if is_whole else messages.remove_column(0)
         return with_consumer_columns(messages, self._partition.namespace)
 
     def _end(self, failure: RocketMQError | None) -> int:
@@ -267,10 +283,11 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
         messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
     if len(offsets) and offsets[-1] >= planned.end:
         messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
-    if partition.namespace:
+    place = messages.schema.get_field_index("topic") if partition.namespace else -1
+    if place >= 0:
         # Users know the topic by the name they gave.
         topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)
-        messages = messages.set_column(_TOPIC, messages.schema.field(_TOPIC), topic)
+        messages = messages.set_column(place, messages.schema.field(place), topic)
     return messages
 
 

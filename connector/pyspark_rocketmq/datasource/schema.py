@@ -15,6 +15,7 @@ message row both columns are null.  Numbers are never null: pandas would turn th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import RETRY_TOPIC
 
@@ -36,10 +37,14 @@ _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, 
 CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 
 
-def spark_schema(*, consumer_mode: bool) -> StructType:
-    """The source's schema as Spark sees it."""
+def spark_schema(
+    *, consumer_mode: bool, columns: Sequence[str] | None = None, property_columns: Sequence[str] = ()
+) -> StructType:
+    """The source's schema as Spark sees it; outside of consumer mode of these columns only."""
     # Not from DDL text: that needs a SparkContext, which the planner's process does not have.
-    return from_arrow_schema(CONSUMER_SCHEMA if consumer_mode else MESSAGE_SCHEMA)
+    return from_arrow_schema(
+        CONSUMER_SCHEMA if consumer_mode else projected_schema(columns, property_columns)
+    )
 
 
 def with_consumer_columns(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:

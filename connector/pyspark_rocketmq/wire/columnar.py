@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,15 @@ _MIN_HALVED_ROWS: Final = 32
 """The scalar codec decodes as many in the time of a vectorised call."""
 
 
+def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[str] = ()) -> pa.Schema:
+    """These columns of ``MESSAGE_SCHEMA`` (all by default) and the properties behind them.
+
+    Raises:
+        LocalProtocolError: If a name is none of the schema's or there twice.
+    """
+    return _projected(columns, properties, None).schema
+
+
 def decode_columns(
     data: bytes,
     broker_name: str,
@@ -67,6 +76,7 @@ def decode_columns(
     limit: int | None = None,
     tags: frozenset[str] | None = None,
     columns: Sequence[str] | None = None,
+    properties: Sequence[str] = (),
 ) -> pa.RecordBatch:
     """Decode the bodies of one or more pull responses, one behind the other, into ``MESSAGE_SCHEMA``.
 
@@ -79,43 +89,50 @@ def decode_columns(
         tags: Keep only messages whose tag is one of these exactly; the broker filters by hash code alone.
         columns: Decode only these columns of ``MESSAGE_SCHEMA``, in this order; with none the rows are counted.
             Without ``body`` a body is not decompressed, and one that cannot be may go unnoticed.
+        properties: Properties that get columns of their own behind these; null where a message lacks one.
 
     Raises:
         RemoteProtocolError: As ``decode_messages``.
         LocalProtocolError: If the data or a column exceed 2 GiB, or a column has none of the schema's names.
     """
     check_column_bytes(len(data))
-    schema = MESSAGE_SCHEMA if columns is None else _projected(columns)
-    if tags is None:
-        return _Decoder(broker_name, limit, schema).decode(data)
-    with_tags = schema if _TAGS in schema.names else schema.append(MESSAGE_SCHEMA.field(_TAGS))
-    batch = _with_tags(_Decoder(broker_name, limit, with_tags).decode(data), tags)
-    return _batch(batch.columns[: len(schema)], schema, len(batch))
+    decoder = _Decoder(broker_name, limit, _projected(columns, properties, tags))
+    return _with_tags(decoder.decode(data), tags, decoder.projection)
 
 
 def decode_together(
-    groups: Sequence[Sequence[PulledBody]], broker_name: str, *, tags: frozenset[str] | None = None
+    groups: Sequence[Sequence[PulledBody]],
+    broker_name: str,
+    *,
+    tags: frozenset[str] | None = None,
+    columns: Sequence[str] | None = None,
+    properties: Sequence[str] = (),
 ) -> list[pa.RecordBatch | RocketMQError]:
     """Decode several lists of bodies in one go; for each what ``decode_columns`` makes of it, joined, or its error.
 
     Bodies that are views of one buffer are not copied; a batch never refers to them.
     """
-    together = _decode_together(groups, broker_name)
+    decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
+    together = _decode_together(groups, decoder)
     if together is None:
-        return [_decode_alone(bodies, broker_name, tags) for bodies in groups]
-    return [batch if tags is None else _with_tags(batch, tags) for batch in together]
+        return [_decode_alone(bodies, decoder, tags) for bodies in groups]
+    return [_with_tags(batch, tags, decoder.projection) for batch in together]
 
 
 def _decode_alone(
-    bodies: Sequence[PulledBody], broker_name: str, tags: frozenset[str] | None
+    bodies: Sequence[PulledBody], decoder: _Decoder, tags: frozenset[str] | None
 ) -> pa.RecordBatch | RocketMQError:
+    data = b"".join(bodies)
     try:
-        return decode_columns(b"".join(bodies), broker_name, tags=tags)
+        check_column_bytes(len(data))
+        return _with_tags(decoder.decode(data), tags, decoder.projection)
     except RocketMQError as error:
         return error
 
 
-def _decode_together(groups: Sequence[Sequence[PulledBody]], broker_name: str) -> list[pa.RecordBatch] | None:
+def _decode_together(
+    groups: Sequence[Sequence[PulledBody]], decoder: _Decoder
+) -> list[pa.RecordBatch] | None:
     """A batch for each group, slices of one; None if anything is irregular or empty, or there are inner batches."""
     if not all(groups):
         return None
@@ -125,7 +142,7 @@ def _decode_together(groups: Sequence[Sequence[PulledBody]], broker_name: str) -
         rows = locate(stretches)
         if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
             return None
-        batch = _Decoder(broker_name, None, MESSAGE_SCHEMA).columns_of(rows)
+        batch = decoder.columns_of(rows)
     except (IrregularLayout, RemoteProtocolError):
         return None
     if len(groups) == 1:
@@ -135,18 +152,41 @@ def _decode_together(groups: Sequence[Sequence[PulledBody]], broker_name: str) -
     return [batch.slice(at, end - at) for at, end in pairwise([*first.tolist(), len(batch)])]
 
 
-def _with_tags(batch: pa.RecordBatch, tags: frozenset[str]) -> pa.RecordBatch:
-    return batch.filter(pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string())))
+class _Projection(NamedTuple):
+    """What is decoded: columns of the schema, then properties, and behind them tags if only to filter by them."""
+
+    columns: tuple[str, ...]
+    properties: tuple[str, ...]
+    schema: pa.Schema
+    """Of what is asked for: without tags that only filter."""
+    has_tags_behind: bool
+
+    @property
+    def decoded_schema(self) -> pa.Schema:
+        return self.schema.append(MESSAGE_SCHEMA.field(_TAGS)) if self.has_tags_behind else self.schema
 
 
-def _projected(columns: Sequence[str]) -> pa.Schema:
-    unknown = [name for name in columns if name not in MESSAGE_SCHEMA.names]
-    if unknown or len(set(columns)) < len(columns):
+def _projected(
+    columns: Sequence[str] | None, properties: Sequence[str], tags: frozenset[str] | None
+) -> _Projection:
+    names = tuple(MESSAGE_SCHEMA.names if columns is None else columns)
+    unknown = [name for name in names if name not in MESSAGE_SCHEMA.names]
+    if unknown or len({*names, *properties}) < len(names) + len(properties):
         raise LocalProtocolError(
-            f"Messages cannot be decoded into the columns {', '.join(columns)}: name each column once, "
-            f"out of {', '.join(MESSAGE_SCHEMA.names)}."
+            f"Messages cannot be decoded into the columns {', '.join([*names, *properties])}: name each column once, "
+            f"out of {', '.join(MESSAGE_SCHEMA.names)}, and properties by other names."
         )
-    return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
+    fields = [MESSAGE_SCHEMA.field(name) for name in names] + [
+        pa.field(name, pa.string()) for name in properties
+    ]
+    return _Projection(names, tuple(properties), pa.schema(fields), tags is not None and _TAGS not in names)
+
+
+def _with_tags(batch: pa.RecordBatch, tags: frozenset[str] | None, projection: _Projection) -> pa.RecordBatch:
+    if tags is None:
+        return batch
+    kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string())))
+    return _batch(kept.columns[: len(projection.schema)], projection.schema, len(kept))
 
 
 def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -162,7 +202,7 @@ class _Decoder:
 
     broker_name: str
     limit: int | None
-    schema: pa.Schema
+    projection: _Projection
 
     def decode(self, data: bytes) -> pa.RecordBatch:
         try:
@@ -181,8 +221,12 @@ class _Decoder:
         """
         rows = expand_inner_batches(located.below(self.limit)).below(self.limit)
         builder = ColumnBuilder(rows, self.broker_name)
-        columns = [builder.column(name) for name in self.schema.names]
-        return _batch(columns, self.schema, len(rows))
+        projection = self.projection
+        columns = [builder.column(name) for name in projection.columns]
+        columns += [builder.property(name) for name in projection.properties]
+        if projection.has_tags_behind:
+            columns.append(builder.column(_TAGS))
+        return _batch(columns, projection.decoded_schema, len(rows))
 
     def _decode_part(self, located: Rows) -> pa.RecordBatch:
         try:
@@ -201,8 +245,14 @@ class _Decoder:
         messages = decode_messages(data, self.broker_name, limit=self.limit)
         check_column_bytes(sum(len(message.body) for message in messages))
         values = dict(zip(MESSAGE_SCHEMA.names, zip(*messages, strict=True), strict=False))
-        columns = [_column(field.type, values.get(field.name, ())) for field in self.schema]
-        return _batch(columns, self.schema, len(messages))
+        projection = self.projection
+        wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
+        columns = [_column(MESSAGE_SCHEMA.field(name).type, values.get(name, ())) for name in wanted]
+        columns[len(projection.columns) : len(projection.columns)] = [
+            pa.array([message.properties.get(name) for message in messages], pa.string())
+            for name in projection.properties
+        ]
+        return _batch(columns, projection.decoded_schema, len(messages))
 
 
 def _column(arrow_type: pa.DataType, values: Sequence[Any]) -> pa.Array:

@@ -1,0 +1,27 @@
+"""A batch read of ``format("rocketmq")`` without Spark: planned and read as Spark would, in this process."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyspark_rocketmq.datasource.format import DefaultSource
+from pyspark_rocketmq.datasource.partition import QueuePartition
+
+
+def planned_batch(**options: str) -> list[QueuePartition]:
+    """The tasks a batch read is planned as."""
+    source = DefaultSource(options)
+    partitions = source.reader(source.schema()).partitions()
+    return [each for each in partitions if isinstance(each, QueuePartition)]
+
+
+def read_batch(**options: str) -> pa.Table:
+    """What the tasks of a batch read bring, one after another, in the columns Spark was promised."""
+    source = DefaultSource(options)
+    promised = source.schema()
+    reader = source.reader(promised)
+    batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
+    schema = to_arrow_schema(promised, timezone="UTC")
+    assert {batch.schema for batch in batches} <= {schema}
+    return pa.Table.from_batches(batches, schema)

@@ -1,0 +1,66 @@
+"""Topics of the simulator with known messages, read through the data source without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.model import Message, MessageQueue
+from tests.helpers.batch_read import planned_batch, read_batch
+from tests.helpers.cluster import ClusterUnderTest
+
+
+class Topics:
+    """Makes topics on ``broker-a`` and reads them."""
+
+    def __init__(self, sim: SimCluster) -> None:
+        self.sim = sim
+        self._names = ClusterUnderTest(sim, "sim")
+
+    def make(self, *counts: int, topic: str | None = None) -> str:
+        """A topic with so many messages in each of its queues."""
+        name = topic or self._names.unique_name("source")
+        self.sim.create_topic(name, queues=len(counts), brokers=["broker-a"])
+        for queue_id, count in enumerate(counts):
+            self.put(name, queue_id, count)
+        return name
+
+    def put(self, topic: str, queue_id: int, count: int) -> None:
+        """Add messages whose body, property ``number`` and tag tell their queue offset."""
+        queue = MessageQueue(topic, "broker-a", queue_id)
+        first = self.sim.bounds(queue).max_offset
+        self.sim.put(queue, [message(topic, number) for number in range(first, first + count)])
+
+    def planned(self, topic: str, **options: str) -> list[QueuePartition]:
+        """The tasks of a batch read."""
+        return planned_batch(nameServers=self.sim.name_servers, **{"topic": topic} | options)
+
+    def read(self, topic: str, **options: str) -> pa.Table:
+        """What a batch reads."""
+        return read_batch(nameServers=self.sim.name_servers, **{"topic": topic} | options)
+
+    def offsets(self, topic: str, **options: str) -> dict[int, list[int]]:
+        """What a batch reads, as queue offsets by queue id; the order is that of the rows."""
+        found: dict[int, list[int]] = {}
+        for row in self.read(topic, **options).select(["queueId", "queueOffset"]).to_pylist():
+            found.setdefault(row["queueId"], []).append(row["queueOffset"])
+        return found
+
+
+def message(topic: str, number: int) -> Message:
+    """One of the messages of :meth:`Topics.put`."""
+    tag = "odd" if number % 2 else "even"
+    return Message(topic=topic, body=b"%d" % number, properties={"TAGS": tag, "number": str(number)})
+
+
+@pytest.fixture
+def topics(sim_cluster: Any) -> Iterator[Topics]:
+    """Topics on the simulator of the run."""
+    yield Topics(sim_cluster)
+    close_idle_lines()
