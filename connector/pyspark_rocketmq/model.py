@@ -262,6 +262,9 @@ class QueueRange:
     """How often the message at ``start`` was given back by the listener so far."""
     uncommitted: str = field(default="", repr=False)
     """What a listener without autoCommit consumed from ``start`` on, in the words of the engine that wrote it."""
+    put_back: str = ""
+    """How often messages from ``start`` on were given back so far, as text of ``consume.put_back``; empty when the first
+    message alone was, or none."""
 
     @property
     def count(self) -> int:

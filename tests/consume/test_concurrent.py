@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 
 from pyspark_rocketmq.consume.concurrent import (
@@ -18,7 +21,12 @@ LATER = Answer(ReturnType.FAILED, 0, 0)
 
 
 def consumption(
-    count: int, *, batch: int = 1, threads: int = 20, first_failures: int = 0, **settings: object
+    count: int,
+    *,
+    batch: int = 1,
+    threads: int = 20,
+    failures: Mapping[int, int] = MappingProxyType({}),
+    **settings: object,
 ) -> ConcurrentConsumption:
     return ConcurrentConsumption(
         count=count,
@@ -28,7 +36,7 @@ def consumption(
             **settings,  # type: ignore[arg-type]
         ),
         started_s=0.0,
-        first_failures=first_failures,
+        failures=failures,
     )
 
 
@@ -193,7 +201,7 @@ def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
 
 def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
     """E4: so that what was done above it is not delivered again and again."""
-    machine = consumption(3, batch=2, first_failures=2)
+    machine = consumption(3, batch=2, failures={0: 2})
     probe = take(machine)
 
     assert (list(probe.indexes), machine.failures(0)) == ([0], 2)
@@ -206,7 +214,7 @@ def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
 
 def test_a_hole_that_stays_ends_the_run_at_once() -> None:
     """E4."""
-    machine = consumption(3, first_failures=2)
+    machine = consumption(3, failures={0: 2})
     machine.answered(take(machine).number, LATER, 0.0)
     machine.sent_back(0, 0.0, is_stored=False)
 

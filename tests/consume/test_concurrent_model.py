@@ -59,7 +59,7 @@ class Life:
             count=queue.count - start,
             settings=self.settings,
             started_s=0.0,
-            first_failures=first_failures,
+            failures={0: first_failures} if first_failures else {},
         )
         self.now_s = 0.0
         self.out: dict[int, Delivery] = {}

@@ -50,9 +50,10 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
 
 
 def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end():
-    made = plan({0: (5, 90)}, {0: QueueProgress(20, epoch=3, reconsume_times=2)})
+    stored = {"epoch": 3, "reconsume_times": 2, "uncommitted": "{}", "put_back": "[[20,22,2]]"}
+    made = plan({0: (5, 90)}, {0: QueueProgress(20, **stored)})
 
-    assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, epoch=3, reconsume_times=2),)
+    assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, **stored),)
     assert made.gaps == ()
     assert made.next_due_s is None
 

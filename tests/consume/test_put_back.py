@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.put_back import (
+    MOST_SPANS,
     PutBack,
     from_offset,
     from_text,
@@ -26,7 +27,8 @@ def test_spans_give_each_message_its_count_back(offsets: list[int], data: st.Dat
         )
     )
 
-    spans = from_text(to_text(spans_of(times, offsets.__getitem__)))
+    first = times.get(0, 0)
+    spans = from_text(to_text(spans_of(times, offsets.__getitem__), offsets[0], first), offsets[0], first)
 
     assert times_by_index(spans, lambda offset: bisect_left(offsets, offset)) == times
 
@@ -37,7 +39,21 @@ def test_a_batch_put_back_together_is_one_span() -> None:
         PutBack(10, 16, 2),
         PutBack(17, 18, 2),
     )
-    assert to_text(()) == ""
+
+
+def test_a_count_of_the_next_message_alone_needs_no_text() -> None:
+    """D6: the row has a column for it."""
+    assert to_text((), 10, 0) == ""
+    assert to_text((PutBack(10, 11, 2),), 10, 2) == ""
+    assert to_text((PutBack(10, 12, 2),), 10, 2) == "[[10,12,2]]"
+    assert from_text("", 10, 2) == (PutBack(10, 11, 2),)
+
+
+def test_a_text_of_counts_is_bounded() -> None:
+    """D6: the messages next in turn keep theirs."""
+    spans = tuple(PutBack(at, at + 1, at % 2 + 1) for at in range(2 * MOST_SPANS))
+
+    assert from_text(to_text(spans, 0, 1), 0, 1) == spans[:MOST_SPANS]
 
 
 def test_spans_can_be_cut_at_an_offset() -> None:

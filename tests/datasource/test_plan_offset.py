@@ -21,6 +21,7 @@ RANGES = st.dictionaries(
         st.integers(0, 9),
         st.integers(0, 9),
         st.sampled_from(["", '{"to": 9}']),
+        st.sampled_from(["", "[[5,9,1]]"]),
     ),
     max_size=8,
 ).map(
@@ -32,8 +33,9 @@ RANGES = st.dictionaries(
             epoch=epoch,
             reconsume_times=times,
             uncommitted=uncommitted,
+            put_back=put_back,
         )
-        for queue, (start, count, epoch, times, uncommitted) in sorted(plan.items())
+        for queue, (start, count, epoch, times, uncommitted, put_back) in sorted(plan.items())
     )
 )
 

@@ -224,7 +224,9 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
     planning.next()
     planning.commit(A1, 10)
-    planning.commit(A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1)
+    planning.commit(
+        A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1, put_back="[[4,9,1]]"
+    )
 
     planning.view.bounds[A1] = (0, 12)
     assert planning.next() == [(A1, 10, 12)]
@@ -233,7 +235,8 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     assert planning.next() is None
     planning.clock.advance(2)
     assert planning.next() == [(A0, 4, 10)]
-    assert offset_to_plan(planning.offset)[1][0].reconsume_times == 1
+    [planned] = offset_to_plan(planning.offset)[1]
+    assert (planned.reconsume_times, planned.put_back) == (1, "[[4,9,1]]")
 
 
 def test_available_now_waits_for_a_suspended_queue_and_stops_at_what_was_there() -> None:

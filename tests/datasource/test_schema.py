@@ -39,8 +39,8 @@ def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() ->
 
 
 def test_a_marker_row_brings_back_what_an_engine_has_left() -> None:
-    """D4"""
-    planned = replace(PLANNED, uncommitted='{"to": 15}')
+    """D4, D6"""
+    planned = replace(PLANNED, uncommitted='{"to": 15}', put_back="[[12,15,1]]")
     (row,) = marker_row(planned, rows=8).to_pylist()
 
     assert planned_range(QUEUE, row["plannedRange"], rows=8) == planned

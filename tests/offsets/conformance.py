@@ -61,6 +61,36 @@ class OffsetStoreConformance:
         assert (row.next_offset, row.epoch, row.owner) == (5, 2, "client-2")
         assert (row.reconsume_times, row.suspended_until_s) == (2, START_S + 1.5)
 
+    def test_a_claim_keeps_how_often_messages_were_given_back_and_a_reset_forgets_it(
+        self, store: OffsetStore
+    ):
+        """D6, F5: the next owner goes on counting; figures are each owner's own (D11)."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        failed = [
+            committed(queue, 5, reconsume_times=2, put_back="[[5,9,2]]", statistics="{}")
+            for queue in (Q0, Q1)
+        ]
+        store.commit(GROUP, failed, query_id="q", batch_id=3)
+        assert store.read(GROUP)[Q0].statistics == "{}"
+
+        store.claim(GROUP, "client-2", {Q0: 0})
+        store.reset(GROUP, {Q1: 5})
+
+        rows = store.read(GROUP)
+        assert (rows[Q0].put_back, rows[Q0].statistics) == ("[[5,9,2]]", "")
+        assert rows[Q1].put_back == ""
+        store.commit(GROUP, [committed(Q0, 5, epoch=2, put_back="[[5,9,3]]")], query_id="q", batch_id=4)
+        assert store.read(GROUP)[Q0].put_back == "[[5,9,3]]"
+
+    def test_figures_alone_are_not_stored(self, store: OffsetStore):
+        """D11: a batch that runs again changes nothing."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 5, statistics="first")], query_id="q", batch_id=3)
+
+        store.commit(GROUP, [committed(Q0, 5, statistics="second")], query_id="q", batch_id=3)
+
+        assert store.read(GROUP)[Q0].statistics == "first"
+
     def test_what_was_consumed_without_a_commit_stays_until_the_next_commit(self, store: OffsetStore):
         """D4: with the offset it goes on from, in one row."""
         store.claim(GROUP, "client-1", {Q0: 0})

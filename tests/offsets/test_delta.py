@@ -18,7 +18,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
 from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.table_version import VERSION_PROPERTY
+from pyspark_rocketmq.offsets.table_version import NEWEST_VERSION, VERSION_PROPERTY
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
 from tests.offsets.store_workers import claim_and_commit
@@ -50,7 +50,7 @@ def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path:
         "delta.deletedFileRetentionDuration": "interval 1 day",
         "delta.logRetentionDuration": "interval 1 day",
         "delta.checkpointInterval": "100",
-        VERSION_PROPERTY: "2",
+        VERSION_PROPERTY: str(NEWEST_VERSION),
     }
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
@@ -286,11 +286,12 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
 
 # ------------------------------------------------------------------------------------------ tables of other releases
 
-FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "uncommitted"])
+ADDED_SINCE = ("uncommitted", "put_back", "statistics")
+FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_SINCE])
 
 
 def make_first_table(path: Path) -> None:
-    """As the release before the column ``uncommitted`` left it, with one row."""
+    """As the first release left it, with one row."""
     DeltaTable.create(path, schema=FIRST_SCHEMA, partition_by=["consumer_group"])
     row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
     delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=FIRST_SCHEMA), mode="append")
@@ -303,7 +304,7 @@ def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path):
 
     row = DeltaOffsetStore(path).read(GROUP)[Q0]
 
-    assert (row.next_offset, row.uncommitted) == (11, "")
+    assert (row.next_offset, row.uncommitted, row.put_back, row.statistics) == (11, "", "", "")
     assert version(path) == before
 
 
@@ -316,7 +317,7 @@ def test_the_first_change_brings_a_table_to_the_newest_form(path: Path):
     store.commit(GROUP, [committed(Q0, 12, epoch=2, uncommitted="{}")], query_id="q", batch_id=1)
 
     assert pa.schema(DeltaTable(path).schema().to_arrow()) == SCHEMA
-    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == "2"
+    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
     assert DeltaOffsetStore(path).read(GROUP)[Q0].uncommitted == "{}"
 
 
@@ -327,7 +328,7 @@ def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path):
 
     DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
 
-    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == "2"
+    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
 
 
 def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
@@ -342,13 +343,13 @@ def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 11
 
 
-@pytest.mark.parametrize("found", ["3", "two"])
+@pytest.mark.parametrize("found", ["4", "two"])
 def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str):
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: found}, raise_if_not_exists=False)
 
-    with pytest.raises(SchemaError, match=f"has version '{found}' .* this release knows versions 1 to 2"):
+    with pytest.raises(SchemaError, match=f"has version '{found}' .* this release knows versions 1 to 3"):
         DeltaOffsetStore(path).read(GROUP)
     with pytest.raises(SchemaError, match="Use the release that wrote it"):
         store.claim(GROUP, "client-1", {Q0: 0})

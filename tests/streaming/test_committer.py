@@ -25,6 +25,7 @@ FILE = WrittenFile(path="a.parquet", size=10, num_records=7, stats_json="{}", pa
 ACK = QueueAck(
     topic=QUEUE.topic, broker_name=QUEUE.broker_name, queue_id=QUEUE.queue_id, epoch=1, start=0, next_offset=7,
     reconsume_times=2, suspended_until_s=1_500.0, consumed=7, failed=1, finished="SUSPENDED", listener_s=0.5,
+    put_back="[[7,9,2]]",
 )  # fmt: skip
 
 
@@ -103,6 +104,7 @@ def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyP
     assert batch.done == ["evaluate", "data", "offsets", "listener"]
     row = batch.store.row
     assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (7, 2, 1_500.0)
+    assert row.put_back == "[[7,9,2]]"
     assert (row.query_id, row.batch_id) == ("query", 3)
     [report] = batch.reports
     assert (report.acks, report.rows, report.sink_version, report.refused) == ((ACK,), 7, 4, ())

@@ -519,3 +519,24 @@ def test_objects_with_an_async_call_are_known() -> None:
     assert is_async(Asynchronous())
     assert not is_async(Plain())
     assert not is_async(lambda messages, context: SUCCESS)
+
+
+def test_every_message_that_could_not_be_sent_back_keeps_its_count() -> None:
+    """E4, E6: not only the first of them, whoever has the queue next."""
+    attempts: list[tuple[int, int]] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        (message,) = messages
+        attempts.append((message.queue_offset, message.reconsume_times))
+        return LATER if message.queue_offset in {12, 15} else SUCCESS
+
+    run = run_of(listener, broker=Broker({12: 9, 15: 9}))
+    run.consume()
+    ack = run.ack()
+    assert (ack.next_offset, ack.reconsume_times, ack.put_back) == (12, 2, "[[12,13,2],[15,16,2]]")
+
+    attempts.clear()
+    planned = QueueRange(queue=QUEUE, start=12, end=20, epoch=4, put_back=ack.put_back)
+    run_of(listener, planned=planned, offsets=range(12, 20)).consume()
+
+    assert {attempt for attempt in attempts if attempt[1]} == {(12, 2), (15, 2)}

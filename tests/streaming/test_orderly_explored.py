@@ -69,10 +69,9 @@ class Reference:
             self.rows, self.pending, self.consuming = self.rows + self.pending, [], {}
         return True
 
-    def forget(self, first_count: int) -> None:
-        """Whoever goes on knows how often the first message was put back, and nothing else."""
-        uncommitted = sorted(self.waiting | self.consuming)
-        self.waiting = dict.fromkeys(uncommitted, 0) | ({uncommitted[0]: first_count} if uncommitted else {})
+    def forget(self) -> None:
+        """Whoever goes on has everything delivered again, and counts on."""
+        self.waiting = dict(sorted((self.waiting | self.consuming).items()))
         self.consuming, self.pending = {}, []
 
     def next_offset(self, end: int) -> int:
@@ -89,7 +88,7 @@ class Episode:
         self.offsets = sorted(draw.sample(range(self.end), draw.randint(1, self.end)))
         self.most = draw.choice([-1, 0, 1, 2, 5])
         self.failures = draw.choice([0.05, 0.3, 0.6])
-        self.start, self.times = 0, 0
+        self.start, self.times, self.put_back = 0, 0, ""
         self.left: Uncommitted | None = None
         self.model = Reference(self.offsets, self.most)
         self.now_s = 0.0
@@ -106,17 +105,19 @@ class Episode:
             end=self.draw.randint(self.start, self.end) if self.draw.random() < 0.5 else self.end,
             epoch=1,
             reconsume_times=self.times,
+            put_back=self.put_back,
         )
         if self.draw.random() < 0.1:
             self.left = None
-            self.model.forget(self.times)
+            self.model.forget()
         before = deepcopy(self.model)
         ack, left = self._consume(planned)
         if self.draw.random() < 0.1:
             # The dead letters are sent; everything else happens again.
             self.model = before
             return
-        self.start, self.times, self.left = ack.next_offset, ack.reconsume_times, left
+        self.start, self.times, self.put_back = ack.next_offset, ack.reconsume_times, ack.put_back
+        self.left = left
 
     def _consume(self, planned: QueueRange) -> tuple[QueueAck, Uncommitted]:
         batch_size, goes_on = self.draw.randint(1, 7), True
@@ -161,7 +162,7 @@ class Episode:
             settings=OrderlySettings(
                 consume_message_batch_max_size=batch_size, max_reconsume_times=self.most
             ),
-            before=self.left or Uncommitted.at_start_of(planned),
+            before=self.left,
             now_s=lambda: self.now_s,
             dead_letters=send,
         )

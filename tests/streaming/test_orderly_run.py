@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,7 +11,6 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.put_back import PutBack
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -42,9 +42,22 @@ def run_of(
         listener=listener,
         output=OUTPUT,
         settings=OrderlySettings(**settings),
-        before=before or Uncommitted.at_start_of(planned),
+        before=before,
         now_s=now_s,
         dead_letters=dead_letters,
+    )
+
+
+def next_range(run: OrderlyRun, end: int = 20) -> QueueRange:
+    """What is planned after a run was acknowledged."""
+    ack = run.ack()
+    return QueueRange(
+        queue=QUEUE,
+        start=ack.next_offset,
+        end=end,
+        epoch=3,
+        reconsume_times=ack.reconsume_times,
+        put_back=ack.put_back,
     )
 
 
@@ -275,8 +288,7 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
     run.consume()
 
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
-    left = run.uncommitted()
-    assert (left.accumulated_offset, left.put_back) == (12, (PutBack(12, 13, 1),))
+    assert (run.uncommitted().accumulated_offset, run.ack().put_back) == (12, "[[12,13,1]]")
 
     seen: list[tuple[int, int]] = []
 
@@ -284,8 +296,12 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
         seen.append((messages[0].queue_offset, messages[0].reconsume_times))
         return ConsumeOrderlyStatus.COMMIT
 
-    run_of(look, before=left).consume()
+    run_of(look, before=run.uncommitted(), planned=next_range(run)).consume()
     assert seen[:2] == [(12, 1), (13, 0)]
+
+    seen.clear()
+    run_of(look, planned=next_range(run)).consume()
+    assert seen[:4] == [(10, 0), (11, 0), (12, 1), (13, 0)], "another owner counts on"
 
 
 def rows_of(listener: Any) -> list[Any]:
@@ -446,17 +462,17 @@ def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once
 
 def test_a_range_cut_short_keeps_what_was_consumed_beyond_its_end() -> None:
     """D4: delivered again, its rows would be emitted twice."""
-    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")], (PutBack(12, 17, 2),))
+    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")])
     run = run_of(
         lambda m, c: SUCCESS,
         offsets=range(10, 15),
-        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3),
+        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3, put_back="[[12,17,2]]"),
         before=before,
     )
 
     assert run.consume() == []
     assert run.uncommitted() == before
-    assert run.ack().next_offset == 10
+    assert (run.ack().next_offset, json.loads(run.ack().put_back)) == (10, [[12, 15, 2], [15, 17, 2]])
 
 
 class Sent:
@@ -521,7 +537,7 @@ def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
 
     sent.refused.clear()
     again = run_of(
-        failing_at(10), before=run.uncommitted(), max_reconsume_times=0, dead_letters=sent, offsets=[10, 11]
+        failing_at(10), planned=next_range(run), max_reconsume_times=0, dead_letters=sent, offsets=[10, 11]
     )
     assert again.consume() == [(11, "key-11")]
     assert sent.letters == [(10, 1)]
@@ -537,11 +553,11 @@ def test_a_message_that_joined_a_failed_batch_late_has_all_its_reconsumptions() 
     }
     before = run_of(failing_at(10), offsets=[10], **settings)
     before.consume()
-    joined = run_of(failing_at(10), offsets=[10, 11], before=before.uncommitted(), **settings)
+    joined = run_of(failing_at(10), offsets=[10, 11], planned=next_range(before), **settings)
     assert joined.consume() == []
     assert sent.letters == [(10, 1)]
 
-    last = run_of(failing_at(10), offsets=[10, 11], before=joined.uncommitted(), **settings)
+    last = run_of(failing_at(10), offsets=[10, 11], planned=next_range(joined), **settings)
     assert last.consume() == []
     assert sent.letters == [(10, 1), (10, 1), (11, 1)]
     assert last.ack().next_offset == 20
@@ -575,14 +591,12 @@ def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytes
 
 def test_what_was_put_back_behind_a_range_cut_short_stays_known() -> None:
     """D6: the batch had reached further than the next range does."""
-    before = Uncommitted(10, [], (PutBack(10, 20, 2),))
-
     run = run_of(
         failing_at(12),
         offsets=range(10, 15),
-        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3),
-        before=before,
+        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3, reconsume_times=2, put_back="[[10,20,2]]"),
     )
     run.consume()
 
-    assert run.uncommitted().put_back == (PutBack(12, 13, 3), PutBack(13, 15, 2), PutBack(15, 20, 2))
+    assert (run.ack().next_offset, run.ack().reconsume_times) == (12, 3)
+    assert json.loads(run.ack().put_back) == [[12, 13, 3], [13, 15, 2], [15, 20, 2]]

@@ -24,11 +24,12 @@ Messages are indexes ``0 … count-1`` in queue order; whoever drives the machin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.concurrent_answer import Answer
@@ -131,7 +132,12 @@ class ConcurrentConsumption:
     """
 
     def __init__(
-        self, *, count: int, settings: ConcurrentSettings, started_s: float, first_failures: int = 0
+        self,
+        *,
+        count: int,
+        settings: ConcurrentSettings,
+        started_s: float,
+        failures: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """Begin a run.
 
@@ -139,7 +145,7 @@ class ConcurrentConsumption:
             count: Messages of the range.
             settings: The consumer's.
             started_s: Seconds of the clock that also gives every ``now_s``.
-            first_failures: How often the first message could not be sent back by earlier runs.
+            failures: How often in a row messages could not be sent back by earlier runs, by index.
         """
         self._count = count
         self.settings = settings
@@ -149,7 +155,7 @@ class ConcurrentConsumption:
         self._done = 0
         self._next = 0
         """First index never delivered in this run."""
-        self._failures: dict[int, int] = {0: first_failures} if first_failures and count else {}
+        self._failures = dict(failures)
         """By index: times it could not be sent back, until it was."""
         self._again: deque[tuple[float, int]] = deque()
         """When to consume which message again, in this order."""
@@ -191,6 +197,11 @@ class ConcurrentConsumption:
     def calls_lost(self) -> int:
         """Listener calls that have not returned when the run is over; their messages were sent back without them."""
         return len(self._out)
+
+    @property
+    def all_failures(self) -> Mapping[int, int]:
+        """See :meth:`failures`: of messages that are not done, by index in ascending order; 0 for those left out."""
+        return dict(sorted(self._failures.items()))
 
     def failures(self, index: int) -> int:
         """How often in a row a message could not be sent back; the listener sees it added to its reconsume times."""

@@ -35,6 +35,8 @@ class QueueProgress:
     """Seconds since the epoch; from this moment on the queue may be planned again."""
     uncommitted: str = field(default="", repr=False)
     """What an engine consumed without a commit, for the range that goes on from ``next_offset``."""
+    put_back: str = ""
+    """How often messages from ``next_offset`` on were given back, where the first was not the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,7 @@ class _Planner:
                     epoch=progress.epoch,
                     reconsume_times=progress.reconsume_times,
                     uncommitted=progress.uncommitted,
+                    put_back=progress.put_back,
                 )
                 for (queue, progress, _), length in zip(self._candidates, lengths, strict=True)
             ),
@@ -153,7 +156,7 @@ class _Planner:
         if gap is None:
             return progress
         self._gaps.append(gap)
-        # Count and uncommitted messages belonged to what is gone.
+        # Counts and uncommitted messages belonged to what is gone.
         return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MOST_SPANS: Final = 1000
+"""In a text, which every commit of the group writes again. A few are usual: a batch is put back together."""
 
 
 class PutBack(NamedTuple):
@@ -50,11 +53,18 @@ def from_offset(spans: Iterable[PutBack], queue_offset: int) -> tuple[PutBack, .
     )
 
 
-def to_text(spans: Sequence[PutBack]) -> str:
-    """As short text, empty for none."""
-    return json.dumps(spans, separators=(",", ":")) if spans else ""
+def to_text(spans: Sequence[PutBack], next_offset: int, times: int) -> str:
+    """As short text for whoever knows that the message at ``next_offset`` was put back ``times``; empty if that is all.
+
+    Of very many spans the last are left out: their messages are delivered more often, and none is given up early.
+    """
+    if tuple(spans) == from_text("", next_offset, times):
+        return ""
+    return json.dumps(spans[:MOST_SPANS], separators=(",", ":"))
 
 
-def from_text(text: str) -> tuple[PutBack, ...]:
+def from_text(text: str, next_offset: int, times: int) -> tuple[PutBack, ...]:
     """The opposite of :func:`to_text`."""
-    return tuple(PutBack(*span) for span in json.loads(text)) if text else ()
+    if text:
+        return tuple(PutBack(*span) for span in json.loads(text))
+    return (PutBack(next_offset, next_offset + 1, times),) if times else ()

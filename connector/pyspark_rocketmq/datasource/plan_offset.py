@@ -2,8 +2,7 @@
 
 Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
 with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``uncommitted`` (text of the direct
-engine) when it is empty.  The ranges are explicit, so a replay
-reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
+engine) and ``putBack`` when they are empty.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
 queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
 """
 
@@ -33,6 +32,8 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
             entry["times"] = planned.reconsume_times
         if planned.uncommitted:
             entry["uncommitted"] = planned.uncommitted
+        if planned.put_back:
+            entry["putBack"] = planned.put_back
         plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
     return {"v": _VERSION, "seq": seq, "plan": plan}
 
@@ -57,6 +58,7 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             epoch=entry.get("epoch", 0),
             reconsume_times=entry.get("times", 0),
             uncommitted=entry.get("uncommitted", ""),
+            put_back=entry.get("putBack", ""),
         )
         for topic, brokers in offset["plan"].items()
         for broker_name, queues in brokers.items()

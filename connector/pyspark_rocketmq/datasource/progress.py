@@ -227,6 +227,7 @@ class GroupProgress:
                 reconsume_times=row.reconsume_times,
                 suspended_until_s=row.suspended_until_s,
                 uncommitted=row.uncommitted,
+                put_back=row.put_back,
             )
             for queue, row in progress.items()
         }

@@ -8,7 +8,7 @@ that topic.
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, ``uncommitted`` if an engine left some, and ``resetTo`` if an operator has moved the group meanwhile; in a
+rows as JSON, ``uncommitted`` and ``putBack`` if an engine left some, and ``resetTo`` if an operator has moved the group meanwhile; in a
 message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
@@ -91,6 +91,7 @@ def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -
                 "times": planned.reconsume_times,
                 "rows": rows,
                 **({"uncommitted": planned.uncommitted} if planned.uncommitted else {}),
+                **({"putBack": planned.put_back} if planned.put_back else {}),
                 **({} if reset_to is None else {"resetTo": reset_to}),
             }
         ),
@@ -118,6 +119,7 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
         epoch=facts["epoch"],
         reconsume_times=facts["times"],
         uncommitted=facts.get("uncommitted", ""),
+        put_back=facts.get("putBack", ""),
     )
 
 

@@ -26,10 +26,12 @@ _COLUMNS = (
     ("batch_id", pa.int64(), "long"),
     ("updated_at", _TIMESTAMP, "timestamp"),
     ("uncommitted", pa.string(), "string"),
+    ("put_back", pa.string(), "string"),
+    ("statistics", pa.string(), "string"),
 )
 
 SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
-"""The offset table's columns; ``suspended_until`` and ``uncommitted`` may be null."""
+"""The offset table's columns; ``suspended_until`` and those behind ``updated_at`` may be null."""
 COLUMN_TYPES = {name: delta_type for name, _, delta_type in _COLUMNS}
 """The same by Delta's type names."""
 
@@ -53,6 +55,8 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "batch_id": [row.batch_id for row in ordered],
         "updated_at": [_to_us(row.updated_at_s) for row in ordered],
         "uncommitted": [row.uncommitted or None for row in ordered],
+        "put_back": [row.put_back or None for row in ordered],
+        "statistics": [row.statistics or None for row in ordered],
     }
     return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
@@ -81,6 +85,8 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         batches,
         updated,
         uncommitted,
+        put_back,
+        statistics,
     ) = cells
     queues = list(map(MessageQueue, topics, brokers, queue_ids))
     rows = map(
@@ -97,6 +103,8 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(batches, NO_BATCH),
         [0.0 if micros is None else micros / _US_PER_S for micros in updated],
         _without_null(uncommitted, ""),
+        _without_null(put_back, ""),
+        _without_null(statistics, ""),
     )
     return dict(zip(queues, rows, strict=True))
 

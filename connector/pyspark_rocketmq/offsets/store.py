@@ -54,6 +54,11 @@ class OffsetRow(NamedTuple):
     uncommitted: str = ""
     """What the owner consumed from ``next_offset`` on without a commit, in the words of its engine; JSON. Another
     owner does not get it: a claim or a reset forgets it."""
+    put_back: str = ""
+    """How often messages from ``next_offset`` on were given back, JSON of spans ``[first, end, times]``; empty when
+    ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
+    statistics: str = ""
+    """How fast the owner has been lately, as ``consume.statistics`` writes it; JSON. A claim forgets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,10 @@ class QueueCommit:
     suspended_until_s: float | None = None
     uncommitted: str = ""
     """For the next range under the same epoch."""
+    put_back: str = ""
+    """For the next range, whoever consumes it."""
+    statistics: str = ""
+    """As of this batch; a commit that changes nothing else does not store it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import Final
 from pyspark_rocketmq.errors import SchemaError
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
-NEWEST_VERSION: Final = 2
-_ADDED = {"uncommitted": 2}
+NEWEST_VERSION: Final = 3
+_ADDED = {"uncommitted": 2, "put_back": 3, "statistics": 3}
 """Column → the version it came with; all of them may be null."""
 
 

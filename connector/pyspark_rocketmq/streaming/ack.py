@@ -43,6 +43,8 @@ class QueueAck:
     that runs again sends them again."""
     uncommitted: str = ""
     """What the engine wants the queue's next range to bring back to it."""
+    put_back: str = ""
+    """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all."""
 
     @classmethod
     def of(cls, planned: QueueRange, **reached: Any) -> Self:

@@ -217,4 +217,5 @@ def _commit_of(ack: QueueAck) -> QueueCommit:
         reconsume_times=ack.reconsume_times,
         suspended_until_s=ack.suspended_until_s,
         uncommitted=ack.uncommitted,
+        put_back=ack.put_back,
     )

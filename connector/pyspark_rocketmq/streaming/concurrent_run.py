@@ -36,6 +36,7 @@ from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, MessageListenerConcurrently
 from pyspark_rocketmq.streaming.listener_workers import CallEnded, ListenerWorkers, SendBackEnded
 from pyspark_rocketmq.streaming.orderly_run import Row
+from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
 
@@ -72,11 +73,12 @@ class ConcurrentRun:
         self._rows: list[Row] = []
         self._failed = 0
         self._sent_back = 0
+        self._offsets = RangeOffsets(planned, messages)
         self._machine = ConcurrentConsumption(
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            first_failures=planned.reconsume_times,
+            failures=self._offsets.put_back(),
         )
 
     def consume(self) -> list[Row]:
@@ -106,8 +108,7 @@ class ConcurrentRun:
         machine = self._machine
         return QueueAck.of(
             self._planned,
-            next_offset=self._next_offset(),
-            reconsume_times=machine.failures(machine.done),
+            **self._offsets.reached(machine.done, machine.all_failures),
             suspended_until_s=self._suspended_until_s(),
             consumed=machine.done,
             failed=self._failed,
@@ -117,9 +118,8 @@ class ConcurrentRun:
         )
 
     def _next_offset(self) -> int:
-        """The smallest offset not done, or the end of the range: offsets without a message are passed too."""
-        done = self._machine.done
-        return self._messages[done].queue_offset if done < len(self._messages) else self._planned.end
+        """The smallest offset not done, or the end of the range."""
+        return self._offsets.offset_at(self._machine.done)
 
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is Finish.SUSPENDED:

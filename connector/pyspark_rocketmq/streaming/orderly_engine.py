@@ -4,8 +4,8 @@ Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an
 rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
 and lets ``consume.orderly`` decide what the listener gets next.
 
-Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``) and how often
-messages were put back, and counts only when it continues exactly where the plan starts, under the same epoch.
+Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``), and counts only
+when it continues exactly where the plan starts, under the same epoch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.put_back import from_text, to_text
 from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind, QueueRange
 from pyspark_rocketmq.streaming.arrived_range import (
     MESSAGE_COLUMNS,
@@ -40,9 +39,7 @@ from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 
-_STATE_SCHEMA = (
-    "next_offset bigint, epoch bigint, accumulated_offset bigint, put_back string, uncommitted_rows binary"
-)
+_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 
 
 def consume_orderly(
@@ -106,9 +103,7 @@ class OrderlyEngine:
         arrived = _gather(queue, chunks)
         rows, ack, left = self._consumer.consume(arrived, _uncommitted(state, arrived.planned))
         uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
-        state.update(
-            (ack.next_offset, ack.epoch, left.accumulated_offset, to_text(left.put_back), uncommitted_rows)
-        )
+        state.update((ack.next_offset, ack.epoch, left.accumulated_offset, uncommitted_rows))
         # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
         # numbers with a null among them into floats.
         yield pd.DataFrame(
@@ -145,8 +140,8 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
 
 def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted | None:
     if state.exists:
-        next_offset, epoch, accumulated_offset, put_back, rows = state.get
+        next_offset, epoch, accumulated_offset, rows = state.get
         if (next_offset, epoch) == (planned.start, planned.epoch):
             kept = pickle.loads(rows) if rows else []  # noqa: S301 - written by this engine
-            return Uncommitted(accumulated_offset, kept, from_text(put_back))
+            return Uncommitted(accumulated_offset, kept)
     return None

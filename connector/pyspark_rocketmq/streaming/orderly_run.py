@@ -6,20 +6,18 @@ No Spark here: messages in, rows and an ack out, the clock passed in.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
-from pyspark_rocketmq.consume.put_back import PutBack, from_offset, spans_of, times_by_index
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
+from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +37,6 @@ class Uncommitted(NamedTuple):
     """Messages below it were consumed without a commit and are not delivered again (row D4)."""
     rows: list[Row]
     """Their rows, emitted but not acknowledged."""
-    put_back: tuple[PutBack, ...] = ()
-    """How often messages not committed were put back (row D6)."""
-
-    @classmethod
-    def at_start_of(cls, planned: QueueRange) -> Uncommitted:
-        """What is known of a range that no other led up to: how often its first message was put back."""
-        first = PutBack(planned.start, planned.start + 1, planned.reconsume_times)
-        return cls(planned.start, [], (first,) if planned.reconsume_times else ())
 
 
 def no_dead_letters(message: MessageExt) -> None:
@@ -72,7 +62,7 @@ class OrderlyRun:
         listener: MessageListenerOrderly,
         output: OutputColumns,
         settings: OrderlySettings,
-        before: Uncommitted,
+        before: Uncommitted | None = None,
         now_s: Callable[[], float],
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = _NO_HOOKS,
@@ -85,7 +75,8 @@ class OrderlyRun:
         self._dead_letters = dead_letters
         self._hooks = hooks
         self._started_s = self._answered_s = now_s()
-        self._before = before
+        self._before = before = before or Uncommitted(planned.start, [])
+        self._offsets = RangeOffsets(planned, messages)
         self._has_delivered = False
         self._pending = list(before.rows)
         self._failed = 0
@@ -94,8 +85,8 @@ class OrderlyRun:
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            accumulated=self._first_at(before.accumulated_offset),
-            put_back=times_by_index(before.put_back, self._first_at),
+            accumulated=self._offsets.first_at(before.accumulated_offset),
+            put_back=self._offsets.put_back(),
             stored_times=lambda index: messages[index].reconsume_times,
         )
 
@@ -133,8 +124,7 @@ class OrderlyRun:
         machine = self._machine
         return QueueAck.of(
             self._planned,
-            next_offset=self._offset_at(machine.committed),
-            reconsume_times=machine.put_back.get(machine.committed, 0),
+            **self._offsets.reached(machine.committed, machine.put_back),
             suspended_until_s=self._suspended_until_s(),
             consumed=machine.committed,
             failed=self._failed,
@@ -149,10 +139,7 @@ class OrderlyRun:
             # A range that was cut short may end before what an earlier one has consumed already.
             return self._before
         consumed = self._machine.committed + self._machine.accumulated
-        # A range that was cut short may also end before messages that were put back.
-        put_back = spans_of(self._machine.put_back, self._offset_at)
-        behind = from_offset(self._before.put_back, self._planned.end)
-        return Uncommitted(self._offset_at(consumed), self._pending, put_back + behind)
+        return Uncommitted(self._offsets.offset_at(consumed), self._pending)
 
     def _suspended_until_s(self) -> float | None:
         # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
@@ -163,13 +150,6 @@ class OrderlyRun:
         if is_out_of_time or brought_nothing:
             return self._now_s()
         return self._machine.suspended_until_s
-
-    def _first_at(self, queue_offset: int) -> int:
-        return bisect_left(self._messages, queue_offset, key=attrgetter("queue_offset"))
-
-    def _offset_at(self, index: int) -> int:
-        """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
-        return self._messages[index].queue_offset if index < len(self._messages) else self._planned.end
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
         seen = self._hooks.before(self._planned.queue, messages)

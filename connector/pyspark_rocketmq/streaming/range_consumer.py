@@ -72,7 +72,7 @@ class RangeConsumer:
                 listener=listener,
                 output=self._output,
                 settings=self._settings,
-                before=before or Uncommitted.at_start_of(planned),
+                before=before,
                 now_s=time.time,
                 dead_letters=self._dead_letters,
                 hooks=self._hooks,

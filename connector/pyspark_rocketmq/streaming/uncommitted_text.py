@@ -1,8 +1,7 @@
 """What a range has left uncommitted, as text: how the direct engine hands it to the queue's next range (row D4).
 
-Shape: ``{"from": 100, "epoch": 3, "to": 110, "putBack": [[110, 111, 1]], "rows": "…"}``: messages of ``[from, to)`` are
-consumed without a commit, those of ``[110, 111)`` were put back once, and ``rows`` are the rows that were emitted, as a
-compressed Arrow stream in base 64.  It travels in the ack to the offset store's row, and from there in the plan to the next range's
+Shape: ``{"from": 100, "epoch": 3, "to": 110, "rows": "…"}``: messages of ``[from, to)`` are consumed without a commit,
+and ``rows`` are the rows that were emitted, as a compressed Arrow stream in base 64.  It travels in the ack to the offset store's row, and from there in the plan to the next range's
 marker row.  It is advice: it counts only for a range that begins at ``from`` under the same epoch.
 """
 
@@ -15,7 +14,6 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.put_back import PutBack
 from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.model import QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -42,13 +40,12 @@ class UncommittedText:
         Raises:
             ListenerError: If the rows take more than ``MAX_TEXT_LENGTH``.
         """
-        if left == _left_by(ack):
+        if left == Uncommitted(ack.next_offset, []):
             return ""
         facts = {
             "from": ack.next_offset,
             "epoch": ack.epoch,
             "to": left.accumulated_offset,
-            "putBack": left.put_back,
             "rows": self._packed(left) if left.rows else "",
         }
         text = json.dumps(facts)
@@ -71,7 +68,7 @@ class UncommittedText:
         rows = self._unpacked(facts["rows"]) if facts["rows"] else []
         if rows is None:
             return None
-        return Uncommitted(facts["to"], rows, tuple(PutBack(*span) for span in facts["putBack"]))
+        return Uncommitted(facts["to"], rows)
 
     def _packed(self, left: Uncommitted) -> str:
         batch = self._columns.to_batch(columns_of(self._names, left.rows), len(left.rows))
@@ -85,16 +82,3 @@ class UncommittedText:
         with pa.ipc.open_stream(b64decode(text)) as reader:
             batch = reader.read_next_batch()
         return to_rows(batch) if batch.schema.equals(self._columns.schema) else None
-
-
-def _left_by(ack: QueueAck) -> Uncommitted:
-    """What the next range knows without a text."""
-    return Uncommitted.at_start_of(
-        QueueRange(
-            queue=ack.queue,
-            start=ack.next_offset,
-            end=ack.next_offset,
-            epoch=ack.epoch,
-            reconsume_times=ack.reconsume_times,
-        )
-    )
