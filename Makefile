@@ -26,7 +26,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) mypy
 	@$(CHECK) lint-imports --no-cache
 	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
-	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options | diff -u docs/options.md - || { echo "docs/options.md is not what options.py says: run make docs" >&2; exit 1; }'
+	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page | diff -u docs/options.md - || { echo "docs/options.md is not what the options say: run make docs" >&2; exit 1; }'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
 test: ## All tests, the real RocketMQ broker included
@@ -49,8 +49,8 @@ bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m bench $(ARGS) --write
 
-docs: ## Write docs/options.md from options.py and docs/semantics.md from the tests
-	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options > .cache/options.md && mv .cache/options.md docs/options.md'
+docs: ## Write docs/options.md from the options and docs/semantics.md from the tests
+	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page > .cache/options.md && mv .cache/options.md docs/options.md'
 	@$(CHECK) sh -c 'python -m tests.semantics_page > .cache/semantics.md && mv .cache/semantics.md docs/semantics.md'
 
 lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)

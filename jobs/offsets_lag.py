@@ -26,12 +26,13 @@ from pyspark_rocketmq.client.pull import PullStatus
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.options import PLAIN_SOURCE_GROUP, ReadOptions
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.messages import decode_messages
 
 logger = logging.getLogger(__name__)

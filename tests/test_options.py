@@ -9,7 +9,8 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.option_parsers import text_value
 from pyspark_rocketmq.option_set import OptionSet, option
-from pyspark_rocketmq.options import ReadOptions, markdown
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options_page import markdown
 
 REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
 

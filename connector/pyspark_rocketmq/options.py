@@ -1,49 +1,39 @@
-"""Every option of ``format("rocketmq")``, declared once.
+"""Every option of reading with ``format("rocketmq")``, declared once.
 
 A field of :class:`ReadOptions` is the declaration: its key, parser, default, unit and text. Parsing (all problems
-reported together), the unknown-key hint, redaction and ``docs/options.md`` come from it; nothing else in the
-package sees a map of strings.  ``python -m pyspark_rocketmq.options`` prints the documentation.
+reported together), the unknown-key hint, redaction and ``docs/options.md`` (``options_page``) come from it; nothing
+else in the package sees a map of strings.  Those of the cluster are in ``connection_options``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, retry_topic
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
-    address_list,
     boolean,
     column_name,
     int_between,
     list_of,
     message_model,
-    namespace_name,
     resource_name,
-    secret_value,
     tag_expression,
     text_value,
 )
-from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
+from pyspark_rocketmq.option_set import option
 from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
 from pyspark_rocketmq.subscriptions import Subscription, parse_subscriptions, subscribed, topic_problems
 
-PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
-"""What brokers see where nobody's progress is read: a pull must name a group."""
 _PROPERTIES: Final = "properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ReadOptions(OptionSet):
+class ReadOptions(ConnectionOptions):
     """Options of the source, for batch and for streams."""
 
-    name_servers: tuple[str, ...] = option(
-        "nameServers",
-        parse=address_list,
-        doc="Addresses of the RocketMQ name servers, `host:port`, several separated by `;`.",
-    )
     topic: str | None = option(
         "topic",
         parse=resource_name("topic", MAX_TOPIC_LENGTH),
@@ -174,85 +164,6 @@ class ReadOptions(OptionSet):
         "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
         "No two members of a group may have the same.",
     )
-    namespace: str | None = option(
-        "namespace",
-        parse=namespace_name,
-        default=None,
-        doc="RocketMQ namespace of the topic and the consumer group: topic `orders` of namespace `shop` is "
-        "`shop%orders` to the brokers. Everywhere else, the column `topic` included, names stay without it.",
-    )
-    access_key: str | None = option(
-        "accessKey",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
-        "together with `secretKey`. The user needs `Sub` and `Get` on the topic and `Sub` on the consumer group; "
-        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`.",
-    )
-    secret_key: str | None = option(
-        "secretKey",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="The user's secret, with which every request is signed. It is never sent or shown.",
-    )
-    security_token: str | None = option(
-        "securityToken",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="Token of temporary credentials, sent with every request; needs `accessKey`.",
-    )
-    use_tls: bool = option(
-        "useTls",
-        parse=boolean,
-        default=False,
-        doc="Encrypt every connection, to name servers too; RocketMQ uses the same ports for it.",
-    )
-    tls_ca_file: str | None = option(
-        "tlsCaFile",
-        parse=text_value,
-        default=None,
-        default_text="the system's authorities",
-        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read on "
-        "the driver and on every executor: it must be at the same path on all of them.",
-    )
-    tls_cert_file: str | None = option(
-        "tlsCertFile",
-        parse=text_value,
-        default=None,
-        doc="PEM file of this client's certificate chain, for servers that require one "
-        "(`tls.server.need.client.auth`).",
-    )
-    tls_key_file: str | None = option(
-        "tlsKeyFile",
-        parse=text_value,
-        default=None,
-        default_text="`tlsCertFile`",
-        doc="PEM file of the certificate's private key.",
-    )
-    tls_key_password: str | None = option(
-        "tlsKeyPassword",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="Password of an encrypted private key.",
-    )
-    tls_verify_certificate: bool = option(
-        "tlsVerifyCertificate",
-        parse=boolean,
-        default=True,
-        doc="Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
-        "without certificates of their own make one at every start.",
-    )
-    tls_verify_hostname: bool = option(
-        "tlsVerifyHostname",
-        parse=boolean,
-        default=True,
-        doc="Refuse certificates that were made for another host. Name servers tell brokers by the address "
-        "`brokerIP1`, mostly an IP address, which the certificate must then name.",
-    )
     include_columns: tuple[str, ...] = option(
         "includeColumns",
         parse=list_of(column_name),
@@ -292,20 +203,6 @@ class ReadOptions(OptionSet):
         default=16,
         unit="requests",
         doc="Pulls under way at once on a task's connection to its broker.",
-    )
-    request_timeout_ms: int = option(
-        "requestTimeoutMs",
-        parse=int_between(1, 600_000),
-        default=5_000,
-        unit="ms",
-        doc="How long one request to a name server or broker may take.",
-    )
-    retry_timeout_ms: int = option(
-        "retryTimeoutMs",
-        parse=int_between(0, 86_400_000),
-        default=120_000,
-        unit="ms",
-        doc="How long a task goes on trying a broker that cannot be reached or is busy before it fails.",
     )
 
     def subscribed(self) -> dict[str, str]:
@@ -354,8 +251,10 @@ class ReadOptions(OptionSet):
             )
         if self.starting_offsets is not None and self.starting_timestamp is not None:
             problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
+        names = [("consumerGroup", self.consumer_group or "", 255)]
+        names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
         problems += self._other_topics() + self._column_problems()
-        return problems + self._security_problems() + self._too_long_names()
+        return problems + self.security_problems() + self.name_problems(names)
 
     def _column_problems(self) -> list[str]:
         chosen = {
@@ -382,38 +281,6 @@ class ReadOptions(OptionSet):
             taken[name.lower()] = f"the property '{name}'"
         return problems
 
-    def _security_problems(self) -> list[str]:
-        """Options that would be ignored in silence, which for security is worst."""
-        needs = (
-            ("accessKey", self.access_key, "secretKey", self.secret_key),
-            ("secretKey", self.secret_key, "accessKey", self.access_key),
-            ("securityToken", self.security_token, "accessKey", self.access_key),
-            ("tlsCaFile", self.tls_ca_file, "useTls=true", self.use_tls),
-            ("tlsCertFile", self.tls_cert_file, "useTls=true", self.use_tls),
-            ("tlsKeyFile", self.tls_key_file, "tlsCertFile", self.tls_cert_file),
-            ("tlsKeyPassword", self.tls_key_password, "tlsCertFile", self.tls_cert_file),
-        )
-        problems = [
-            f"option '{key}' needs '{other}'" for key, given, other, met in needs if given and not met
-        ]
-        if self.tls_ca_file is not None and not self.tls_verify_certificate:
-            problems.append(
-                "option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out"
-            )
-        return problems
-
-    def _too_long_names(self) -> list[str]:
-        """The limits of :func:`resource_name` hold for the name with its namespace."""
-        if self.namespace is None:
-            return []
-        names = [("consumerGroup", self.consumer_group or "", 255)]
-        names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
-        return [
-            f"option '{key}' is longer than {limit} characters together with its namespace '{self.namespace}%'"
-            for key, name, limit in names
-            if len(self.namespace) + 1 + len(name) > limit
-        ]
-
     def _other_topics(self) -> list[str]:
         named = {queue.topic for queue in self.starting_offsets.by_queue} if self.starting_offsets else set()
         read = self.subscribed()
@@ -422,26 +289,3 @@ class ReadOptions(OptionSet):
             f"option 'startingOffsets' names queues of topic '{topic}', but {what}"
             for topic in sorted(named - read.keys())
         ]
-
-
-def markdown(options: type[OptionSet] = ReadOptions) -> str:
-    """The documentation page of the options."""
-    lines = [
-        '# Options of `format("rocketmq")`',
-        "",
-        "Made from `options.py` by `make docs`; do not edit. Keys are matched without regard to case.",
-        "",
-        "| option | default | unit | meaning |",
-        "|---|---|---|---|",
-    ]
-    for field in dataclasses.fields(options):
-        spec: OptionSpec = field.metadata["spec"]
-        doc = spec.doc.replace("|", "\\|")
-        lines.append(f"| `{spec.key}` | {spec.default_text} | {spec.unit} | {doc} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.stdout.write(markdown())

@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import Connect, TcpTransport
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.connection_options import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class ConnectionSettings:
     """False accepts a trusted certificate that was made for another host."""
 
     @classmethod
-    def of(cls, options: ReadOptions) -> ConnectionSettings:
-        """The settings that a source's options ask for."""
+    def of(cls, options: ConnectionOptions) -> ConnectionSettings:
+        """The settings that the options of a source or a sink ask for."""
         return cls(
             access_key=options.access_key,
             secret_key=options.secret_key,

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
@@ -26,7 +27,7 @@ from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLo
 from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
-from pyspark_rocketmq.options import PLAIN_SOURCE_GROUP, ReadOptions
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.columnar import decode_together
 from pyspark_rocketmq.wire.subscription import build_subscription
 
