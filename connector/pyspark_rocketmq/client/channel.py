@@ -193,8 +193,8 @@ class Channel:
             return False
         try:
             self._transport.sendall(frame, _seconds_left(deadline, math.inf))
-        except ChannelClosed as error:
-            failure = error
+        except (ChannelClosed, TlsFailed) as error:
+            failure: RocketMQError = error
         else:
             return True
         finally:

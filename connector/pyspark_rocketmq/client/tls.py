@@ -135,6 +135,8 @@ class TlsTransport:
         self._secured.setblocking(False)
         self._stall_s = stall_s
         self._lock = threading.Lock()
+        self._alert: ssl.SSLError | None = None
+        """What the server said when it refused this client."""
 
     @property
     def address(self) -> str:
@@ -147,6 +149,7 @@ class TlsTransport:
         Raises:
             ChannelClosed: If the peer is gone, or ``SendingTime`` is over. Part of the data may be sent, so the
                 connection is of no use afterwards.
+            TlsFailed: As ``recv_into``.
         """
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
@@ -156,6 +159,10 @@ class TlsTransport:
         except TimeoutError as exc:
             raise ChannelClosed(self._address, time_left.complaint(len(rest))) from exc
         except (OSError, ValueError) as exc:  # ValueError: the socket was closed meanwhile
+            # The alert that says why may have been received by another thread, or by nobody yet.
+            with contextlib.suppress(OSError, ValueError):
+                self._receive_some(memoryview(bytearray(1)))
+            self._raise_refusal()
             raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
@@ -171,12 +178,8 @@ class TlsTransport:
                 count = self._receive_some(buffer)
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
-        except ssl.SSLError as exc:
-            # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is over.
-            if "ALERT" in (exc.reason or ""):
-                raise _alert_error(self._address, exc) from exc
-            raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
         except (OSError, ValueError) as exc:
+            self._raise_refusal()
             raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
         return count
 
@@ -208,11 +211,20 @@ class TlsTransport:
                 raise TimeoutError
 
     def _receive_some(self, buffer: memoryview) -> int | None:
-        try:
-            with self._lock:
+        with self._lock:
+            try:
                 return self._secured.recv_into(buffer)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+            except ssl.SSLError as exc:
+                # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is over.
+                if "ALERT" in (exc.reason or ""):
+                    self._alert = exc
+                raise
+
+    def _raise_refusal(self) -> None:
+        if self._alert is not None:
+            raise _alert_error(self._address, self._alert) from self._alert
 
 
 def _wait(waiting: socket.socket, event: int, timeout_s: float) -> bool:
