@@ -30,8 +30,9 @@ def take_line(
         OptionError: If a certificate or key file cannot be used.
     """
     kept = _idle.get((os.getpid(), address, settings), [])
-    while kept:
-        since_s, line = kept.pop()
+    # Threads take and give back: who finds one here may find it gone.
+    while (idle := _popped(kept)) is not None:
+        since_s, line = idle
         if clock.monotonic_s() - since_s < _KEPT_S:
             return line
         line.close()
@@ -48,6 +49,13 @@ def give_back_line(line: PullLine[Any], clock: Clock, settings: ConnectionSettin
     if not _idle:
         atexit.register(close_idle_lines)
     _idle.setdefault(key, []).append((clock.monotonic_s(), line))
+
+
+def _popped(kept: list[tuple[float, PullLine[Any]]]) -> tuple[float, PullLine[Any]] | None:
+    try:
+        return kept.pop()
+    except IndexError:
+        return None
 
 
 def close_idle_lines() -> None:

@@ -1,13 +1,13 @@
 """Any number of queue ranges over one connection per broker, by one thread.
 
-It sends pulls in bursts, takes in all that has come, and goes away with what it hands out: decoding happens while the
-broker works on the pulls that are out.  What an answer means for its range is decided by
+It sends pulls in bursts and takes in all that has come; what it hands out is decoded while the broker works on the pulls
+that are out.  What an answer means for its range is decided by
 :mod:`~pyspark_rocketmq.datasource.range_pull`; how pulls travel, by :mod:`~pyspark_rocketmq.client.pull_line`.
 
 1. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
 2. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed over all
    ranges; but one pull always may be, lest everything wait for it.
-3. Back-pressure: nothing happens while the caller has what it was handed.
+3. Back-pressure: nothing happens until the caller wants more.
 4. A failure is its range's alone; a broken connection is a failure of those that had pulls on it.
 """
 
@@ -115,8 +115,10 @@ class PullPipeline:
                 self._receive(can_wait=not self._is_ready())
                 has_sent = self._send()
                 if self._is_ready():
-                    yield self._hand_out()
+                    arrivals = self._hand_out()
                     self._turn_over()
+                    yield arrivals
+                    del arrivals
                 elif not has_sent and not self._in_flight:
                     self._wait()
         finally:

@@ -24,6 +24,7 @@ from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
+from pyspark_rocketmq.datasource.run_ahead import run_ahead
 from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
@@ -107,7 +108,8 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
     """
     pipeline = PullPipeline(partitions)
     readers = [_RangeReader(pull) for pull in pipeline.ranges]
-    arrivals = pipeline.arrivals()
+    # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
+    arrivals = run_ahead(pipeline.arrivals(), name="rocketmq-pull-ahead")
     try:
         # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
         for together in map(partial(_decode, partitions), arrivals):
