@@ -59,8 +59,11 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
         max_offsets_per_trigger=settings.max_offsets_per_trigger,
         options=settings.source_options(),
     )
-    for topic, expression in settings.subscribed().items():
-        consumer.subscribe(topic, expression)
+    for wanted in settings.subscribed():
+        if wanted.is_sql92:
+            consumer.subscribe(wanted.topic, sql=wanted.expression)
+        else:
+            consumer.subscribe(wanted.topic, wanted.expression)
     consumer.register_message_listener(
         listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
     )

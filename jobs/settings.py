@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.option_parsers import boolean, int_between, text_value
 from pyspark_rocketmq.option_set import OptionSet, option
-from pyspark_rocketmq.subscriptions import Subscription, subscribed, topic_problems
+from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 
@@ -191,6 +191,7 @@ class ConsumeSettings(ClusterAccess):
     topic: str | None = like_source("topic")
     topics: tuple[str, ...] = like_source("topics", default=(), default_text="none")
     subscription: str = like_source("subscription", default="*")
+    sql_filter: str | None = like_source("sql_filter", default=None)
     subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
     consumer_group: str = like_source("consumer_group", doc=_GROUP_DOC)
     listener: str = option(
@@ -294,7 +295,10 @@ class ConsumeSettings(ClusterAccess):
 
     def cross_field_problems(self) -> list[str]:
         """What would be ignored in silence, or fail only after Spark has started."""
-        problems = topic_problems(self.topic, self.topics, self.subscription, self.subscriptions)
+        problems = topic_problems(
+            {"topic": self.topic, "topics": self.topics, "subscriptions": self.subscriptions},
+            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
+        )
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
@@ -304,9 +308,10 @@ class ConsumeSettings(ClusterAccess):
             )
         return problems
 
-    def subscribed(self) -> dict[str, str]:
-        """Each topic to subscribe to, with its tag expression."""
-        return subscribed(self.topic, self.topics, self.subscription, self.subscriptions)
+    def subscribed(self) -> tuple[Subscription, ...]:
+        """What to subscribe to."""
+        topics = self.topics if self.topic is None else (self.topic,)
+        return self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
 
     def source_options(self) -> dict[str, str]:
         """What goes to the data source as it is."""

@@ -67,7 +67,7 @@ def test_a_topic_that_rocketmq_would_refuse_is_refused(topic: str) -> None:
         ({"consumeOrderly": "false"}, "'consumeOrderly' needs 'consumerGroup'"),
         (
             {"startingOffsets": '{"other": {"broker-a": {"0": 1}}}'},
-            "names queues of topic 'other', but option 'topic' is 'orders'",
+            "'startingOffsets' names topic 'other', but this query reads orders",
         ),
     ],
 )
@@ -88,6 +88,8 @@ NAME_SERVERS = {"nameServers": "127.0.0.1:9876"}
             {"subscriptions": '{"orders": " created || paid", "payments": "*"}'},
             {"orders": "created || paid", "payments": "*"},
         ),
+        ({"topic": "orders", "sqlFilter": "a > 1"}, {"orders": "a > 1"}),
+        ({"subscriptions": '{"orders": {"sql": "a > 1"}, "b": "x"}'}, {"orders": "a > 1", "b": "x"}),
     ],
 )
 def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: dict[str, str]) -> None:
@@ -101,10 +103,24 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "option 'topic' is required, or 'topics', or 'subscriptions' in its place"),
+        ({}, "option 'topic' is required, or 'topics', or 'topicPattern', or 'subscriptions' in its place"),
         ({"topic": "a", "topics": "b"}, "options 'topic' and 'topics' exclude each other"),
         ({"topics": "a", "subscriptions": '{"b": "*"}'}, "'topics' and 'subscriptions' exclude each other"),
         ({"subscriptions": '{"b": "*"}', "subscription": "x"}, "leave 'subscription' out"),
+        ({"subscriptions": '{"b": "*"}', "sqlFilter": "a > 1"}, "leave 'sqlFilter' out"),
+        ({"topic": "a", "subscription": "x", "sqlFilter": "a > 1"}, "'subscription' and 'sqlFilter' exclude"),
+        ({"topic": "a", "topicPattern": "b.*"}, "'topic' and 'topicPattern' exclude each other"),
+        ({"topicPattern": "b("}, r"topicPattern='b\(' is no regular expression"),
+        (
+            {"topicPattern": "b", "startingOffsets": '{"a": 1}'},
+            "but this query reads only topics of its pattern",
+        ),
+        (
+            {"topicPattern": "b", "consumerGroup": "g", "offsetStore": "/s"},
+            "'topicPattern' does not go with 'consumerGroup', whose members must subscribe to the same",
+        ),
+        ({"subscriptions": '{"a": {"sql": ""}}'}, "which is empty"),
+        ({"subscriptions": '{"a": {"sq": "x"}}'}, "which is no text; the shape is"),
         ({"topics": " , "}, "topics=' , ' is empty"),
         ({"topics": "a,b,a"}, "names a twice"),
         ({"topics": "a,b c"}, "is not a topic name"),
@@ -118,7 +134,7 @@ def test_a_query_reads_one_topic_or_several(given: dict[str, str], subscribed: d
         ({"subscriptions": '{"a b": "*"}'}, r"subscribes to '\*' of 'a b', which is not a topic name"),
         (
             {"topics": "a,b", "startingOffsets": '{"c": {"broker-a": {"0": 1}}}'},
-            "names queues of topic 'c', but a, b are read",
+            "'startingOffsets' names topic 'c', but this query reads a, b",
         ),
         ({"topics": "a," + "b" * 127, "namespace": "n"}, "option 'topic' is longer than 127"),
     ],

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
+from pyspark_rocketmq.queue_positions import QueuePositions
+from pyspark_rocketmq.starting_offsets import (
+    StartingOffsets,
+    parse_ending_offsets,
+    parse_ending_times,
+    parse_starting_offsets,
+    parse_starting_times,
+)
 
 
 @pytest.mark.parametrize("text", ["earliest", " EARLIEST "])
@@ -35,6 +42,43 @@ def test_json_names_queues_and_the_others_start_at_earliest():
     assert spec.wanted(MessageQueue("orders", "broker-b", 5)) == -2
 
 
+def test_json_may_name_whole_topics_beside_queues():
+    """As in Spark's Kafka source (SPARK-58774)."""
+    spec = parse_starting_offsets('{"a": "Latest", "b": -2, "c": 5, "d": {"broker-a": {"0": 7}}}')
+
+    assert [spec.wanted(MessageQueue(topic, "broker-a", 0)) for topic in "abcde"] == [-1, -2, 5, 7, -2]
+    assert spec.topics == set("abcd")
+
+
+def test_a_group_s_offsets_are_a_word():
+    assert parse_starting_offsets("GROUP") == StartingOffsets.committed()
+
+
+def test_endings_are_latest_unless_they_are_named():
+    ends = parse_ending_offsets('{"orders": {"broker-a": {"0": 17}}, "payments": "latest"}')
+
+    assert [ends.wanted(MessageQueue("orders", "broker-a", number)) for number in (0, 1)] == [17, -1]
+    assert parse_ending_offsets(" Latest ") == QueuePositions(-1)
+    for text in ('{"orders": -2}', '{"orders": "earliest"}', "earliest", "group"):
+        with pytest.raises(ValueError, match=r"JSON of the shape|from 0 on, or -1 \(latest\), not"):
+            parse_ending_offsets(text)
+
+
+def test_times_are_named_per_topic_or_queue():
+    text = '{"orders": {"broker-a": {"0": 1700000000000}}, "payments": 5}'
+
+    starts, ends = parse_starting_times(text), parse_ending_times(text)
+
+    assert starts.wanted(MessageQueue("orders", "broker-a", 0)) == 1_700_000_000_000
+    assert starts.wanted(MessageQueue("payments", "broker-b", 3)) == 5
+    assert [each.wanted(MessageQueue("orders", "broker-a", 1)) for each in (starts, ends)] == [-2, -1]
+    for wrong in ("5", '{"orders": -1}', '{"orders": "latest"}', "latest"):
+        with pytest.raises(
+            ValueError, match=r"of another shape|milliseconds since the epoch, not|is not JSON of the shape"
+        ):
+            parse_starting_times(wrong)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -44,7 +88,9 @@ def test_json_names_queues_and_the_others_start_at_earliest():
         ("[" * 100_000, "nested too deeply"),
         ("{}", "the JSON must be a non-empty JSON object"),
         ("17", "the JSON must be a non-empty JSON object"),
-        ('{"orders": 17}', "the value of topic 'orders' must be"),
+        ('{"orders": -3}', "for topic orders that must be a whole number"),
+        ('{"orders": "newest"}', 'not "newest"'),
+        ('{"orders": {}}', "the value of topic 'orders' must be"),
         ('{"orders": {"broker-a": [1]}}', "the value of broker 'broker-a' must be"),
         ('{"orders": {"broker-a": {"x": 1}}}', "queue id 'x' for broker 'broker-a'"),
         ('{"orders": {"broker-a": {"-1": 1}}}', "queue id '-1'"),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel
+from pyspark_rocketmq.model import MESSAGE_COLUMNS
 
 MAX_TOPIC_LENGTH: Final = 127
 """``Validators.TOPIC_MAX_LENGTH``."""
 
 T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 Parser = Callable[[str], T]
 
 
@@ -129,12 +131,24 @@ def address_list(text: str) -> tuple[str, ...]:
     return addresses
 
 
-def message_model(text: str) -> MessageModel:
-    """Parser of the message model."""
+def one_of(values: type[E]) -> Parser[E]:
+    """Parser of the values of an enumeration, without regard to case."""
+    by_lower = {member.value.lower(): member for member in values}
+
+    def parse(text: str) -> E:
+        if text.strip().lower() not in by_lower:
+            raise ValueError(f"is none of {', '.join(values)}")
+        return by_lower[text.strip().lower()]
+
+    return parse
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Parser of a regular expression in Python's syntax."""
     try:
-        return MessageModel(text.strip().upper())
-    except ValueError:
-        raise ValueError("is neither CLUSTERING nor BROADCASTING") from None
+        return re.compile(text_value(text))
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
 
 
 def tag_expression(text: str) -> str:

@@ -7,10 +7,10 @@ else in the package sees a map of strings.  Those of the cluster are in ``connec
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, retry_topic
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
@@ -18,27 +18,34 @@ from pyspark_rocketmq.option_parsers import (
     column_name,
     int_between,
     list_of,
-    message_model,
+    one_of,
+    pattern,
     resource_name,
     tag_expression,
     text_value,
 )
 from pyspark_rocketmq.option_set import option
-from pyspark_rocketmq.starting_offsets import StartingOffsets, parse_starting_offsets
-from pyspark_rocketmq.subscriptions import Subscription, parse_subscriptions, subscribed, topic_problems
+from pyspark_rocketmq.position_options import PositionOptions
+from pyspark_rocketmq.subscriptions import (
+    EVERYTHING,
+    Subscription,
+    parse_subscriptions,
+    subscriptions_of,
+    topic_problems,
+)
 
 _PROPERTIES: Final = "properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ReadOptions(ConnectionOptions):
+class ReadOptions(PositionOptions):
     """Options of the source, for batch and for streams."""
 
     topic: str | None = option(
         "topic",
         parse=resource_name("topic", MAX_TOPIC_LENGTH),
-        instead=("topics", "subscriptions"),
-        default_text="required, or `topics` or `subscriptions`",
+        instead=("topics", "topicPattern", "subscriptions"),
+        default_text="required, or `topics`, `topicPattern` or `subscriptions`",
         doc="The topic to read.",
     )
     topics: tuple[str, ...] = option(
@@ -48,36 +55,37 @@ class ReadOptions(ConnectionOptions):
         default_text="none",
         doc="The topics to read, separated by commas; in place of `topic`.",
     )
+    topic_pattern: re.Pattern[str] | None = option(  # noqa: RUF009 - declares the field
+        "topicPattern",
+        parse=pattern,
+        default=None,
+        doc="A regular expression (Python's) that matches the whole names of the topics to read, in place of `topic`. Looked up "
+        "every `routeRefreshMs`: topics that appear later are read from their earliest offset. Retry, dead-letter and "
+        "RocketMQ's own topics are left out. Not with `consumerGroup`, whose members must subscribe to the same topics.",
+    )
     subscription: str = option(
         "subscription",
         parse=tag_expression,
-        default="*",
+        default=EVERYTHING,
         doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
         "Filtered by the broker by hash code and again by exact tag in the task.",
+    )
+    sql_filter: str | None = option(
+        "sqlFilter",
+        parse=text_value,
+        default=None,
+        doc="An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place of "
+        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything is read it is asked "
+        "whether it takes the condition, since it would answer pulls with a wrong one by all messages.",
     )
     subscriptions: tuple[Subscription, ...] = option(
         "subscriptions",
         parse=parse_subscriptions,
         default=(),
         default_text="none",
-        doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": "*"}`; in '
+        doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": "*"}`, or with '
+        'conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in '
         "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
-    )
-    starting_offsets: StartingOffsets | None = option(  # noqa: RUF009 - declares the field
-        "startingOffsets",
-        parse=parse_starting_offsets,
-        default=None,
-        default_text="latest (stream), earliest (batch)",
-        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` or JSON "
-        '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
-        "Queues that appear later begin at their earliest offset.",
-    )
-    starting_timestamp: int | None = option(
-        "startingTimestamp",
-        parse=int_between(0, 2**62),
-        default=None,
-        unit="ms since the epoch",
-        doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
     )
     max_offsets_per_trigger: int | None = option(
         "maxOffsetsPerTrigger",
@@ -86,6 +94,22 @@ class ReadOptions(ConnectionOptions):
         unit="messages",
         doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
         "every queue with a backlog gets at least one.",
+    )
+    min_partitions: int | None = option(
+        "minPartitions",
+        parse=int_between(1, 1_000_000),
+        default=None,
+        default_text="one per queue",
+        unit="tasks",
+        doc="About how many tasks read at least: the ranges of long queues are split, in proportion to their length, so "
+        "that one queue too is read by many tasks. Not with `consumerGroup`, which reads a queue in order.",
+    )
+    max_records_per_partition: int | None = option(
+        "maxRecordsPerPartition",
+        parse=int_between(1, 2**62),
+        default=None,
+        unit="messages",
+        doc="Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.",
     )
     pull_threshold_for_queue: int | None = option(
         "pullThresholdForQueue",
@@ -126,7 +150,7 @@ class ReadOptions(ConnectionOptions):
     )
     message_model: MessageModel = option(  # noqa: RUF009 - declares the field
         "messageModel",
-        parse=message_model,
+        parse=one_of(MessageModel),
         default=MessageModel.CLUSTERING,
         default_text="CLUSTERING",
         doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. `BROADCASTING`: "
@@ -204,15 +228,42 @@ class ReadOptions(ConnectionOptions):
         unit="requests",
         doc="Pulls under way at once on a task's connection to its broker.",
     )
+    route_refresh_ms: int = option(
+        "routeRefreshMs",
+        parse=int_between(1, 3_600_000),
+        default=30_000,
+        unit="ms",
+        doc="How long it may take until new queues, brokers and, with `topicPattern`, topics are found; Java's "
+        "`pollNameServerInterval`.",
+    )
 
     def subscribed(self) -> dict[str, str]:
-        """Each topic that is asked for, with its tag expression."""
-        return subscribed(self.topic, self.topics, self.subscription, self.subscriptions)
+        """Each topic that is asked for by name, with its expression; none with ``topicPattern``."""
+        topics = self.topics if self.topic is None else (self.topic,)
+        wanted = self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
+        return {each.topic: each.expression for each in wanted}
+
+    def subscription_of(self, topic: str) -> Subscription:
+        """What is wanted of a topic that is read."""
+        if topic == self.retry_topic():
+            return Subscription(topic, EVERYTHING)
+        named = (each for each in self.subscriptions if each.topic == topic)
+        return next(named, None) or subscriptions_of((topic,), self.subscription, self.sql_filter)[0]
 
     def columns(self) -> tuple[str, ...]:
         """Columns of a message that are read, in their order; those of ``propertyColumns`` follow."""
         named = self.include_columns or MESSAGE_COLUMNS
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
+
+    def problems_of_batch(self) -> list[str]:
+        """Options that mean nothing to a batch."""
+        problems = super(ReadOptions, self).problems_of_batch()
+        if self.consumer_group is not None:
+            problems.append(
+                "option 'consumerGroup' is for streams: a batch read touches no group's offsets. "
+                "Leave 'consumerGroup' and 'offsetStore' out"
+            )
+        return problems
 
     def retry_topic(self) -> str | None:
         """The topic through which messages that the group has given back come again; None where there is none.
@@ -230,11 +281,19 @@ class ReadOptions(ConnectionOptions):
     def all_subscriptions(self) -> dict[str, str]:
         """What is read: the topics asked for and the retry topic."""
         retry = self.retry_topic()
-        return self.subscribed() | ({} if retry is None else {retry: "*"})
+        return self.subscribed() | ({} if retry is None else {retry: EVERYTHING})
 
     def cross_field_problems(self) -> list[str]:
         """Topics are said once; group and store go together; where to begin is said once, and of what is read."""
-        problems = topic_problems(self.topic, self.topics, self.subscription, self.subscriptions)
+        problems = topic_problems(
+            {
+                "topic": self.topic,
+                "topics": self.topics,
+                "topicPattern": self.topic_pattern,
+                "subscriptions": self.subscriptions,
+            },
+            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
+        )
         if self.consumer_group is not None and self.offset_store is None:
             problems.append(
                 "option 'consumerGroup' needs 'offsetStore', the table that holds the group's offsets"
@@ -243,30 +302,48 @@ class ReadOptions(ConnectionOptions):
             problems.append(
                 "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
             )
-        if self.offset_store is not None and self.consumer_group is None:
-            problems.append("option 'offsetStore' needs 'consumerGroup', whose offsets are to be used")
+        if self.offset_store is not None and self.consumer_group is None and self.starting_group is None:
+            problems.append(
+                "option 'offsetStore' needs 'consumerGroup' or 'startingGroup', whose offsets are to be used"
+            )
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
             problems.append(
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
             )
-        if self.starting_offsets is not None and self.starting_timestamp is not None:
-            problems.append("options 'startingOffsets' and 'startingTimestamp' exclude each other; give one")
+        problems += self.position_problems(
+            self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
+        )
         names = [("consumerGroup", self.consumer_group or "", 255)]
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
-        problems += self._other_topics() + self._column_problems()
+        problems += self._of_plain_reads() + self._column_problems()
         return problems + self.security_problems() + self.name_problems(names)
 
-    def _column_problems(self) -> list[str]:
-        chosen = {
-            "includeColumns": bool(self.include_columns),
-            "propertyColumns": bool(self.property_columns),
-            "decodeProperties=false": not self.decode_properties,
-        }
-        problems = [
-            f"option '{key}' does not go with 'consumerGroup', whose listener gets whole messages"
-            for key, is_given in chosen.items()
-            if is_given and self.consumer_group is not None
+    def _reads(self, topic: str) -> bool:
+        if self.topic_pattern is not None:
+            return self.topic_pattern.fullmatch(topic) is not None
+        return topic in self.subscribed()
+
+    def _of_plain_reads(self) -> list[str]:
+        """Options that mean nothing to a consumer group."""
+        whole, in_order = "whose listener gets whole messages", "which reads a queue in one task, in order"
+        chosen = (
+            ("topicPattern", self.topic_pattern, "whose members must subscribe to the same topics"),
+            ("includeColumns", self.include_columns, whole),
+            ("propertyColumns", self.property_columns, whole),
+            ("decodeProperties=false", not self.decode_properties, whole),
+            ("minPartitions", self.min_partitions, in_order),
+            ("maxRecordsPerPartition", self.max_records_per_partition, in_order),
+        )
+        if self.consumer_group is None:
+            return []
+        return [
+            f"option '{key}' does not go with 'consumerGroup', {reason}"
+            for key, given, reason in chosen
+            if given
         ]
+
+    def _column_problems(self) -> list[str]:
+        problems = []
         if _PROPERTIES in self.include_columns and not self.decode_properties:
             problems.append(
                 "option 'includeColumns' names 'properties', which 'decodeProperties=false' leaves out"
@@ -280,12 +357,3 @@ class ReadOptions(ConnectionOptions):
                 )
             taken[name.lower()] = f"the property '{name}'"
         return problems
-
-    def _other_topics(self) -> list[str]:
-        named = {queue.topic for queue in self.starting_offsets.by_queue} if self.starting_offsets else set()
-        read = self.subscribed()
-        what = f"option 'topic' is '{self.topic}'" if self.topic else f"{', '.join(read)} are read"
-        return [
-            f"option 'startingOffsets' names queues of topic '{topic}', but {what}"
-            for topic in sorted(named - read.keys())
-        ]

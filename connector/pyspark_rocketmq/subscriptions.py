@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
-from pyspark_rocketmq.option_parsers import MAX_TOPIC_LENGTH, resource_name, tag_expression, unique_members
+from pyspark_rocketmq.option_parsers import (
+    MAX_TOPIC_LENGTH,
+    resource_name,
+    tag_expression,
+    text_value,
+    unique_members,
+)
 
-_SHAPE = '{"topic": "tag || tag", "other topic": "*"}'
+EVERYTHING: Final = "*"
+_SHAPE = '{"topic": "tag || tag", "other topic": "*", "third topic": {"sql": "amount > 10"}}'
 
 
 class Subscription(NamedTuple):
@@ -16,29 +23,35 @@ class Subscription(NamedTuple):
 
     topic: str
     expression: str
-    """Tags separated by ``||``, or ``*``."""
+    """Tags separated by ``||``, or EVERYTHING; or an SQL92 condition."""
+    is_sql92: bool = False
 
 
-def subscribed(
-    topic: str | None, topics: Iterable[str], subscription: str, subscriptions: Iterable[Subscription]
-) -> dict[str, str]:
-    """Each topic's expression, by whichever of the options ``topic``, ``topics`` and ``subscriptions`` is given."""
-    if subscriptions:
-        return dict(subscriptions)
-    return dict.fromkeys(topics if topic is None else (topic,), subscription)
+def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -> tuple[Subscription, ...]:
+    """The same of each topic: a condition if there is one, else tags."""
+    if sql_filter is not None:
+        return tuple(Subscription(topic, sql_filter, is_sql92=True) for topic in topics)
+    return tuple(Subscription(topic, tags) for topic in topics)
 
 
-def topic_problems(
-    topic: str | None, topics: Iterable[str], subscription: str, subscriptions: Iterable[Subscription]
-) -> list[str]:
-    """Sentences on options that say twice what is read."""
-    given = {"topic": topic, "topics": topics, "subscriptions": subscriptions}
-    named = [f"'{key}'" for key, value in given.items() if value]
-    problems = []
-    if len(named) > 1:
-        problems.append(f"options {' and '.join(named)} exclude each other; give one")
-    if subscriptions and subscription != "*":
-        problems.append("option 'subscriptions' has the tags of every topic; leave 'subscription' out")
+def topic_problems(topics: Mapping[str, object], filters: Mapping[str, bool]) -> list[str]:
+    """Sentences on options that say twice what is read.
+
+    Args:
+        topics: Options that name topics, of which one may be given.
+        filters: Options that filter messages of all topics, of which one may be, and which those are.
+    """
+    named = [f"'{key}'" for key, value in topics.items() if value]
+    filtered = [f"'{key}'" for key, is_given in filters.items() if is_given]
+    problems = [
+        f"options {' and '.join(given)} exclude each other; give one"
+        for given in (named, filtered)
+        if len(given) > 1
+    ]
+    if topics["subscriptions"]:
+        problems += [
+            f"option 'subscriptions' has the tags of every topic; leave {key} out" for key in filtered
+        ]
     return problems
 
 
@@ -61,14 +74,17 @@ def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
     return tuple(_subscription(topic, expression) for topic, expression in named.items())
 
 
-def _subscription(topic: str, expression: object) -> Subscription:
+def _subscription(topic: str, wanted: object) -> Subscription:
     try:
-        return Subscription(resource_name("topic", MAX_TOPIC_LENGTH)(topic), _tags(expression))
+        name = resource_name("topic", MAX_TOPIC_LENGTH)(topic)
+        if isinstance(wanted, dict) and wanted.keys() == {"sql"}:
+            return Subscription(name, text_value(_text(wanted["sql"])), is_sql92=True)
+        return Subscription(name, tag_expression(_text(wanted)))
     except ValueError as problem:
-        raise ValueError(f"subscribes to '{expression}' of '{topic}', which {problem}") from None
+        raise ValueError(f"subscribes to '{wanted}' of '{topic}', which {problem}") from None
 
 
-def _tags(expression: object) -> str:
-    if not isinstance(expression, str):
+def _text(value: object) -> str:
+    if not isinstance(value, str):
         raise ValueError(f"is no text; the shape is {_SHAPE}")  # noqa: TRY004 - as every parser
-    return tag_expression(expression)
+    return value

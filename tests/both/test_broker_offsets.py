@@ -33,7 +33,7 @@ def offsets(cluster, pool, topic, group) -> RemoteBrokerOffsets:
         "consumerGroup": group,
         "offsetStore": "delta:/unused",
     }
-    return RemoteBrokerOffsets(ReadOptions.parse(options), pool, SystemClock())
+    return RemoteBrokerOffsets.of(ReadOptions.parse(options), pool, SystemClock())
 
 
 def addresses(cluster) -> dict[str, BrokerAddress]:

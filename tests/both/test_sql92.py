@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.errors import ExpressionInvalid, RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -16,6 +24,7 @@ from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.broker_sim.exchange import pull, request
+from tests.helpers.batch_read import planned_batch, read_batch
 from tests.helpers.sql92_cases import CASES, ILLEGAL
 
 _MESSAGES = sorted({tuple(sorted(properties.items())) for _, properties, _ in CASES})
@@ -142,3 +151,42 @@ def _pull(queue: MessageQueue, group: str, queue_offset: int, **fields: object) 
         queue_offset,
         **{"consumerGroup": group, "topic": queue.topic, "expressionType": _SQL92, **fields},
     )
+
+
+def test_a_read_brings_what_its_condition_matches(cluster, broker, queue, put, soon):
+    """sqlFilter, A4: and no condition is believed to filter before the broker has taken it."""
+    put(*(Message(topic=queue.topic, body=b"x", properties={"amount": str(number)}) for number in range(50)))
+    options = {"nameServers": cluster.name_servers, "topic": queue.topic}
+
+    read = read_batch(**options, sqlFilter="amount > 10 AND amount <= 40", maxRecordsPerPartition="20")
+    assert read.column("queueOffset").to_pylist() == list(range(11, 41))
+    close_idle_lines()
+    with pytest.raises(ExpressionInvalid, match="Correct the expression"):
+        planned_batch(**options, sqlFilter=ILLEGAL[0])
+    broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false\n"), soon)
+    with pytest.raises(ExpressionInvalid, match="needs enablePropertyFilter=true"):
+        planned_batch(**options, sqlFilter="amount > 10")
+
+
+def test_a_group_subscribes_by_a_condition(cluster, client, address, queue, group):
+    """sqlFilter, A3: its heartbeats tell the brokers, which show it to administrators."""
+    options = {
+        "nameServers": cluster.name_servers,
+        "subscriptions": json.dumps({queue.topic: {"sql": "amount > 10"}}),
+        "consumerGroup": group,
+        "offsetStore": "memory:sql92",
+    }
+    store = MemoryOffsetStore("sql92", clock=SystemClock())
+    member = join_group(ReadOptions.parse(options), "sql-member", store, SystemClock())
+    try:
+        member.start()
+        member.await_settled(ANSWER_S)
+        with ConnectionSettings().open_pool(SystemClock()) as pool:
+            told = (
+                AdminClient(pool, SystemClock(), ANSWER_S).consumer_connection(address, group).subscriptions
+            )
+    finally:
+        member.stop(ANSWER_S)
+
+    assert (told[queue.topic].expression_type, told[queue.topic].sub_string) == ("SQL92", "amount > 10")
+    assert told[f"%RETRY%{group}"].expression_type == "TAG"

@@ -42,7 +42,7 @@ class GroupQuery:
             view=view,
             default_start=StartingOffsets.latest(),
             clock=SystemClock(),
-            broker_offsets=RemoteBrokerOffsets(options, pool, SystemClock()),
+            broker_offsets=RemoteBrokerOffsets.of(options, pool, SystemClock()),
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
         self.offset: Offset = self.planner.initial()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.batch_read import planned_batch, read_batch
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.stream_read import StreamUnderTest
 
 
 class Topics:
@@ -39,11 +40,21 @@ class Topics:
 
     def planned(self, topic: str, **options: str) -> list[QueuePartition]:
         """The tasks of a batch read."""
-        return planned_batch(nameServers=self.sim.name_servers, **{"topic": topic} | options)
+        return planned_batch(**self._options(topic, options))
 
     def read(self, topic: str, **options: str) -> pa.Table:
         """What a batch reads."""
-        return read_batch(nameServers=self.sim.name_servers, **{"topic": topic} | options)
+        return read_batch(**self._options(topic, options))
+
+    def _options(self, topic: str, options: Mapping[str, str]) -> dict[str, str]:
+        given = {} if "topicPattern" in options else {"topic": topic}
+        return {"nameServers": self.sim.name_servers} | given | dict(options)
+
+    def stream(self, topic: str | None, **options: str) -> StreamUnderTest:
+        """A stream from the earliest offset, unless told otherwise."""
+        given = {} if topic is None else {"topic": topic}
+        begin = {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
+        return StreamUnderTest(nameServers=self.sim.name_servers, **given | begin | options)
 
     def offsets(self, topic: str, **options: str) -> dict[int, list[int]]:
         """What a batch reads, as queue offsets by queue id; the order is that of the rows."""

@@ -81,6 +81,10 @@ class TopicRoutes:
             self._known = Routes(found, absent)
         return self._known
 
+    def follow(self, topics: Collection[str]) -> None:
+        """From now on the routes are those of ``topics``."""
+        self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
+
     def invalidate(self) -> None:
         """Ask for every route anew: one led to a broker that is gone."""
         for topic in self._topics:

@@ -1,4 +1,4 @@
-"""Where a queue without stored progress begins, by startingOffsets."""
+"""Where a queue without stored progress begins, by startingOffsets or by a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.starting_offsets import EARLIEST_OFFSET, LATEST_OFFSET, StartingOffsets
+from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 
 
 class StartingPosition(NamedTuple):
@@ -19,7 +19,7 @@ class StartingPosition(NamedTuple):
     """Set when the offset asked for is outside them; ``queue_offset`` is then the nearest inside."""
 
 
-def starting_position(spec: StartingOffsets, queue: MessageQueue, bounds: QueueBounds) -> StartingPosition:
+def starting_position(spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds) -> StartingPosition:
     """Resolve earliest, latest or a fixed offset against what the broker holds."""
     wanted = spec.wanted(queue)
     if wanted == EARLIEST_OFFSET:
@@ -31,7 +31,7 @@ def starting_position(spec: StartingOffsets, queue: MessageQueue, bounds: QueueB
 
 
 def starting_positions(
-    spec: StartingOffsets, bounds: Mapping[MessageQueue, QueueBounds]
+    spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
     """Positions of all queues of ``bounds``, and a sentence for each offset outside them.
 
@@ -48,11 +48,30 @@ def starting_positions(
     return positions, tuple(problems)
 
 
-def unknown_queue_problems(spec: StartingOffsets, queues: Collection[MessageQueue]) -> tuple[str, ...]:
-    """A sentence for each queue that ``spec`` names and the topic's ``queues`` (all of them) do not contain."""
+def unknown_queue_problems(
+    spec: QueuePositions, queues: Collection[MessageQueue], option: str = "startingOffsets"
+) -> tuple[str, ...]:
+    """A sentence for each queue that ``option`` names and the topic's ``queues`` (all of them) do not contain."""
     return tuple(
-        f"startingOffsets names {queue}, which does not exist; correct topic, broker name or queue id."
+        f"{option} names {queue}, which does not exist; correct topic, broker name or queue id."
         for queue in sorted(spec.by_queue.keys() - set(queues))
+    )
+
+
+def timed_positions(
+    found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
+) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
+    """Positions of queues whose first message at or after a time is at ``found``, and those that have no such message.
+
+    A broker answers the maximum for a time after its last message, and for one before everything it has the first
+    offset of a file of its consume queue, which may be below the minimum (``ConsumeQueue.binarySearchInQueueByTime``).
+    """
+    positions = {
+        queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
+        for queue, offset in found.items()
+    }
+    return positions, tuple(
+        queue for queue in sorted(positions) if positions[queue] == bounds[queue].max_offset
     )
 
 

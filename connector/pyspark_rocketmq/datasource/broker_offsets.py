@@ -58,11 +58,18 @@ class RemoteBrokerOffsets:
     Source: ``RemoteBrokerOffsetStore``.
     """
 
-    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+    def __init__(self, consumer_group: str, brokers: BrokerClient) -> None:
+        self._group = consumer_group
+        self._brokers = brokers
+
+    @classmethod
+    def of(cls, options: ReadOptions, pool: ChannelPool, clock: Clock) -> RemoteBrokerOffsets:
+        """Those of the group that a query reads as."""
         assert options.consumer_group is not None
-        self._group = options.consumer_group
-        self._brokers = BrokerClient(
-            pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
+        namespace = options.namespace or ""
+        return cls(
+            options.consumer_group,
+            BrokerClient(pool, clock, options.request_timeout_ms / 1000, namespace=namespace),
         )
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:

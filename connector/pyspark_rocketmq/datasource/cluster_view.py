@@ -11,18 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.retry import RetryPolicy
 from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.consume.ending import ending_positions
 from pyspark_rocketmq.consume.pull_from import MASTER_ID
-from pyspark_rocketmq.consume.start import starting_positions, unknown_queue_problems
+from pyspark_rocketmq.consume.start import starting_positions, timed_positions, unknown_queue_problems
+from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.datasource.expressions import ExpressionCheck
+from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
 from pyspark_rocketmq.datasource.retry_bounds import RetryBounds
 from pyspark_rocketmq.errors import NoPermission, OptionError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.progress_name import ProgressName
+from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.position_options import NoMatchStrategy
+from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 _BROKERS_AT_ONCE = 16
@@ -62,18 +72,28 @@ class ClusterView:
         self._clock = clock
         self._timeout_s = options.request_timeout_ms / 1000
         namespace = options.namespace or ""
+        max_age_s = options.route_refresh_ms / 1000
         name_server = NameServerClient(
-            options.name_servers, pool, clock, self._timeout_s, namespace=namespace
+            options.name_servers, pool, clock, self._timeout_s, max_age_s, namespace=namespace
         )
         self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock)
+        self._matching = (
+            MatchingTopics(name_server, options.topic_pattern, clock, max_age_s)
+            if options.topic_pattern is not None
+            else None
+        )
         self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
+        self._expressions = ExpressionCheck(
+            AdminClient(pool, clock, self._timeout_s, namespace=namespace),
+            options.consumer_group or PLAIN_SOURCE_GROUP,
+        )
         self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._seen: set[str] = set()
         """Topics that were there at some time."""
 
     def routes(self) -> Routes:
-        """The topics' routes, at most 30 s old.
+        """The topics' routes, at most ``routeRefreshMs`` old.
 
         A topic that was there once may be absent: a name server forgets topics whose brokers are all away.
 
@@ -81,10 +101,14 @@ class ClusterView:
             TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
             TransportError: If no name server answered.
         """
-        routes = self._routes.look(Deadline.after(self._clock, self._timeout_s))
+        deadline = Deadline.after(self._clock, self._timeout_s)
+        if self._matching is not None:
+            # Those that were there and are not named any more are asked for all the same: their brokers may be away.
+            self._routes.follow(self._matching.look(deadline) | self._seen)
+        routes = self._routes.look(deadline)
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
-            if topic not in self._seen or not routes.by_topic:
+            if self._matching is None and (topic not in self._seen or not routes.by_topic):
                 raise error
         return routes
 
@@ -141,24 +165,85 @@ class ClusterView:
         Raises:
             OptionError: If startingOffsets names offsets or queues that do not exist.
         """
-        if self._options.starting_timestamp is not None:
-            return {
-                queue: self._position_at(snapshot, queue, self._options.starting_timestamp)
-                for queue in queues
-            }
-        wanted = self._options.starting_offsets or default
+        times = self._options.starting_times()
+        if times is not None:
+            return self._starting_at(times, snapshot, queues)
+        wanted: QueuePositions = self._options.starting_offsets or default
+        if wanted == StartingOffsets.committed():
+            wanted = QueuePositions(EARLIEST_OFFSET, self._committed(snapshot, queues))
         positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
-        if not snapshot.out_of_sight:
-            problems += unknown_queue_problems(wanted, snapshot.bounds.keys())
-        if problems and self._options.fail_on_data_loss:
-            raise OptionError(tuple(problems))
+        self._refuse(problems, snapshot, {"startingOffsets": wanted})
         return positions
 
-    def _position_at(self, snapshot: Snapshot, queue: MessageQueue, timestamp_ms: int) -> int:
-        found = self._brokers.search_offset(snapshot.addresses[queue.broker_name], queue, timestamp_ms)
-        bounds = snapshot.bounds[queue]
-        # LOWER with a time before everything answers the first offset of a consume-queue file: below min.
-        return min(max(found, bounds.min_offset), bounds.max_offset)
+    def ending_positions(self, snapshot: Snapshot) -> dict[MessageQueue, int]:
+        """Where a batch read of each queue ends (exclusive).
+
+        Raises:
+            OptionError: If endingOffsets names offsets or queues that do not exist.
+        """
+        times = self._options.ending_times()
+        if times is not None:
+            ends, _ = self._times(times, snapshot, snapshot.bounds.keys())
+            self._refuse((), snapshot, {"endingOffsetsByTimestamp": times})
+            return ends
+        wanted = self._options.ending_offsets or QueuePositions(LATEST_OFFSET)
+        ends, problems = ending_positions(wanted, snapshot.bounds)
+        self._refuse(problems, snapshot, {"endingOffsets": wanted})
+        return ends
+
+    def _starting_at(
+        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        positions, unmatched = self._times(times, snapshot, queues)
+        if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
+            raise OptionError(
+                tuple(
+                    f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), where it is to "
+                    "begin; correct the time, or set startingOffsetsByTimestampStrategy=latest to begin with the next one."
+                    for queue in unmatched
+                )
+            )
+        self._refuse((), snapshot, {"startingOffsetsByTimestamp": times})
+        return positions
+
+    def _times(
+        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
+        """Positions by time, and the queues with nothing stored at or after theirs."""
+        wanted = {queue: times.wanted(queue) for queue in queues}
+        found = {
+            queue: self._brokers.search_offset(snapshot.addresses[queue.broker_name], queue, time_ms)
+            for queue, time_ms in wanted.items()
+            if time_ms >= 0
+        }
+        positions, unmatched = timed_positions(found, snapshot.bounds)
+        for queue, word in wanted.items():
+            if word < 0:
+                bounds = snapshot.bounds[queue]
+                positions[queue] = bounds.min_offset if word == EARLIEST_OFFSET else bounds.max_offset
+        return positions, unmatched
+
+    def _committed(self, snapshot: Snapshot, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        """Where ``startingGroup`` stands; queues without an offset of it are left out."""
+        group = self._options.starting_group
+        assert group is not None
+        if self._options.offset_store is not None:
+            name = str(ProgressName(self._options.namespace or "", group, None))
+            rows = open_offset_store(self._options.offset_store).read(name)
+            return {queue: rows[queue].next_offset for queue in queues if queue in rows}
+        known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
+        return {queue: offset for queue, offset in known.items() if offset >= 0}
+
+    def _refuse(
+        self, problems: Sequence[str], snapshot: Snapshot, named: Mapping[str, QueuePositions]
+    ) -> None:
+        """Raise what is wrong with an option, unless lost messages are to be passed over."""
+        found = [*problems]
+        if not snapshot.out_of_sight:
+            for option, positions in named.items():
+                found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
+        if found and self._options.fail_on_data_loss:
+            raise OptionError(tuple(found))
 
     def _outcomes(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
@@ -184,6 +269,7 @@ class ClusterView:
     def _bounds_on(
         self, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
+        self._expressions.ask(address, self._options.subscription_of(topic))
         try:
             statistics = self._brokers.topic_stats(address, topic)
         except TopicNotFound:

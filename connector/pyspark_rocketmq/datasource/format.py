@@ -37,23 +37,22 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> RocketMQBatchReader:  # noqa: ARG002 - Spark's signature
         """A bounded read."""
         options = self._read_options()
-        if options.consumer_group is not None:
-            raise OptionError(
-                (
-                    (
-                        "option 'consumerGroup' is for streams: a batch read touches no group's offsets. "
-                        "Leave 'consumerGroup' and 'offsetStore' out"
-                    ),
-                )
-            )
+        _refuse(options.problems_of_batch())
         return RocketMQBatchReader(options)
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802, ARG002 - Spark's signature
         """An unbounded read."""
-        return RocketMQStreamReader(self._read_options())
+        options = self._read_options()
+        _refuse(options.problems_of_stream())
+        return RocketMQStreamReader(options)
 
     def _read_options(self) -> ReadOptions:
         return ReadOptions.parse(dict(self.options))
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise OptionError(tuple(problems))
 
 
 def register(spark: SparkSession) -> None:

@@ -15,6 +15,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.datasource.expressions import subscription_data
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
@@ -23,7 +24,6 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
-from pyspark_rocketmq.wire.subscription import build_subscription
 
 
 def progress_name(options: ReadOptions) -> str:
@@ -77,9 +77,9 @@ def join_group(
                 message_model=options.message_model,
                 consume_from_where=_consume_from_where(options),
                 subscriptions=tuple(
-                    build_subscription(topic, expression, sub_version=now_ms)
+                    subscription_data(options.subscription_of(topic), sub_version=now_ms)
                     # A heartbeat replaces the group's whole table, so it shows all a Java consumer would (A3).
-                    for topic, expression in options.all_subscriptions().items()
+                    for topic in options.all_subscriptions()
                 ),
             ),
         ),
@@ -89,7 +89,9 @@ def join_group(
     namespace = options.namespace or ""
     desk = MemberDesk(options, store, progress_name(options), clock)
     pool = ConnectionSettings.of(options).open_pool(clock, ServerRequests(desk, namespace=namespace))
-    name_server = NameServerClient(options.name_servers, pool, clock, timeout_s, namespace=namespace)
+    name_server = NameServerClient(
+        options.name_servers, pool, clock, timeout_s, options.route_refresh_ms / 1000, namespace=namespace
+    )
     calls = GroupCalls(
         pool=pool,
         brokers=BrokerClient(pool, clock, timeout_s, namespace=namespace),

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
+from pyspark_rocketmq.subscriptions import EVERYTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class QueuePartition(InputPartition):
     address: BrokerAddress
     """The master, where the range is read from."""
     subscription: str
+    """Tags, or an SQL92 condition."""
     consumer_group: str
     """The name pulls are made under; the broker shows it in its statistics."""
     with_marker: bool
@@ -28,6 +30,7 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    is_sql92: bool = False
     max_bytes: int | None = None
     """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
@@ -40,3 +43,8 @@ class QueuePartition(InputPartition):
     """Properties to read as columns behind them."""
     namespace: str = ""
     """That of topic and group, which are named without it here."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker may leave messages out."""
+        return self.is_sql92 or self.subscription.strip() != EVERYTHING

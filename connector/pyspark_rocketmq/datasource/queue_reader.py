@@ -48,7 +48,6 @@ def partitions_of(
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
     """
-    subscriptions = options.all_subscriptions()
     partitions = []
     for queue_range in planned:
         if queue_range.count <= 0:
@@ -60,11 +59,13 @@ def partitions_of(
                 f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
                 "server knows no living broker of that name",
             )
+        wanted = options.subscription_of(queue_range.queue.topic)
         partitions.append(
             QueuePartition(
                 planned=queue_range,
                 address=address,
-                subscription=subscriptions[queue_range.queue.topic],
+                subscription=wanted.expression,
+                is_sql92=wanted.is_sql92,
                 consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
                 with_marker=options.consumer_group is not None,
                 fail_on_data_loss=options.fail_on_data_loss,
@@ -154,7 +155,9 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -
 
 
 def _tags(partition: QueuePartition) -> frozenset[str]:
-    """Those subscribed to; none for all."""
+    """Those subscribed to; none for all, or if the broker alone filters."""
+    if partition.is_sql92:
+        return frozenset()
     topic = partition.planned.queue.topic
     return build_subscription(topic, partition.subscription, sub_version=0).tags_set
 
@@ -172,7 +175,6 @@ class _RangeReader:
     def __init__(self, pull: RangePull) -> None:
         self._pull = pull
         self._partition = pull.partition
-        self._tags = _tags(self._partition)
         self._expected = self._partition.planned.start
         """Next queue offset that may come."""
         self._rows = 0
@@ -259,7 +261,7 @@ class _RangeReader:
         A broker that removes a file of its log while it reads passes over what was in it without a word
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
         """
-        if self._tags:
+        if self._partition.is_filtered:
             return
         queue, skipped = self._partition.planned.queue, self._pull.skipped
         for missing, goes_on in holes:

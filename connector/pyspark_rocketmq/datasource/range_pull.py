@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import BrokerError, DataLoss, OffsetError, RocketMQ
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
+from pyspark_rocketmq.wire.subscription import SQL92, TAG
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +67,10 @@ class RangePull:
         """Why the range cannot be read to its end."""
         self.in_flight = 0
         """Pulls given out and not reported."""
-        is_filtered = partition.subscription.strip() != "*"
         self.window = PullWindow(
             partition.planned.start,
             partition.planned.end,
-            segment=max(_FILTERED_SEGMENT if is_filtered else 1, partition.pull_batch_size),
+            segment=max(_FILTERED_SEGMENT if partition.is_filtered else 1, partition.pull_batch_size),
             depth=depth,
             max_msg_nums=partition.pull_batch_size,
             max_ahead_bytes=_AHEAD_BYTES,
@@ -292,6 +292,7 @@ def _request(partition: QueuePartition) -> PullRequest:
         max_msg_nums=partition.pull_batch_size,
         sys_flag=PullSysFlag.SUBSCRIPTION,
         subscription=partition.subscription,
+        expression_type=SQL92 if partition.is_sql92 else TAG,
     )
 
 

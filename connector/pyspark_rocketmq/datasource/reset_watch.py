@@ -19,6 +19,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.subscription import SQL92, TAG
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class PullingResetWatch:
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         assert options.consumer_group is not None
         self._group = options.consumer_group
-        self._subscriptions = options.all_subscriptions()
+        self._subscription_of = options.subscription_of
         self._clock = clock
         self._brokers = BrokerClient(
             pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
@@ -71,12 +72,14 @@ class PullingResetWatch:
             self._ask(queue, next_offset, addresses[queue.broker_name])
 
     def _ask(self, queue: MessageQueue, next_offset: int, address: BrokerAddress) -> None:
+        wanted = self._subscription_of(queue.topic)
         request = PullRequest(
             consumer_group=self._group,
             queue=queue,
             queue_offset=next_offset,
             max_msg_nums=1,
-            subscription=self._subscriptions[queue.topic],
+            subscription=wanted.expression,
+            expression_type=SQL92 if wanted.is_sql92 else TAG,
         )
 
         def take_in(outcome: PullResult | RocketMQError) -> None:

@@ -19,6 +19,7 @@ from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
@@ -79,7 +80,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
-        """One partition per range of ``end`` that may be run."""
+        """One partition per range of ``end`` that may be run; without a group more, if asked for."""
         planned = self._planner.runnable(end)
         if self._options.consumer_group is not None:
             # Ranges of a broker that is away are left out: their progress is in the store, and the others go on.
@@ -87,6 +88,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planned = [new for new in planned if new.queue.broker_name in addresses]
         else:
             addresses = self._planner.addresses({new.queue.broker_name for new in planned})
+            planned = split_ranges(
+                planned,
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
+            )
         return partitions_of(planned, self._options, addresses, self._planner.replicas())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -119,6 +125,6 @@ def _progress(
         view=view,
         default_start=default_start,
         clock=clock,
-        broker_offsets=None if is_broadcast else RemoteBrokerOffsets(options, pool, clock),
+        broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
         reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
     )

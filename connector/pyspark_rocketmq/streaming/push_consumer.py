@@ -55,6 +55,7 @@ _SET_BY = {
     "topics": "subscribe()",
     "subscription": "subscribe()",
     "subscriptions": "subscribe()",
+    "sqlFilter": "subscribe(sql=…)",
     "consumerGroup": "parameter consumer_group",
     "offsetStore": "parameter offset_store",
     "startingOffsets": "parameter consume_from_where",
@@ -138,19 +139,25 @@ class PushConsumer:
         self._mirror_offsets = mirror_offsets
         self._orderly_engine = orderly_engine
         self._options = dict(options or {})
-        self._subscriptions: dict[str, str] = {}
+        self._subscriptions: dict[str, str | dict[str, str]] = {}
         self._listener: Any = None
         self._is_orderly = True
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
 
-    def subscribe(self, topic: str, expression: str = "*") -> None:
+    def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
 
         Once for each topic; all members of the group must subscribe to the same.
+
+        Args:
+            topic: Where they are.
+            expression: Tags, or ``*`` for all.
+            sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the brokers
+                filter, and must have ``enablePropertyFilter=true``.
         """
-        self._subscriptions[topic] = expression
+        self._subscriptions[topic] = expression if sql is None else {"sql": sql}
 
     def register_message_listener(
         self, listener: object, *, orderly: bool = True, output_schema: str | StructType

@@ -32,12 +32,17 @@ SYSTEM_TOPICS: Final = frozenset(
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 
+def is_system_resource(resource: str) -> bool:
+    """Whether this topic or group is RocketMQ's own."""
+    return resource in SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)
+
+
 def with_namespace(namespace: str, resource: str) -> str:
     """The name servers know a topic or group by; one that has the namespace already stays as it is.
 
     An empty namespace changes nothing, and neither does any on RocketMQ's own topics and groups.
     """
-    if not namespace or not resource or _is_system_resource(resource):
+    if not namespace or not resource or is_system_resource(resource):
         return resource
     prefix, bare = _split_prefix(resource)
     if bare.startswith(namespace + _SEPARATOR):
@@ -68,7 +73,3 @@ def _split_prefix(resource: str) -> tuple[str, str]:
         if resource.startswith(prefix):
             return prefix, resource.removeprefix(prefix)
     return "", resource
-
-
-def _is_system_resource(resource: str) -> bool:
-    return resource in SYSTEM_TOPICS or resource.startswith(_SYSTEM_PREFIXES)

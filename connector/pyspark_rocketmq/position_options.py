@@ -1,0 +1,183 @@
+"""The options of the source that say where reading begins and ends, declared once; the others are in ``options``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pyspark_rocketmq.connection_options import ConnectionOptions
+from pyspark_rocketmq.option_parsers import int_between, one_of, resource_name
+from pyspark_rocketmq.option_set import option
+from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
+from pyspark_rocketmq.starting_offsets import (
+    StartingOffsets,
+    parse_ending_offsets,
+    parse_ending_times,
+    parse_starting_offsets,
+    parse_starting_times,
+)
+
+_LATEST_TIME = 2**62
+
+
+class NoMatchStrategy(StrEnum):
+    """What to do with a queue that has no message stored at or after the time asked for."""
+
+    LATEST = "latest"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PositionOptions(ConnectionOptions):
+    """Where reading begins and ends."""
+
+    starting_offsets: StartingOffsets | None = option(  # noqa: RUF009 - declares the field
+        "startingOffsets",
+        parse=parse_starting_offsets,
+        default=None,
+        default_text="latest (stream), earliest (batch)",
+        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` (streams), "
+        '`group` (where the group `startingGroup` stands), or JSON per topic `{"topic": "latest"}` or per queue '
+        '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
+        "Queues that appear later begin at their earliest offset.",
+    )
+    starting_group: str | None = option(
+        "startingGroup",
+        parse=resource_name("consumer group", 255),
+        default=None,
+        doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them or, with "
+        "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it has none "
+        "begin at their earliest offset.",
+    )
+    starting_timestamp: int | None = option(
+        "startingTimestamp",
+        parse=int_between(0, _LATEST_TIME),
+        default=None,
+        unit="ms since the epoch",
+        doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
+    )
+    starting_offsets_by_timestamp: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+        "startingOffsetsByTimestamp",
+        parse=parse_starting_times,
+        default=None,
+        unit="ms since the epoch",
+        doc='The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
+        "1700000000000}}}`; queues not named begin at their earliest offset.",
+    )
+    starting_offsets_by_timestamp_strategy: NoMatchStrategy = option(  # noqa: RUF009 - declares the field
+        "startingOffsetsByTimestampStrategy",
+        parse=one_of(NoMatchStrategy),
+        default=NoMatchStrategy.LATEST,
+        default_text="latest",
+        doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin with the "
+        "next one that comes, which is after that time, too, so that nothing is left out; or `error`, Kafka's default, "
+        "which finds times that lie in the future.",
+    )
+    ending_offsets: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+        "endingOffsets",
+        parse=parse_ending_offsets,
+        default=None,
+        default_text="latest",
+        doc="Batch: where reading ends, exclusive: `latest`, as of planning, or JSON per topic or queue as in "
+        "`startingOffsets`, without -2; queues not named end at latest.",
+    )
+    ending_timestamp: int | None = option(
+        "endingTimestamp",
+        parse=int_between(0, _LATEST_TIME),
+        default=None,
+        unit="ms since the epoch",
+        doc="Batch: end before the first message stored at or after this time; a queue without one is read to its end.",
+    )
+    ending_offsets_by_timestamp: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+        "endingOffsetsByTimestamp",
+        parse=parse_ending_times,
+        default=None,
+        unit="ms since the epoch",
+        doc="Batch: the same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.",
+    )
+
+    def starting_times(self) -> QueuePositions | None:
+        """From which time each queue is read, in ms; below 0 as an offset. None if times do not matter."""
+        if self.starting_timestamp is not None:
+            return QueuePositions(self.starting_timestamp)
+        return self.starting_offsets_by_timestamp
+
+    def ending_times(self) -> QueuePositions | None:
+        """The same for the end."""
+        if self.ending_timestamp is not None:
+            return QueuePositions(self.ending_timestamp)
+        return self.ending_offsets_by_timestamp
+
+    def problems_of_stream(self) -> list[str]:
+        """Options that mean nothing to a stream."""
+        ends = {
+            "endingOffsets": self.ending_offsets,
+            "endingTimestamp": self.ending_timestamp,
+            "endingOffsetsByTimestamp": self.ending_offsets_by_timestamp,
+        }
+        return [
+            f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
+            "trigger(availableNow=True) to read what is there now"
+            for key, given in ends.items()
+            if given is not None
+        ]
+
+    def problems_of_batch(self) -> list[str]:
+        """Options that mean nothing to a batch."""
+        starts = self.starting_offsets
+        if starts is not None and LATEST_OFFSET in (
+            starts.default, *starts.by_topic.values(), *starts.by_queue.values()
+        ):  # fmt: skip
+            return [
+                "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it is to begin"
+            ]
+        return []
+
+    def position_problems(
+        self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
+    ) -> list[str]:
+        """Where to begin and to end is said once, and of what is read."""
+        starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+        ends = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+        problems = _said_twice(
+            starts, (self.starting_offsets, self.starting_timestamp, self.starting_offsets_by_timestamp)
+        )
+        problems += _said_twice(
+            ends, (self.ending_offsets, self.ending_timestamp, self.ending_offsets_by_timestamp)
+        )
+        problems += self._group_problems(reads_as_group)
+        begin, end = self.starting_timestamp, self.ending_timestamp
+        if begin is not None and end is not None and begin > end:
+            problems.append(f"option 'startingTimestamp' is {begin}, after 'endingTimestamp', which is {end}")
+        for key, named in (
+            ("startingOffsets", self.starting_offsets),
+            ("startingOffsetsByTimestamp", self.starting_offsets_by_timestamp),
+            ("endingOffsets", self.ending_offsets),
+            ("endingOffsetsByTimestamp", self.ending_offsets_by_timestamp),
+        ):
+            others = (
+                [topic for topic in sorted(named.topics) if not is_read(topic)] if named is not None else []
+            )
+            problems += [
+                f"option '{key}' names topic '{topic}', but this query reads {what_is_read or 'only topics of its pattern'}"
+                for topic in others
+            ]
+        return problems
+
+    def _group_problems(self, reads_as_group: bool) -> list[str]:
+        begins_at_group = self.starting_offsets == StartingOffsets.committed()
+        if begins_at_group and reads_as_group:
+            return [
+                "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own offsets"
+            ]
+        if begins_at_group and self.starting_group is None:
+            return ["option 'startingOffsets=group' needs 'startingGroup', whose offsets are to be used"]
+        if self.starting_group is not None and not begins_at_group:
+            return ["option 'startingGroup' needs 'startingOffsets=group'"]
+        return []
+
+
+def _said_twice(keys: Collection[str], values: Collection[object]) -> list[str]:
+    given = [f"'{key}'" for key, value in zip(keys, values, strict=True) if value is not None]
+    return [f"options {' and '.join(given)} exclude each other; give one"] if len(given) > 1 else []

@@ -1,0 +1,82 @@
+"""A stream of ``format("rocketmq")`` without Spark: its reader is called as Spark calls it, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from pyspark_rocketmq.datasource.format import DefaultSource
+from pyspark_rocketmq.datasource.plan_offset import Offset
+from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.model import MessageQueue
+
+
+class StreamUnderTest:
+    """One query with its checkpoint: the offset log as the JSON that Spark would write."""
+
+    def __init__(self, **options: str) -> None:
+        self._source = DefaultSource(options)
+        self._reader = self._new_reader()
+        self.log: list[str] = []
+        """The initial offset, and the end of every batch."""
+
+    def _new_reader(self) -> RocketMQStreamReader:
+        return self._source.streamReader(self._source.schema())
+
+    def restart(self, **changed: str) -> None:
+        """A new process with the same checkpoint; options may have changed."""
+        self._source = DefaultSource(dict(self._source.options) | changed)
+        self._reader = self._new_reader()
+
+    def prepare_available_now(self) -> None:
+        """As Spark does before the first batch of such a run."""
+        self._reader.prepareForTriggerAvailableNow()
+
+    def plan(self) -> bool:
+        """Plan the next batch and log it; whether there is one."""
+        if not self.log:
+            self.log.append(json.dumps(self._reader.initialOffset()))
+        start = self._offset(-1)
+        end = self._reader.latestOffset(start, ReadAllAvailable())
+        if end == start:
+            return False
+        self.log.append(json.dumps(end))
+        return True
+
+    def run(self) -> pa.Table:
+        """Read the newest batch of the log, again after a restart."""
+        partitions = self._reader.partitions(self._offset(-2), self._offset(-1))
+        schema = to_arrow_schema(self._source.schema(), timezone="UTC")
+        batches = [batch for partition in partitions for batch in self._reader.read(partition)]
+        return pa.Table.from_batches(batches, schema)
+
+    def next(self) -> pa.Table | None:
+        """The rows of the next batch; None if there is nothing to do."""
+        return self.run() if self.plan() else None
+
+    def next_offsets(self) -> dict[MessageQueue, list[int]] | None:
+        """The same as queue offsets by queue, in the order of the rows."""
+        rows = self.next()
+        return None if rows is None else offsets_by_queue(rows)
+
+    def planned(self) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
+        """The ranges of the newest batch, as the checkpoint has them."""
+        plan: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = self._offset(-1)["plan"]
+        return plan
+
+    def _offset(self, number: int) -> Offset:
+        offset: Offset = json.loads(self.log[number])
+        return offset
+
+
+def offsets_by_queue(rows: pa.Table) -> dict[MessageQueue, list[int]]:
+    """Queue offsets of rows with the position columns."""
+    found: dict[MessageQueue, list[int]] = {}
+    for row in rows.select(["topic", "brokerName", "queueId", "queueOffset"]).to_pylist():
+        queue = MessageQueue(row["topic"], row["brokerName"], row["queueId"])
+        found.setdefault(queue, []).append(row["queueOffset"])
+    return found

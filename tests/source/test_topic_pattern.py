@@ -1,0 +1,104 @@
+"""Topics named by a pattern: option topicPattern."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
+from pyspark_rocketmq.errors import ConnectFailed
+from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.stream_read import offsets_by_queue
+from tests.helpers.wait import wait_until
+from tests.source.conftest import Topics
+
+
+def topics_read(topics: Topics, pattern: str) -> list[str]:
+    return sorted(set(topics.read("", topicPattern=pattern).column("topic").to_pylist()))
+
+
+def test_a_pattern_matches_whole_names(topics: Topics) -> None:
+    """topicPattern"""
+    wanted = [topics.make(1, topic=name) for name in ("pat-orders", "pat-payments")]
+    topics.make(1, topic="pat-orders-old")
+    topics.make(1, topic="not-pat-orders")
+
+    assert topics_read(topics, "pat-(orders|payments)") == wanted
+    assert topics_read(topics, "nothing.like.it") == []
+
+
+def test_rocketmq_s_own_topics_match_no_pattern(topics: Topics) -> None:
+    """Nor do those of groups, and the one that each broker has of its name and its cluster's."""
+    for name in ("%RETRY%some-group", "%DLQ%some-group", "SCHEDULE_TOPIC_XXXX", "broker-a", "DefaultCluster"):
+        topics.make(1, topic=name)
+    wanted = topics.make(1)
+
+    found = topics_read(topics, ".*")
+
+    assert wanted in found
+    assert not {name for name in found if re.match("[%A-Z]|broker-a", name)}
+
+
+def test_a_topic_that_appears_is_read_from_its_start(topics: Topics) -> None:
+    """A2, with topicPattern: although the stream began at the end of what was there."""
+    first = topics.make(2, topic="grow-1")
+    stream = topics.stream(None, topicPattern="grow-.*", startingOffsets="latest", routeRefreshMs="1")
+    assert stream.next_offsets() is None
+
+    second = topics.make(3, topic="grow-2")
+    topics.put(first, 0, 1)
+
+    assert stream.next_offsets() == {
+        MessageQueue(first, "broker-a", 0): [2],
+        MessageQueue(second, "broker-a", 0): [0, 1, 2],
+    }
+
+
+def test_what_is_new_is_found_within_the_refresh_interval(topics: Topics) -> None:
+    """routeRefreshMs: queues of a known topic too."""
+    topic = topics.make(1)
+    slow, quick = (topics.stream(topic, routeRefreshMs=text) for text in ("3600000", "1"))
+    assert slow.plan()
+    assert quick.plan()
+
+    topics.sim.create_topic(topic, queues=2, brokers=["broker-a"])
+    topics.put(topic, 1, 1)
+
+    assert wait_until(quick.plan, 10.0, reason="The new queue in the route")
+    assert offsets_by_queue(quick.run()) == {MessageQueue(topic, "broker-a", 1): [0]}
+    assert slow.next_offsets() is None
+
+
+class NameServer(NameServerClient):
+    """One with a single topic, that may be down."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+
+    def topics(self, deadline: Deadline) -> tuple[str, ...]:
+        if self.is_down:
+            raise ConnectFailed("n:1", "down")
+        return ("orders",)
+
+    def brokers(self, deadline: Deadline) -> tuple[()]:
+        return ()
+
+
+def test_known_topics_stay_while_no_name_server_answers(clock: FakeClock) -> None:
+    name_server = NameServer()
+    matching = MatchingTopics(name_server, re.compile("o.*"), clock, max_age_s=30)
+    deadline = Deadline.after(clock, 1)
+    name_server.is_down = True
+    with pytest.raises(ConnectFailed):
+        matching.look(deadline)
+    name_server.is_down = False
+    assert matching.look(deadline) == {"orders"}
+
+    name_server.is_down = True
+    clock.advance(31)
+
+    assert matching.look(deadline) == {"orders"}
