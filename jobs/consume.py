@@ -12,7 +12,6 @@ from jobs.listeners import load_listener
 from jobs.progress import RowCounter, await_query
 from jobs.session import spark_session
 from jobs.settings import ConsumeSettings
-from pyspark_rocketmq.offsets.registry import open_offset_store
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
@@ -44,7 +43,7 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
     consumer = rmq.PushConsumer(
         consumer_group=settings.consumer_group,
         name_servers=";".join(settings.name_servers),
-        offset_store=open_offset_store(settings.offset_store),
+        offset_store=settings.offset_store,
         message_model=settings.message_model,
         allocate_message_queue_strategy=settings.allocate_message_queue_strategy,
         instance_name=settings.instance_name,

@@ -101,7 +101,9 @@ def parse_consume_timestamp(text: str) -> str:
 
 
 _GROUP_DOC = "The consumer group whose progress this is."
-_OFFSET_STORE_DOC = "The Delta table of the consumer groups' progress: path or URI."
+_OFFSET_STORE_DOC = (
+    "Where the consumer groups' progress is: path or URI of a Delta table, or as the data source takes it."
+)
 _A_NEW_ONE = "a new one for each run"
 
 

@@ -21,6 +21,7 @@ _HOME_OF = {
     "DefaultSource": "datasource.format",
     "DeltaOffsetStore": "offsets.delta",
     "DeltaSink": "streaming.delta_sink",
+    "FileOffsetStore": "offsets.file",
     "MessageExt": "model",
     "MessageModel": "model",
     "MessageQueue": "model",

@@ -26,6 +26,7 @@ from pyspark_rocketmq.option_parsers import (
 )
 from pyspark_rocketmq.option_set import option
 from pyspark_rocketmq.position_options import PositionOptions
+from pyspark_rocketmq.store_spec import StoreSpec, offset_store
 from pyspark_rocketmq.subscriptions import (
     EVERYTHING,
     Subscription,
@@ -144,9 +145,11 @@ class ReadOptions(PositionOptions):
     )
     offset_store: str | None = option(
         "offsetStore",
-        parse=text_value,
+        parse=offset_store,
         default=None,
-        doc="Where the group's offsets are: the path or URI of a Delta table.",
+        doc="Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; `file:PATH`, a folder on "
+        "the driver's machine, for `BROADCASTING`; `broker:`, the brokers themselves, for concurrent consumers without a "
+        "sink ([offsets.md](offsets.md)).",
     )
     message_model: MessageModel = option(  # noqa: RUF009 - declares the field
         "messageModel",
@@ -295,9 +298,7 @@ class ReadOptions(PositionOptions):
             {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
         )
         if self.consumer_group is not None and self.offset_store is None:
-            problems.append(
-                "option 'consumerGroup' needs 'offsetStore', the table that holds the group's offsets"
-            )
+            problems.append("option 'consumerGroup' needs 'offsetStore', which holds the group's offsets")
         if not self.consume_orderly and self.consumer_group is None:
             problems.append(
                 "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
@@ -306,6 +307,9 @@ class ReadOptions(PositionOptions):
             problems.append(
                 "option 'offsetStore' needs 'consumerGroup' or 'startingGroup', whose offsets are to be used"
             )
+        if self.offset_store is not None and self.consumer_group is not None:
+            store = StoreSpec.parse(self.offset_store)
+            problems += store.problems(self.message_model, consume_orderly=self.consume_orderly)
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
             problems.append(
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"

@@ -6,8 +6,10 @@ import pytest
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 
@@ -75,3 +77,45 @@ def test_a_broker_that_does_not_answer_is_an_error_and_no_offset(cluster, queues
         with pytest.raises(BrokerOffsetUnavailable, match="broker-b") as caught:
             ask()
         assert caught.value.retryable
+
+
+def test_a_group_is_read_and_written_as_one_whatever_its_brokers(cluster, queues, group, offsets):
+    """F1: what the offset store ``broker:`` is made on; the retry topic need not be there."""
+    for address in cluster.broker_addresses.values():
+        offsets._brokers.heartbeat(
+            address, HeartbeatData(client_id="member", consumers=(ConsumerData(group_name=group),))
+        )
+    options = {
+        "nameServers": cluster.name_servers, "topic": queues[0].topic, "consumerGroup": group,
+        "offsetStore": "broker:", "consumeOrderly": "false",
+    }  # fmt: skip
+    store = open_group_store(ReadOptions.parse(options))
+
+    claimed = store.claim(group, "me", dict.fromkeys(queues, 4))
+    store.commit(
+        group,
+        [QueueCommit(queue=queues[1], epoch=claimed[queues[1]].epoch, next_offset=6)],
+        query_id="q",
+        batch_id=0,
+    )
+
+    assert offsets.read(queues, addresses(cluster)) == {queues[0]: 4, queues[1]: 6}
+    assert {queue: row.next_offset for queue, row in store.read(group).items()} == {
+        queues[0]: 4,
+        queues[1]: 6,
+    }
+    assert store.groups() == (group,)
+
+
+def test_a_queue_whose_broker_has_no_master_is_not_begun_anew(cluster, queues, group):
+    """F3: nothing is known of it, which is not the same as no offset."""
+    options = {
+        "nameServers": cluster.name_servers, "topic": queues[0].topic, "consumerGroup": group,
+        "offsetStore": "broker:", "consumeOrderly": "false",
+    }  # fmt: skip
+    store = open_group_store(ReadOptions.parse(options))
+
+    with pytest.raises(
+        BrokerOffsetUnavailable, match="at broker-z cannot be reached: no route names a master"
+    ):
+        store.claim(group, "me", {MessageQueue(queues[0].topic, "broker-z", 0): 0})

@@ -35,7 +35,8 @@ from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.both.support import ANSWER_S
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
+from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
@@ -133,6 +134,33 @@ def test_every_message_reaches_the_table_once(consumption: Consumption, listener
     assert sorted(row["key"] for row in consumption.rows()) == sorted(keys)
     assert {row["queueOffset"] for row in consumption.rows()} <= set(range(200))
     assert sum(row.next_offset for row in consumption.store.read(consumption.group).values()) == 200
+
+
+@REAL_ONLY
+def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Path) -> None:
+    """F1, H2: a query that starts anew goes on from there, as Java's members would; without a sink."""
+    log = DeliveryLog(tmp_path / "deliveries")
+
+    def note(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        log.note(messages)
+        return SUCCESS
+
+    for run in range(2):
+        consumption.produce([f"key-{run}-{number}" for number in range(20)])
+        consumer = PushConsumer(
+            consumer_group=consumption.group,
+            name_servers=consumption.cluster.name_servers,
+            offset_store="broker:",
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        )
+        consumer.subscribe(consumption.topic)
+        consumer.register_message_listener(note, orderly=False, output_schema=SCHEMA)
+        query = consumer.start(
+            consumption.spark, checkpoint=str(tmp_path / f"checkpoint-{run}"), trigger={"availableNow": True}
+        )
+        assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
+
+        assert log.times_delivered().total() == len(log.times_delivered()) == 20 * (run + 1)
 
 
 def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption: Consumption) -> None:

@@ -1,6 +1,12 @@
-"""What every offset store promises; each store's test module runs this suite on its own store."""
+"""What every offset store promises; each store's test module runs this suite on its own store.
+
+``PositionConformance`` is what all of them can do; ``OffsetStoreConformance`` adds what only a store that fences can.
+"""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -8,6 +14,7 @@ from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
 from tests.helpers.fake_clock import FakeClock
+from tests.offsets.store_workers import claim_and_commit
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)
@@ -20,8 +27,8 @@ def committed(queue, next_offset, epoch=1, **more):
     return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **more)
 
 
-class OffsetStoreConformance:
-    """Needs fixtures ``clock`` (FakeClock at START_S) and ``store`` (empty)."""
+class PositionConformance:
+    """Needs a fixture ``store``, empty; its clock, if it has one, is ``clock``."""
 
     @pytest.fixture
     def clock(self):
@@ -29,6 +36,99 @@ class OffsetStoreConformance:
 
     def test_an_unknown_group_has_no_rows(self, store: OffsetStore):
         assert store.read("nobody") == {}
+
+    def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 0})
+
+        assert set(store.claim(GROUP, "client-1", {Q1: 0, Q2: 0})) == {Q1, Q2}
+        assert set(store.read(GROUP)) == {Q0, Q1, Q2}
+
+    def test_a_claim_of_nothing_stores_nothing(self, store: OffsetStore):
+        assert store.claim(GROUP, "client-1", {}) == {}
+        assert store.read(GROUP) == {}
+
+    def test_a_commit_of_a_queue_never_claimed_is_refused(self, store: OffsetStore):
+        commit = committed(Q0, 9)
+
+        assert store.commit(GROUP, [commit], query_id="q", batch_id=1).refused == (commit,)
+        assert store.read(GROUP) == {}
+
+    def test_a_commit_that_changes_nothing_writes_nothing(self, store: OffsetStore, clock: FakeClock):
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
+        before = store.read(GROUP)
+        clock.advance(60)
+
+        result = store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
+
+        assert result.refused == ()
+        assert store.read(GROUP) == before
+
+    def test_an_empty_commit_is_accepted(self, store: OffsetStore):
+        assert store.commit(GROUP, [], query_id="q", batch_id=1).accepted == ()
+
+    @pytest.mark.parametrize("change", ["claim", "commit", "reset", "attempts"])
+    def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change):
+        """F3: -1 means "not found" and never becomes a position."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        before = store.read(GROUP)
+        bad_attempts = committed(Q0, 1, reconsume_times=-1)
+
+        with pytest.raises(OffsetError, match=r"order-etl.*topic=orders broker=broker-a queue=\d.*-1"):
+            {
+                "claim": lambda: store.claim(GROUP, "client-1", {Q1: -1}),
+                "commit": lambda: store.commit(GROUP, [committed(Q0, -1)], query_id="q", batch_id=1),
+                "reset": lambda: store.reset(GROUP, {Q0: -1}),
+                "attempts": lambda: store.commit(GROUP, [bad_attempts], query_id="q", batch_id=1),
+            }[change]()
+
+        assert store.read(GROUP) == before
+
+    def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore):
+        store.claim(GROUP, "client-1", {Q0: 2**62})
+
+        assert store.read(GROUP)[Q0].next_offset == 2**62
+
+    def test_a_group_without_offsets_begins_where_it_is_told_and_goes_on_from_what_it_stored(self, store):
+        """F1, F2: stored when the call returns, and kept by the next claim."""
+        assert store.claim(GROUP, "client-1", {Q0: 17})[Q0].next_offset == 17
+        assert store.read(GROUP)[Q0].next_offset == 17
+
+        epoch = store.read(GROUP)[Q0].epoch
+        store.commit(GROUP, [committed(Q0, 21, epoch=epoch)], query_id="q", batch_id=0)
+
+        assert store.claim(GROUP, "client-2", {Q0: 3})[Q0].next_offset == 21
+
+    def test_a_batch_run_again_never_moves_a_queue_back(self, store):
+        """F6, H1: increaseOnly."""
+        epoch = store.claim(GROUP, "client-1", {Q0: 0})[Q0].epoch
+        store.commit(GROUP, [committed(Q0, 9, epoch=epoch)], query_id="q", batch_id=1)
+
+        replayed = store.commit(GROUP, [committed(Q0, 4, epoch=epoch)], query_id="q", batch_id=1)
+
+        assert len(replayed.accepted) == 1
+        assert store.read(GROUP)[Q0].next_offset == 9
+
+    def test_a_reset_goes_anywhere(self, store):
+        """F5"""
+        epoch = store.claim(GROUP, "client-1", {Q0: 0, Q1: 50})[Q0].epoch
+        store.commit(GROUP, [committed(Q0, 9, epoch=epoch)], query_id="q", batch_id=1)
+
+        moved = store.reset(GROUP, {Q0: 2, Q1: 70, Q2: 5})
+
+        assert {queue: row.next_offset for queue, row in moved.items()} == {Q0: 2, Q1: 70, Q2: 5}
+        assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 2, Q1: 70, Q2: 5}
+
+    def test_groups_are_those_that_have_rows(self, store):
+        assert store.groups() == ()
+
+        store.claim(GROUP, "client-1", {Q0: 0})
+
+        assert store.groups() == (GROUP,)
+
+
+class OffsetStoreConformance(PositionConformance):
+    """Needs fixtures ``clock`` (FakeClock at START_S), ``store`` (empty), and ``again``: opens the same store anew."""
 
     def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore):
         """C3: the start is stored with the claim, so that it is decided once."""
@@ -115,16 +215,6 @@ class OffsetStoreConformance:
 
         assert [row.uncommitted for row in store.read(GROUP).values()] == ["", ""]
 
-    def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore):
-        store.claim(GROUP, "client-1", {Q0: 0})
-
-        assert set(store.claim(GROUP, "client-1", {Q1: 0, Q2: 0})) == {Q1, Q2}
-        assert set(store.read(GROUP)) == {Q0, Q1, Q2}
-
-    def test_a_claim_of_nothing_stores_nothing(self, store: OffsetStore):
-        assert store.claim(GROUP, "client-1", {}) == {}
-        assert store.read(GROUP) == {}
-
     def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock):
         """F1: what a batch achieved is in the store when commit returns."""
         store.claim(GROUP, "client-1", {Q0: 0})
@@ -158,12 +248,6 @@ class OffsetStoreConformance:
 
         assert (result.accepted, result.refused) == ((kept,), (lost,))
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 0, Q1: 9}
-
-    def test_a_commit_of_a_queue_never_claimed_is_refused(self, store: OffsetStore):
-        commit = committed(Q0, 9)
-
-        assert store.commit(GROUP, [commit], query_id="q", batch_id=1).refused == (commit,)
-        assert store.read(GROUP) == {}
 
     def test_a_replay_that_gets_less_far_never_moves_the_queue_back(self, store: OffsetStore):
         """H1: the same batch may run twice with another outcome."""
@@ -199,20 +283,6 @@ class OffsetStoreConformance:
             store.commit(GROUP, [committed(Q1, 3), committed(Q0, 8)], query_id=query_id, batch_id=batch_id)
 
         assert store.read(GROUP) == before
-
-    def test_a_commit_that_changes_nothing_writes_nothing(self, store: OffsetStore, clock: FakeClock):
-        store.claim(GROUP, "client-1", {Q0: 0})
-        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
-        before = store.read(GROUP)
-        clock.advance(60)
-
-        result = store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
-
-        assert result.refused == ()
-        assert store.read(GROUP) == before
-
-    def test_an_empty_commit_is_accepted(self, store: OffsetStore):
-        assert store.commit(GROUP, [], query_id="q", batch_id=1).accepted == ()
 
     def test_a_reset_may_go_back_and_fences_the_running_batch(self, store: OffsetStore):
         """F5: reset while consumers run."""
@@ -257,23 +327,6 @@ class OffsetStoreConformance:
         store.commit(GROUP, [committed(Q0, 3, epoch=3)], query_id="q", batch_id=2)
         assert not store.read(GROUP)[Q0].was_reset
 
-    @pytest.mark.parametrize("change", ["claim", "commit", "reset", "attempts"])
-    def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change):
-        """F3: -1 means "not found" and never becomes a position."""
-        store.claim(GROUP, "client-1", {Q0: 0})
-        before = store.read(GROUP)
-        bad_attempts = committed(Q0, 1, reconsume_times=-1)
-
-        with pytest.raises(OffsetError, match=r"order-etl.*topic=orders broker=broker-a queue=\d.*-1"):
-            {
-                "claim": lambda: store.claim(GROUP, "client-1", {Q1: -1}),
-                "commit": lambda: store.commit(GROUP, [committed(Q0, -1)], query_id="q", batch_id=1),
-                "reset": lambda: store.reset(GROUP, {Q0: -1}),
-                "attempts": lambda: store.commit(GROUP, [bad_attempts], query_id="q", batch_id=1),
-            }[change]()
-
-        assert store.read(GROUP) == before
-
     @pytest.mark.parametrize("other", ["%RETRY%o'brien", "a/b=c d", "gruppe-é", "order-etl2", "ORDER-ETL"])
     def test_groups_do_not_see_each_other_whatever_their_names(self, store: OffsetStore, other):
         store.claim(GROUP, "client-1", {Q0: 0})
@@ -294,7 +347,53 @@ class OffsetStoreConformance:
 
         assert store.read(GROUP)[Q0].suspended_until_s == round(START_S + 0.123456789, 6)
 
-    def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore):
-        store.claim(GROUP, "client-1", {Q0: 2**62})
+    def test_every_group_is_listed_whatever_its_name(self, store: OffsetStore):
+        names = ["a/b=c d", "%RETRY%o'brien", "g@one", "gruppe-é"]
+        for name in names:
+            store.claim(name, "client-1", {Q0: 0})
 
-        assert store.read(GROUP)[Q0].next_offset == 2**62
+        assert store.groups() == tuple(sorted(names))
+
+    def test_the_same_store_opened_anew_sees_everything(self, store: OffsetStore, again):
+        """H2: nothing but the storage is needed to go on."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 3})
+        suspended = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, uncommitted="{}")
+        store.commit(GROUP, [suspended], query_id="q", batch_id=4)
+
+        assert again().read(GROUP) == store.read(GROUP)
+        assert again().spec == store.spec
+
+    def test_writers_of_one_group_lose_nothing_and_zombies_are_refused(self, store: OffsetStore, again):
+        """C5, H5: every accepted step is in the final offset, and only those."""
+        with ThreadPoolExecutor(3) as executor:
+            steps = [
+                executor.submit(claim_and_commit, again(), GROUP, owner, 12, 4) for owner in ("1", "2", "3")
+            ]
+            accepted = [step.result() for step in steps]
+
+        assert store.read(GROUP)[Q0].next_offset == sum(accepted)
+
+    def test_readers_see_each_commit_whole_and_none_go_back(self, store: OffsetStore, again):
+        """F1, H5: both queues of a commit or none, while others write."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        is_over = Event()
+
+        def look():
+            reader, seen = again(), [0]
+            while not is_over.is_set():
+                rows = reader.read(GROUP)
+                assert rows[Q0].next_offset == rows[Q1].next_offset
+                seen.append(rows[Q0].next_offset)
+            return seen
+
+        with ThreadPoolExecutor(2) as executor:
+            looks = [executor.submit(look) for _ in range(2)]
+            try:
+                for number in range(1, 31):
+                    step = [committed(Q0, number), committed(Q1, number)]
+                    store.commit(GROUP, step, query_id="q", batch_id=number)
+            finally:
+                is_over.set()
+
+        for each in looks:
+            assert each.result() == sorted(each.result())

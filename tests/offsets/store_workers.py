@@ -1,16 +1,18 @@
-"""What concurrent writers do in the Delta store's tests; a module of its own, so that spawned processes find it."""
+"""What concurrent writers do in the stores' tests; a module of its own, so that spawned processes find it."""
 
 from __future__ import annotations
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
 
 
-def claim_and_commit(path: str, consumer_group: str, owner: str, commits: int, claim_every: int) -> int:
+def claim_and_commit(
+    place: OffsetStore | str, consumer_group: str, owner: str, commits: int, claim_every: int
+) -> int:
     """Move one queue by single steps, taking it over now and then; return the steps that were accepted."""
     queue = MessageQueue("orders", "broker-a", 0)
-    store = DeltaOffsetStore(path)
+    store = open_offset_store(place) if isinstance(place, str) else place
     row = store.claim(consumer_group, owner, {queue: 0})[queue]
     next_offset, accepted = row.next_offset, 0
     for batch_id in range(commits):

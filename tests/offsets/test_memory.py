@@ -10,3 +10,7 @@ class TestMemoryOffsetStore(OffsetStoreConformance):
     @pytest.fixture
     def store(self, clock):
         return MemoryOffsetStore("test", clock=clock)
+
+    @pytest.fixture
+    def again(self, store):
+        return lambda: store

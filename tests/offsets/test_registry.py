@@ -50,13 +50,28 @@ def test_a_memory_store_is_the_same_for_the_whole_process():
         ("", "is empty"),
         ("delta:", "names no path"),
         ("memory:", "names no path"),
+        ("file:", "names no path"),
+        ("broker:somewhere", "which has none"),
     ],
 )
 def test_an_unusable_spec_is_refused_in_a_sentence(spec, why):
     with pytest.raises(OptionError, match=why) as refusal:
         open_offset_store(spec)
 
-    assert "Use delta:PATH" in str(refusal.value)
+    assert "Use a path, a storage URI or delta:PATH" in str(refusal.value)
+
+
+def test_a_folder_on_this_machine_is_asked_for_by_its_kind(tmp_path: Path):
+    store = open_offset_store(f"file:{tmp_path / 'offsets'}")
+    store.claim("g", "client-1", {QUEUE: 3})
+
+    assert store.spec == f"file:{tmp_path / 'offsets'}"
+    assert open_offset_store(store.spec).read("g")[QUEUE].next_offset == 3
+
+
+def test_the_brokers_need_a_group_to_ask_for(tmp_path: Path):
+    with pytest.raises(OptionError, match="needs a cluster and a group"):
+        open_offset_store("broker:")
 
 
 def test_importing_the_registry_loads_neither_delta_nor_arrow():

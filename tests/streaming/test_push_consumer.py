@@ -19,6 +19,7 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStat
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
@@ -43,6 +44,14 @@ def test_a_store_in_memory_is_refused_since_the_planner_is_another_process() -> 
     [problem] = problems_of(offset_store=MemoryOffsetStore("m", clock=FakeClock()))
 
     assert "cannot be seen by Spark's planner process; use DeltaOffsetStore" in problem
+
+
+def test_a_sink_is_refused_where_the_brokers_keep_the_offsets() -> None:
+    """H1: without fencing no row is there exactly once."""
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="broker:")
+    consumer.subscribe("orders")
+    with pytest.raises(OptionError, match=r"offset_store is 'broker:', which fences nobody"):
+        consumer.start(None, sink=DeltaSink("unused"), checkpoint="unused")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pyspark_rocketmq.datasource.schema import spark_schema
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
 
 class DefaultSource(DataSource):
@@ -44,6 +45,15 @@ class DefaultSource(DataSource):
         """An unbounded read."""
         options = self._read_options()
         _refuse(options.problems_of_stream())
+        if (
+            options.offset_store is not None
+            and StoreSpec.parse(options.offset_store).kind is StoreKind.MEMORY
+        ):
+            problem = (
+                f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in one and commits "
+                "in another. Use the path of a Delta table"
+            )
+            _refuse([problem])
         return RocketMQStreamReader(options)
 
     def _read_options(self) -> ReadOptions:

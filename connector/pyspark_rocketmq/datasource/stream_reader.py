@@ -22,6 +22,7 @@ from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.plan_offset import Offset
@@ -31,7 +32,6 @@ from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
 from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
 from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.model import MessageModel
-from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
@@ -110,7 +110,7 @@ def _progress(
     default_start = StartingOffsets.latest()
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, default_start)
-    store = open_offset_store(options.offset_store)
+    store = open_group_store(options)
     member_id = client_id(options)
     member = join_group(options, member_id, store, clock, timing)
     leave_at_the_end(member)

@@ -9,6 +9,9 @@ Rule 2: groups must not conflict, writers of one group always must. The literal 
 first, the transaction id ``offsets:GROUP`` in every commit the second.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide again.
 
+Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them, by
+:mod:`pyspark_rocketmq.offsets.delta_upkeep`.
+
 Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be used
 in a process that forks later, so nothing an executor imports may import this module.
 """
@@ -20,21 +23,40 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, QueryBuilder, Transaction, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    Field,
+    PostCommitHookProperties,
+    QueryBuilder,
+    Transaction,
+    write_deltalake,
+)
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetStoreUnavailable, OptionError, SchemaError
+from pyspark_rocketmq.errors import (
+    OffsetCommitConflict,
+    OffsetError,
+    OffsetStoreUnavailable,
+    OptionError,
+    SchemaError,
+)
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
+from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
+from pyspark_rocketmq.offsets.history import StoredChange
+from pyspark_rocketmq.offsets.history_table import HistoryTable
+from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
-from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, read_form, table_uri
+from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, read_form, sql_literal, table_uri
 from pyspark_rocketmq.offsets.table_version import (
     NEWEST_VERSION,
     VERSION_PROPERTY,
@@ -48,12 +70,14 @@ _PARTITION_BY = ("consumer_group",)
 _ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
 """Protocol 1/2: what delta-rs and delta-spark make by default and both read and write rightly."""
 _TABLE_PROPERTIES: Mapping[str, str | None] = {
-    # The window of an as-of reset. Longer ones make every checkpoint larger: old files stay listed in it.
-    "delta.deletedFileRetentionDuration": "interval 1 day",
+    # Old files stay listed in every checkpoint for so long; what is older than the log is in the history table.
+    "delta.deletedFileRetentionDuration": "interval 1 hour",
     # delta-spark refuses a log retention below the file retention.
-    "delta.logRetentionDuration": "interval 1 day",
+    "delta.logRetentionDuration": "interval 1 hour",
     "delta.checkpointInterval": "100",
 }
+_BESIDE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""A commit does not wait for what can be done beside it."""
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
 """Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
 
@@ -71,8 +95,9 @@ class DeltaOffsetStore:
         self._path = table_uri(path)
         self._clock = clock or SystemClock()
         self._sleep = sleep
-        self._known_rows: dict[str, tuple[int, dict[MessageQueue, OffsetRow]]] = {}
-        """Rows of a group as of a table version, for readers that ask again before anything was committed."""
+        self._known: dict[str, _Known] = {}
+        """The newest rows read or written of each group: whoever asks again at the same version need not read."""
+        self._upkeep = Upkeep(self._path, self._clock, _read_rows)
         self._handles = threading.local()
 
     def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
@@ -86,6 +111,19 @@ class DeltaOffsetStore:
         """``delta:PATH``."""
         return f"delta:{self._path}"
 
+    def groups(self) -> tuple[str, ...]:
+        """See ``OffsetStore.groups``.
+
+        Raises:
+            SchemaError: If the table there is no offset table.
+        """
+        try:
+            table = DeltaTable(self._path)
+        except TableNotFoundError:
+            return ()
+        _check_form(self._path, read_form(table))
+        return tuple(sorted(partition["consumer_group"] for partition in table.partitions()))
+
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows as of the newest table version.
 
@@ -93,13 +131,7 @@ class DeltaOffsetStore:
             OffsetStoreUnavailable: If the storage does not answer.
         """
         try:
-            table = self._newest()
-            known = self._known_rows.get(consumer_group)
-            if known is None or known[0] != table.version():
-                # A table version never changes, and asking for the newest one is cheaper than reading rows.
-                known = (table.version(), _read_rows(table, consumer_group))
-                self._known_rows[consumer_group] = known
-            return dict(known[1])
+            return dict(self._rows(self._newest(), consumer_group).rows)
         except STORAGE_ERRORS as error:
             raise OffsetStoreUnavailable(
                 f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
@@ -139,6 +171,36 @@ class DeltaOffsetStore:
             consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s), "reset"
         )
 
+    def changes(self, consumer_group: str) -> list[StoredChange]:
+        """See ``OffsetHistory.changes``."""
+        log = LogFiles(self._path)
+        readable = log.readable_versions()
+        found = (log.change(version) for version in readable)
+        recent = [change for change in found if change is not None]
+        older = HistoryTable(self._path).changes(consumer_group, readable.start)
+        return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
+
+    def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
+        """See ``OffsetHistory.rows_of``."""
+        try:
+            return _read_rows(DeltaTable(self._path, version=change.version), consumer_group)
+        except STORAGE_ERRORS:
+            kept = HistoryTable(self._path).rows_of(consumer_group, [change.version])
+        if change.version not in kept:
+            raise OffsetError(
+                f"Version {change.version} of the offset table {self._path} is no longer kept for group {consumer_group}. "
+                "`offsets history` lists what can be gone back to."
+            )
+        return kept[change.version]
+
+    def wait_for_upkeep(self, timeout_s: float) -> None:
+        """Until the upkeep that is running beside the commits, if one is, has ended.
+
+        Raises:
+            TimeoutError: If it has not by then.
+        """
+        self._upkeep.wait(timeout_s)
+
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read, decide and write until the write is known to hold, or until the tries are used up."""
         failure: Exception | None = None
@@ -148,11 +210,11 @@ class DeltaOffsetStore:
             try:
                 table = self._newest()
                 _upgrade(self._path, table)
-                before = _read_rows(table, consumer_group)
-                change = decide(before)
-                if change.rows == before:
+                before = self._rows(table, consumer_group)
+                change = decide(before.rows)
+                if change.rows == before.rows:
                     return change.result
-                _overwrite_group(table, consumer_group, change.rows, action)
+                self._store(table, consumer_group, before, change.rows, action)
             except STORAGE_ERRORS as exc:
                 logger.info(
                     "offset commit to be tried again group=%s action=%s: %s", consumer_group, action, exc
@@ -166,6 +228,24 @@ class DeltaOffsetStore:
             "can be written; the batch may be tried again."
         ) from failure
 
+    def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:
+        # A table version never changes, and asking for the newest one is cheaper than reading rows.
+        known = self._known.get(consumer_group)
+        if known is None or known.version != table.version():
+            known = _Known(table.version(), _read_rows(table, consumer_group))
+            self._known[consumer_group] = known
+        return known
+
+    def _store(self, table: DeltaTable, consumer_group: str, before: _Known, rows: Rows, action: str) -> None:
+        transaction = before.transaction
+        if transaction is None:
+            transaction = table.transaction_version(_transaction_id(consumer_group)) or 0
+        transaction += 1
+        _overwrite_group(table, consumer_group, rows, action, transaction)
+        # If the next look finds just one version more, it is this one.
+        self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
+        self._upkeep.written(before.version)
+
     def _newest(self) -> DeltaTable:
         """This thread's handle, moved to the newest version."""
         table: DeltaTable | None = getattr(self._handles, "table", None)
@@ -178,7 +258,7 @@ class DeltaOffsetStore:
             else:
                 return table
         # Perhaps another table at the same place, whose versions count from 0 again.
-        self._known_rows.clear()
+        self._known.clear()
         self._handles.table = table = self._open()
         return table
 
@@ -208,6 +288,13 @@ class DeltaOffsetStore:
         return table
 
 
+class _Known(NamedTuple):
+    version: int
+    rows: Rows
+    transaction: int | None = None
+    """Of the group's last commit, where it was looked at."""
+
+
 def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
     # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns.
     query = f"SELECT * FROM offsets WHERE {_group_predicate(consumer_group)}"  # noqa: S608 - a quoted literal
@@ -215,24 +302,28 @@ def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, Off
     return rows_from_table(consumer_group, pa.table(found))
 
 
-def _overwrite_group(table: DeltaTable, consumer_group: str, rows: Rows, action: str) -> None:
-    transaction_id = f"offsets:{consumer_group}"
-    version = (table.transaction_version(transaction_id) or 0) + 1
+def _overwrite_group(
+    table: DeltaTable, consumer_group: str, rows: Rows, action: str, transaction: int
+) -> None:
     write_deltalake(
         table,
         rows_to_table(rows.values()),
         mode="overwrite",
         predicate=_group_predicate(consumer_group),
         commit_properties=CommitProperties(
-            custom_metadata={"userMetadata": f"group {consumer_group}: {action}"},
-            app_transactions=[Transaction(transaction_id, version)],
+            custom_metadata={ACTION_KEY: f"group {consumer_group}: {action}", GROUP_KEY: consumer_group},
+            app_transactions=[Transaction(_transaction_id(consumer_group), transaction)],
         ),
+        post_commithook_properties=_BESIDE,
     )
 
 
+def _transaction_id(consumer_group: str) -> str:
+    return f"offsets:{consumer_group}"
+
+
 def _group_predicate(consumer_group: str) -> str:
-    literal = consumer_group.replace("'", "''")
-    return f"consumer_group = '{literal}'"
+    return f"consumer_group = {sql_literal(consumer_group)}"
 
 
 def _upgrade(path: str, table: DeltaTable) -> None:

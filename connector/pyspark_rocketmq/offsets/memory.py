@@ -25,6 +25,11 @@ class MemoryOffsetStore:
         """``memory:NAME``; means this store only within this process."""
         return f"memory:{self._name}"
 
+    def groups(self) -> tuple[str, ...]:
+        """See ``OffsetStore.groups``."""
+        with self._lock:
+            return tuple(sorted(self._groups))
+
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows."""
         with self._lock:

@@ -12,48 +12,42 @@ from typing import cast
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore, GroupAtBrokers
+from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
-
-_STORAGE_SCHEMES = frozenset({"abfs", "abfss", "az", "adl", "file", "gs", "hdfs", "s3", "s3a"})
-"""Schemes of URIs that name a place, not a kind of store."""
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
 _memory_stores: dict[str, MemoryOffsetStore] = {}
 _memory_stores_lock = Lock()
 
 
-def open_offset_store(spec: str) -> OffsetStore:
-    """Return the store that ``spec`` names.
+def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetStore:
+    """Return the store that ``spec`` names; ``group`` reaches the brokers, for the kind that needs them.
 
-    Forms: ``delta:PATH``, a bare path or storage URI (the same), ``memory:NAME`` (one store per name and process).
+    Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME`` (one
+    store per name and process).
 
     Raises:
-        OptionError: If the scheme is unknown or what follows it is empty.
+        OptionError: If it names none, or needs brokers and there are none.
     """
-    scheme, separator, rest = spec.strip().partition(":")
-    if not separator or not scheme.isalnum() or rest.startswith("//"):
-        return _open_path(spec.strip())
-    if not rest:
-        raise _unusable(spec, "names no path after its colon")
-    if scheme == "delta":
-        return _open_delta(rest)
-    if scheme == "memory":
-        return _open_memory(rest)
-    raise _unusable(spec, f"has the unknown kind {scheme!r}")
-
-
-def _open_path(path: str) -> OffsetStore:
-    if not path:
-        raise _unusable(path, "is empty")
-    scheme, separator, _ = path.partition("://")
-    if separator and scheme.lower() not in _STORAGE_SCHEMES:
-        raise _unusable(path, f"has the unknown scheme {scheme!r}")
-    return _open_delta(path)
-
-
-def _open_delta(path: str) -> OffsetStore:
-    module = import_module("pyspark_rocketmq.offsets.delta")
-    return cast("OffsetStore", module.DeltaOffsetStore(path))
+    try:
+        parsed = StoreSpec.parse(spec)
+    except ValueError as error:
+        raise OptionError((f"offsetStore={spec!r} {error}.",)) from error
+    match parsed.kind:
+        case StoreKind.DELTA:
+            module = import_module("pyspark_rocketmq.offsets.delta")
+            return cast("OffsetStore", module.DeltaOffsetStore(parsed.place))
+        case StoreKind.FILE:
+            return FileOffsetStore(parsed.place)
+        case StoreKind.MEMORY:
+            return _open_memory(parsed.place)
+        case StoreKind.BROKER:
+            if group is None:
+                problem = f"offsetStore={spec!r} needs a cluster and a group, which are not known here. Name a Delta table."
+                raise OptionError((problem,))
+            return BrokerOffsetStore(group)
 
 
 def _open_memory(name: str) -> MemoryOffsetStore:
@@ -61,8 +55,3 @@ def _open_memory(name: str) -> MemoryOffsetStore:
         if name not in _memory_stores:
             _memory_stores[name] = MemoryOffsetStore(name, clock=SystemClock())
         return _memory_stores[name]
-
-
-def _unusable(spec: str, why: str) -> OptionError:
-    remedy = "Use delta:PATH, a bare path or storage URI of a Delta table, or memory:NAME."
-    return OptionError((f"offsetStore={spec!r} {why}. {remedy}",))

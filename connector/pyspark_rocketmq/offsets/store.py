@@ -101,6 +101,10 @@ class OffsetStore(Protocol):
         """Text that ``open_offset_store`` turns into this store again, in another process too."""
         ...
 
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups that have rows, sorted; makes nothing, so none where there is no store yet."""
+        ...
+
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows; empty when the group is unknown."""
         ...

@@ -16,6 +16,11 @@ STORAGE_ERRORS = (DeltaError, OSError)
 """What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
 
 
+def sql_literal(text: str) -> str:
+    """``text`` as delta-rs' SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def table_uri(path: str | Path) -> str:
     """Return a storage URI as it is and a local path made absolute: other processes work in other folders."""
     return str(path) if "://" in str(path) else str(Path(path).absolute())

@@ -22,9 +22,11 @@ from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
@@ -78,7 +80,7 @@ class PushConsumer:
     Args:
         consumer_group: The group whose offsets are used.
         name_servers: ``host:port``, several separated by ``;``.
-        offset_store: Where the group's offsets are kept.
+        offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
         message_model: CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
             query, with progress of its own under ``instance_name``.
         consume_from_where: Where a group without stored offsets begins.
@@ -106,7 +108,7 @@ class PushConsumer:
         *,
         consumer_group: str,
         name_servers: str,
-        offset_store: OffsetStore,
+        offset_store: OffsetStore | str,
         message_model: MessageModel = MessageModel.CLUSTERING,
         consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         consume_timestamp: str | None = None,
@@ -216,7 +218,7 @@ class PushConsumer:
             SchemaError: If the sink's table does not fit the listener's output.
             RocketMQError: If the executors' Python lacks this package.
         """
-        options, settings = self._checked()
+        options, settings = self._checked(sink)
         assert self._listener is not None
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
@@ -272,24 +274,35 @@ class PushConsumer:
         engine: ArrowEngine | None,
     ) -> BatchCommitter:
         name = progress_name(options)
-        is_shown = self._mirror_offsets and self._message_model is MessageModel.CLUSTERING
+        store = open_group_store(options) if isinstance(self._store, str) else self._store
+        is_shown = (
+            self._mirror_offsets
+            and self._message_model is MessageModel.CLUSTERING
+            and not isinstance(store, BrokerOffsetStore)
+        )
         return BatchCommitter(
             consumer_group=name,
-            store=self._store,
+            store=store,
             sink=sink,
             query_id=query_id,
             listeners=list(self._batch_listeners),
-            mirror=OffsetMirror(options, self._store, name).show if is_shown else None,
+            mirror=OffsetMirror(options, store, name).show if is_shown else None,
             engine=engine,
         )
 
-    def _checked(self) -> tuple[dict[str, str], OrderlySettings | ConcurrentSettings]:
+    @property
+    def _store_spec(self) -> str:
+        return self._store if isinstance(self._store, str) else self._store.spec
+
+    def _checked(
+        self, sink: DeltaSink | None = None
+    ) -> tuple[dict[str, str], OrderlySettings | ConcurrentSettings]:
         """The source's options and the engine's settings, or every problem at once."""
-        problems = self._own_problems() + self._overridden() + self._unpicklable()
+        problems = self._own_problems(sink) + self._overridden() + self._unpicklable()
         options = {
             "nameServers": self._name_servers,
             "consumerGroup": self._group,
-            "offsetStore": self._store.spec,
+            "offsetStore": self._store_spec,
             "maxOffsetsPerTrigger": str(self._max_offsets_per_trigger),
             "messageModel": self._message_model.value,
             "consumeOrderly": str(self._is_orderly).lower(),
@@ -326,7 +339,7 @@ class PushConsumer:
             message_model=self._message_model,
         )
 
-    def _own_problems(self) -> list[str]:
+    def _own_problems(self, sink: DeltaSink | None) -> list[str]:
         checks = (
             (self._listener is None, "no listener is registered; call register_message_listener() first"),
             (
@@ -334,9 +347,16 @@ class PushConsumer:
                 "hooks are called around an orderly listener's calls only, and this listener is concurrent",
             ),
             (
-                self._store.spec.startswith("memory:"),
+                self._store_spec.startswith("broker:") and sink is not None,
                 (
-                    f"offset_store is '{self._store.spec}': progress kept in this process cannot be seen by Spark's "
+                    "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
+                    "use a DeltaOffsetStore, or no sink"
+                ),
+            ),
+            (
+                self._store_spec.startswith("memory:"),
+                (
+                    f"offset_store is '{self._store_spec}': progress kept in this process cannot be seen by Spark's "
                     "planner process; use DeltaOffsetStore"
                 ),
             ),

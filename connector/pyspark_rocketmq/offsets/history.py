@@ -1,0 +1,111 @@
+"""What a store with a memory tells of its past, and which of it is worth keeping. Pure.
+
+Recent versions are all there; of older ones the last of each minute is, every operator's reset, and what was before
+it, so that a mistake can be undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+RESET: Final = "reset"
+"""How the action of an operator's change begins."""
+_APART_S: Final = 60.0
+
+
+class StoredChange(NamedTuple):
+    """One version of the store: who changed which group, and when."""
+
+    version: int
+    at_s: float
+    """Wall-clock seconds, whole milliseconds."""
+    consumer_group: str | None
+    """None when it was written by another program and may concern every group."""
+    action: str
+
+
+class Moment(NamedTuple):
+    """The rows of one group as they were from one version on."""
+
+    change: StoredChange
+    rows: Mapping[MessageQueue, OffsetRow]
+
+
+class OffsetHistory(Protocol):
+    """The past of an offset store."""
+
+    def changes(self, consumer_group: str) -> Sequence[StoredChange]:
+        """The changes of the group that can be gone back to, oldest first."""
+        ...
+
+    def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
+        """The group's rows right after ``change``.
+
+        Raises:
+            OffsetError: If they are not kept any more.
+        """
+        ...
+
+
+def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
+    """Those of ``changes`` (oldest first) that are kept when the others go."""
+    kept: dict[int, StoredChange] = {}
+    newest: dict[str | None, StoredChange] = {}
+    for change in changes:
+        before = newest.get(change.consumer_group)
+        if before is not None and (_minute(before) != _minute(change) or change.action.startswith(RESET)):
+            kept[before.version] = before
+        if change.action.startswith(RESET):
+            kept[change.version] = change
+        newest[change.consumer_group] = change
+    kept |= {change.version: change for change in newest.values()}
+    return [kept[version] for version in sorted(kept)]
+
+
+def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float) -> StoredChange:
+    """The change whose rows were the group's at ``at_s``.
+
+    Raises:
+        OffsetError: If nothing that old is kept.
+    """
+    known = list(changes)
+    before = [change for change in known if change.at_s <= at_s]
+    if not before:
+        raise OffsetError(_nothing_kept(consumer_group, known, "of that time"))
+    return before[-1]
+
+
+def change_of_version(
+    changes: Iterable[StoredChange], consumer_group: str, version: int, *, newest: int
+) -> StoredChange:
+    """The change whose rows were the group's in ``version`` of the table, whose last one is ``newest``.
+
+    Raises:
+        OffsetError: If there is no such version, or nothing of it is kept.
+    """
+    known = list(changes)
+    before = [change for change in known if change.version <= version]
+    if not before or version > newest:
+        raise OffsetError(_nothing_kept(consumer_group, known, f"of version {version}"))
+    return before[-1]
+
+
+def _nothing_kept(consumer_group: str, known: Sequence[StoredChange], what: str) -> str:
+    there = (
+        f"the oldest is version {known[0].version}, the newest {known[-1].version}"
+        if known
+        else "there is none"
+    )
+    return (
+        f"The offset store keeps nothing {what} for group {consumer_group}; of its changes {there}. "
+        "`offsets history` lists what can be gone back to."
+    )
+
+
+def _minute(change: StoredChange) -> int:
+    return int(change.at_s // _APART_S)

@@ -1,0 +1,95 @@
+"""The files of a Delta table's log: which versions are there, what each commit says of itself, and their removal.
+
+Delta cleans its log up by age only, and every commit lists it: at ten commits a second that is a day's 860,000 files
+in each list.  This keeps a number of commits instead.  Works on everything delta-rs can open.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from pyspark_rocketmq.offsets.history import StoredChange
+
+logger = logging.getLogger(__name__)
+
+GROUP_KEY: Final = "consumerGroup"
+ACTION_KEY: Final = "userMetadata"
+"""Keys of a commit's information; the second is the one Spark's ``DESCRIBE HISTORY`` shows."""
+_LOG: Final = "_delta_log"
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+_ANY = re.compile(r"(\d{20})\..+")
+
+
+class LogFiles:
+    """The log of the table at ``table_uri``."""
+
+    def __init__(self, table_uri: str) -> None:
+        self._filesystem = fs.PyFileSystem(DeltaStorageHandler(table_uri))
+
+    def readable_versions(self) -> range:
+        """The versions that can still be opened; empty without a table."""
+        names = self._names()
+        commits = sorted(_versions(_COMMIT, names))
+        if not commits:
+            return range(0)
+        first = commits[0] if commits[0] == 0 else min(_versions(_CHECKPOINT, names), default=commits[-1])
+        return range(first, commits[-1] + 1)
+
+    def change(self, version: int) -> StoredChange | None:
+        """What the commit of ``version`` says of itself; None when it changed no rows, or is gone."""
+        try:
+            with self._filesystem.open_input_stream(_path(f"{version:020d}.json")) as stream:
+                actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+        except FileNotFoundError:
+            return None
+        files = [action.get("add") or action.get("remove") or {} for action in actions]
+        if not any(file.get("dataChange") for file in files):
+            return None
+        return next(
+            (_change(version, action["commitInfo"]) for action in actions if "commitInfo" in action), None
+        )
+
+    def forget_before(self, version: int) -> int:
+        """Remove what is needed for versions before the newest checkpoint up to ``version`` only; how many files.
+
+        The newest version is never touched, and killed at any point this leaves versions without a gap.
+        """
+        names = self._names()
+        first = max((each for each in _versions(_CHECKPOINT, names) if each <= version), default=0)
+        # In order of their names, so in order of versions: what is left is always the end of the log.
+        outdated = sorted(name for name in names if (found := _ANY.fullmatch(name)) and int(found[1]) < first)
+        for name in outdated:
+            try:
+                self._filesystem.delete_file(_path(name))
+            except FileNotFoundError:
+                logger.debug("log file already removed by another process: %s", name)
+        return len(outdated)
+
+    def _names(self) -> list[str]:
+        found = self._filesystem.get_file_info(fs.FileSelector(_LOG, allow_not_found=True))
+        return [info.base_name for info in found]
+
+
+def _change(version: int, info: dict[str, Any]) -> StoredChange:
+    return StoredChange(
+        version=version,
+        at_s=info["timestamp"] / 1000,
+        consumer_group=info.get(GROUP_KEY),
+        action=info.get(ACTION_KEY) or info.get("operation", "unknown"),
+    )
+
+
+def _versions(pattern: re.Pattern[str], names: list[str]) -> Iterator[int]:
+    return (int(found[1]) for name in names if (found := pattern.fullmatch(name)))
+
+
+def _path(name: str) -> str:
+    return f"{_LOG}/{name}"

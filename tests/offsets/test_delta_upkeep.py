@@ -1,0 +1,234 @@
+"""What is done beside the commits: the log stays short, the past stays readable, and no step may be the last one."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.offsets import delta_upkeep as upkeep_module
+from pyspark_rocketmq.offsets import log_files as log_module
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
+from pyspark_rocketmq.offsets.history import StoredChange, change_at
+from pyspark_rocketmq.offsets.history_table import HistoryTable
+from pyspark_rocketmq.offsets.log_files import LogFiles
+from tests.helpers.fake_clock import FakeClock
+from tests.offsets.conformance import GROUP, Q0, committed
+
+EVERY, KEPT = 10, 20
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(upkeep_module, "EVERY", EVERY)
+    monkeypatch.setattr(upkeep_module, "KEPT_COMMITS", KEPT)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "off sets é"
+
+
+def commits(store: DeltaOffsetStore, count: int, first: int = 1, group: str = GROUP) -> None:
+    epoch = store.claim(group, "me", {Q0: 0})[Q0].epoch
+    for number in range(first, first + count):
+        store.commit(group, [committed(Q0, number, epoch=epoch)], query_id="q", batch_id=number)
+        store.wait_for_upkeep(60)
+
+
+def log_names(path: Path) -> list[str]:
+    return sorted(each.name for each in (path / "_delta_log").iterdir())
+
+
+def upkeep(path: Path) -> Upkeep:
+    return Upkeep(str(path), FakeClock(), lambda table, group: DeltaOffsetStore(path).read(group))
+
+
+def test_the_log_stays_short_however_many_commits_there_are(path: Path):
+    """F1: every commit and every read lists it."""
+    store = DeltaOffsetStore(path)
+    commits(store, 65)
+
+    assert len([name for name in log_names(path) if name.endswith(".json")]) <= KEPT + 2 * EVERY
+    assert len([name for name in log_names(path) if "checkpoint.parquet" in name]) <= 4
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 65
+
+
+def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
+    """F1: what takes long is done beside it, once at a time."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(self, *, forget_files):
+        begun.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(Upkeep, "run", slow)
+    store = DeltaOffsetStore(path)
+    epoch = store.claim(GROUP, "me", {Q0: 0})[Q0].epoch
+    for number in range(1, 3 * EVERY):
+        store.commit(GROUP, [committed(Q0, number, epoch=epoch)], query_id="q", batch_id=number)
+
+    assert begun.is_set()
+    may_end.set()
+    store.wait_for_upkeep(60)
+    assert store.read(GROUP)[Q0].next_offset == 3 * EVERY - 1
+
+
+def test_what_the_log_has_forgotten_is_in_the_history(path: Path):
+    """F5: as-of reaches back for days, exactly as far as the log and by the minute before."""
+    store = DeltaOffsetStore(path)
+    commits(store, 45)
+
+    changes = store.changes(GROUP)
+
+    first_in_log = LogFiles(str(path)).readable_versions().start
+    old = [change for change in changes if change.version < first_in_log]
+    assert first_in_log > 0
+    assert old
+    assert [change.version for change in changes] == sorted({change.version for change in changes})
+    # Two versions make the table, one claims.
+    assert all(store.rows_of(GROUP, change)[Q0].next_offset == change.version - 2 for change in changes)
+    assert old[0].action.endswith("of query q")
+    assert change_at(changes, GROUP, old[-1].at_s) == old[-1]
+
+
+def test_a_state_that_is_not_kept_is_refused_in_a_sentence(path: Path):
+    store = DeltaOffsetStore(path)
+    commits(store, 45)
+
+    with pytest.raises(
+        OffsetError, match=r"Version 3 of the offset table .* no longer kept for group order-etl"
+    ):
+        store.rows_of(GROUP, StoredChange(3, 0.0, GROUP, "commit"))
+
+
+def test_the_history_may_be_read_as_a_table(path: Path):
+    """F1: readable by anyone."""
+    commits(DeltaOffsetStore(path), 25)
+
+    history = DeltaTable(HistoryTable(str(path)).path)
+
+    assert history.metadata().partition_columns == ["day"]
+    assert history.schema().to_arrow().names[:6] == [
+        "day",
+        "version",
+        "changed_at",
+        "action",
+        "consumer_group",
+        "topic",
+    ]
+
+
+def test_other_groups_keep_their_past_too(path: Path):
+    """F5: a group that is seldom written is not forgotten because of one that is written often."""
+    store = DeltaOffsetStore(path)
+    store.claim("seldom", "me", {Q0: 7})
+    commits(store, 45)
+
+    changes = store.changes("seldom")
+
+    assert [change.action for change in changes] == ["group seldom: claim by me"]
+    assert store.rows_of("seldom", changes[0])[Q0].next_offset == 7
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("step", ["record", "checkpoint", "first file", "some files", "forget"])
+def test_an_upkeep_that_ends_anywhere_is_finished_by_the_next(path: Path, monkeypatch, step):
+    """H1: nothing is lost, nothing is there twice, and the table can be read and written at any time."""
+    store = DeltaOffsetStore(path)
+    monkeypatch.setattr(upkeep_module, "EVERY", 10**9)
+    commits(store, 15)
+    upkeep(path).run(forget_files=False)
+    commits(store, 30, first=16)
+    with monkeypatch.context() as patch:
+        arm(patch, step)
+        with pytest.raises(Killed):
+            upkeep(path).run(forget_files=True)
+
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 45
+    commits(DeltaOffsetStore(path), 1, first=46)
+    upkeep(path).run(forget_files=True)
+    commits(DeltaOffsetStore(path), 1, first=47)
+
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 47
+    assert "00000000000000000010.json" not in log_names(path)
+    changes = DeltaOffsetStore(path).changes(GROUP)
+    assert [change.version for change in changes] == sorted({change.version for change in changes})
+
+
+def arm(patch: pytest.MonkeyPatch, step: str) -> None:
+    """Let the process end at ``step``."""
+
+    def die(*args, **kwargs):
+        raise Killed
+
+    if step == "record":
+        patch.setattr(HistoryTable, "append", die)
+    elif step == "checkpoint":
+        patch.setattr(DeltaTable, "create_checkpoint", die)
+    elif step == "forget":
+        patch.setattr(DeltaTable, "vacuum", die)
+    else:
+        left = [0 if step == "first file" else 7]
+        original = log_module.fs.PyFileSystem
+
+        class Dying(original):
+            def delete_file(self, name):
+                if left[0] == 0:
+                    raise Killed
+                left[0] -= 1
+                super().delete_file(name)
+
+        patch.setattr(log_module.fs, "PyFileSystem", Dying)
+
+
+def test_two_upkeeps_at_once_record_the_past_once(path: Path):
+    """C5: one of them fails, and says so."""
+    store = DeltaOffsetStore(path)
+    commits(store, 15)
+    history = HistoryTable(str(path))
+    threads = [threading.Thread(target=upkeep(path)._run_logged, args=(1,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    rows = DeltaTable(history.path).to_pyarrow_table().select(["version", "consumer_group"])
+    assert rows.num_rows == rows.group_by(["version", "consumer_group"]).aggregate([]).num_rows
+
+
+def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(path: Path, monkeypatch, caplog):
+    def broken(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(HistoryTable, "append", broken)
+
+    commits(DeltaOffsetStore(path), 15)
+
+    assert re.search("not looked after, to be done later .*no space left", caplog.text)
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 15
+
+
+def test_days_that_are_too_old_are_forgotten_and_files_become_few(path: Path, monkeypatch):
+    monkeypatch.setattr("pyspark_rocketmq.offsets.history_table._COMPACT_ABOVE", 2)
+    store = DeltaOffsetStore(path)
+    commits(store, 45)
+    history = HistoryTable(str(path))
+    count = len(store.changes(GROUP))
+
+    history.forget_and_compact(0)
+    assert len(DeltaTable(history.path).file_uris()) == 1
+    assert len(store.changes(GROUP)) == count
+
+    commits(store, 45, first=46)
+    history.forget_and_compact(4e9)
+    assert DeltaTable(history.path).file_uris() == []
+    assert store.changes(GROUP)[0].version == LogFiles(str(path)).readable_versions().start

@@ -1,0 +1,235 @@
+"""Offsets as files on this machine, as Java's LocalFileOffsetStore has them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, OffsetStoreUnavailable, SchemaError
+from pyspark_rocketmq.offsets import file as file_module
+from pyspark_rocketmq.offsets.file import FileOffsetStore
+from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.store import TAKEN_OVER
+from tests.helpers.fake_clock import FakeClock
+from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
+from tests.offsets.store_workers import claim_and_commit
+
+JAVAS = b"""{
+\t"offsetTable":{{
+\t\t\t"brokerName":"broker-a",
+\t\t\t"queueId":0,
+\t\t\t"topic":"orders"
+\t\t}:12
+\t}
+}"""
+
+
+class TestFileOffsetStore(OffsetStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path, clock):
+        return FileOffsetStore(tmp_path / "off sets é", clock=clock)
+
+    @pytest.fixture
+    def again(self, store):
+        return lambda: open_offset_store(store.spec)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "offsets"
+
+
+@pytest.fixture
+def main(folder: Path) -> Path:
+    return folder / GROUP / "offsets.json"
+
+
+def filled(folder: Path, *offsets: int) -> FileOffsetStore:
+    """A store whose queue went through ``offsets``."""
+    store = FileOffsetStore(folder)
+    epoch = store.claim(GROUP, "me", {Q0: 0})[Q0].epoch
+    for batch_id, next_offset in enumerate(offsets):
+        store.commit(GROUP, [committed(Q0, next_offset, epoch=epoch)], query_id="q", batch_id=batch_id)
+    return store
+
+
+def test_a_file_of_java_s_is_gone_on_from(folder: Path, main: Path):
+    """F1, B3: a broadcasting consumer moves here with its file."""
+    main.parent.mkdir(parents=True)
+    main.write_bytes(JAVAS)
+
+    row = FileOffsetStore(folder).read(GROUP)[Q0]
+    claimed = FileOffsetStore(folder).claim(GROUP, "me", {Q0: 0})[Q0]
+
+    assert (row.next_offset, row.epoch, row.batch_id) == (12, 0, TAKEN_OVER)
+    assert (claimed.next_offset, claimed.epoch) == (12, 1)
+
+
+def test_the_offset_table_is_written_as_java_reads_it(folder: Path, main: Path):
+    """F1: and a Java consumer may go on from ours."""
+    filled(folder, 7)
+
+    assert main.read_bytes().startswith(
+        b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:7},'
+    )
+
+
+def test_the_content_before_stays_beside_it(folder: Path, main: Path):
+    """F1: LocalFileOffsetStore keeps it as .bak and reads it if the file is missing or cannot be understood."""
+    store = filled(folder, 7, 9)
+    main.unlink()
+    assert store.read(GROUP)[Q0].next_offset == 7
+
+    main.write_bytes(b'{"offsetTable":{{"brok')
+    assert store.read(GROUP)[Q0].next_offset == 7
+    store.commit(GROUP, [committed(Q0, 11)], query_id="q", batch_id=5)
+    assert store.read(GROUP)[Q0].next_offset == 11
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:-1}}']
+)
+def test_files_that_say_nothing_are_an_error_and_not_a_new_group(folder: Path, main: Path, content: bytes):
+    """F3"""
+    store = filled(folder, 7)
+    main.with_name("offsets.json.bak").unlink(missing_ok=True)
+    main.write_bytes(content)
+
+    for call in (lambda: store.read(GROUP), lambda: store.claim(GROUP, "you", {Q0: 0})):
+        with pytest.raises(
+            OffsetError, match=r"cannot be understood.*offsets.json.bak beside it does not help"
+        ):
+            call()
+    assert main.read_bytes() == content
+
+
+def test_a_file_of_a_newer_release_is_refused(folder: Path, main: Path):
+    filled(folder, 7)
+    main.write_bytes(main.read_bytes().replace(b'"version":1', b'"version":2'))
+
+    with pytest.raises(
+        SchemaError, match=r"has version 2, this release knows 1. Use the release that wrote it"
+    ):
+        FileOffsetStore(folder).read(GROUP)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("left", range(12))
+def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_before(
+    folder: Path, monkeypatch, left: int
+):
+    """H1: never a half file, never nothing; and whoever comes next can write."""
+    store = filled(folder, 7, 9)
+    countdown = [left]
+
+    def counted(original):
+        def step(*args, **kwargs):
+            if countdown[0] == 0:
+                raise Killed
+            countdown[0] -= 1
+            return original(*args, **kwargs)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            (Path, "mkdir"), (Path, "open"), (Path, "replace"), (os, "fsync"), (os, "open"), (os, "close"),
+            (file_module.fcntl, "flock"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            store.commit(GROUP, [committed(Q0, 20)], query_id="q", batch_id=3)
+            is_done = True
+        except Killed:
+            is_done = False
+
+    after = FileOffsetStore(folder)
+    assert after.read(GROUP)[Q0].next_offset in ((20,) if is_done else (9, 20))
+    after.commit(GROUP, [committed(Q0, 21)], query_id="q", batch_id=4)
+    assert after.read(GROUP)[Q0].next_offset == 21
+
+
+def test_the_steps_of_a_commit_are_those_that_are_killed(folder: Path, monkeypatch):
+    """The test above must stop each of them and let the last one pass."""
+    store = filled(folder, 7)
+    steps = []
+    for owner, name in ((Path, "replace"), (os, "fsync"), (file_module.fcntl, "flock")):
+        original = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *a, _o=original, _n=name, **k: (steps.append(_n), _o(*a, **k))[1]
+        )
+
+    store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
+
+    assert steps == ["flock", "fsync", "replace", "replace", "fsync"]
+
+
+def test_a_lock_that_another_process_keeps_is_told_after_a_while(folder: Path):
+    """Nothing waits for ever."""
+    clock = FakeClock(START_S)
+    store = FileOffsetStore(folder, clock=clock, sleep=clock.advance)
+    with (
+        FileOffsetStore(folder)._locked(GROUP, folder / GROUP),
+        pytest.raises(OffsetCommitConflict, match="locked by another process for 10 s") as caught,
+    ):
+        store.claim(GROUP, "me", {Q0: 0})
+
+    assert caught.value.retryable
+    assert store.claim(GROUP, "me", {Q0: 0})[Q0].epoch == 1
+
+
+def test_groups_do_not_wait_for_each_other(folder: Path):
+    with FileOffsetStore(folder)._locked("slow", folder / "slow"):
+        assert FileOffsetStore(folder).claim(GROUP, "me", {Q0: 0})[Q0].epoch == 1
+
+
+def test_processes_that_write_one_group_lose_nothing(folder: Path):
+    """C5, H5: planner and driver are two processes."""
+    store = FileOffsetStore(folder)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+        steps = [
+            executor.submit(claim_and_commit, store.spec, GROUP, owner, 20, 5) for owner in ("one", "two")
+        ]
+        accepted = [step.result() for step in steps]
+
+    assert store.read(GROUP)[Q0].next_offset == sum(accepted)
+
+
+@pytest.mark.parametrize("change", ["read", "write"])
+def test_a_disk_that_does_not_do_its_work_is_an_error_that_may_pass(folder: Path, monkeypatch, change):
+    """F3: no space left, no permission."""
+    store = filled(folder, 7)
+
+    def broken(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((Path, "read_bytes", broken) if change == "read" else (os, "fsync", broken)))
+
+    with pytest.raises(OffsetStoreUnavailable, match="No space left on device") as caught:
+        store.read(GROUP) if change == "read" else store.claim(GROUP, "you", {Q1: 0})
+    assert caught.value.retryable
+
+
+def test_many_commits_leave_few_files(folder: Path):
+    """F1: four files a group, however long it runs."""
+    filled(folder, *range(200))
+
+    assert sorted(each.name for each in (folder / GROUP).iterdir()) == [
+        "offsets.json",
+        "offsets.json.bak",
+        "offsets.lock",
+    ]
+
+
+def test_a_pickled_store_reads_the_same_files(folder: Path):
+    store = filled(folder, 7)
+
+    assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 7
