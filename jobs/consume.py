@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from jobs.listeners import load_listener
+from jobs.listeners import check_listener
 from jobs.progress import RowCounter, await_query
 from jobs.session import spark_session
 from jobs.settings import ConsumeSettings
@@ -22,12 +19,12 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         StreamingQueryException: If the query failed.
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
-    listener = load_listener(settings.listener, settings.py_files)
+    check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
     counter = RowCounter()
     with spark_session("consume") as spark:
         for path in settings.py_files:
             spark.sparkContext.addPyFile(path)
-        consumer = _consumer(settings, listener)
+        consumer = _consumer(settings)
         consumer.register_batch_listener(counter)
         query = consumer.start(
             spark,
@@ -39,7 +36,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     console.print(f"rows committed: {counter.rows}")
 
 
-def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.PushConsumer:
+def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
     consumer = rmq.PushConsumer(
         consumer_group=settings.consumer_group,
         name_servers=";".join(settings.name_servers),
@@ -63,7 +60,8 @@ def _consumer(settings: ConsumeSettings, listener: Callable[..., Any]) -> rmq.Pu
             consumer.subscribe(wanted.topic, sql=wanted.expression)
         else:
             consumer.subscribe(wanted.topic, wanted.expression)
+    # By its name, which lets an administrator have single messages consumed by the planner.
     consumer.register_message_listener(
-        listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
+        settings.listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
     )
     return consumer

@@ -1,23 +1,23 @@
-"""Finding a user's message listener by name."""
+"""Making sure that a user's message listener can be found by its name."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.streaming.listener_forms import form_of
 
 
-def load_listener(name: str, py_files: Sequence[str]) -> Callable[..., Any]:
-    """Import ``module:function`` from ``py_files``, the current directory or PYTHONPATH.
+def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
+    """Import ``module:name`` from ``py_files``, the current directory or PYTHONPATH, in this process.
 
     Raises:
-        OptionError: If there is no such module or function, or the module fails while it is imported.
+        OptionError: If there is no such module or listener, or the module fails while it is imported.
     """
-    module_name, _, function_name = name.partition(":")
+    module_name, _, attribute = name.partition(":")
     _extend_path(py_files)
     try:
         module = import_module(module_name)
@@ -30,10 +30,9 @@ def load_listener(name: str, py_files: Sequence[str]) -> Callable[..., Any]:
         ) from error
     except Exception as error:
         raise _unusable(name, f"importing its module failed: {type(error).__name__}: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise _unusable(name, f"module {module_name!r} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]  # checked to be callable
+    if not hasattr(module, attribute):
+        raise _unusable(name, f"module {module_name!r} has no {attribute!r}")
+    form_of(getattr(module, attribute), orderly=orderly)
 
 
 def _extend_path(py_files: Sequence[str]) -> None:

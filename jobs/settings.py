@@ -199,7 +199,7 @@ class ConsumeSettings(ClusterAccess):
     listener: str = option(
         "listener",
         parse=parse_listener_name,
-        doc="The message listener, module:function, found in pyFiles, on PYTHONPATH or in the current directory.",
+        doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the current directory.",
     )
     output_schema: str = option(
         "outputSchema",

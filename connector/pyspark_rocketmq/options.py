@@ -171,7 +171,7 @@ class ReadOptions(PositionOptions):
         "listener",
         parse=text_value,
         default=None,
-        doc="`module:name` of the group's orderly listener, set by `PushConsumer` when it was given one so: the planner, "
+        doc="`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the planner, "
         "which is the member of the group, consumes a message with it when an administrator asks for that one.",
     )
     allocate_message_queue_strategy: str = option(

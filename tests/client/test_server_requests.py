@@ -25,6 +25,8 @@ from pyspark_rocketmq.wire.client_info import (
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
+from pyspark_rocketmq.wire.properties import encode_properties
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
@@ -126,6 +128,24 @@ def test_a_member_is_told_what_the_broker_wants(server: ScriptedServer, broker: 
     assert isinstance(message, MessageExt)
     assert (message.topic, message.broker_name, message.queue_offset) == ("FrOrder", "broker-a", 2)
     assert message.body == b"consume me directly"
+
+
+def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic(member: Member) -> None:
+    """D12, E3: ``resetRetryAndNamespace``; positions stay those of the retry queue."""
+    broker = MessageQueue("%RETRY%g", "broker-a", 0)
+    body = encode_stored_message(
+        StoredMessage(
+            topic="%RETRY%shop%g", queue_id=0, queue_offset=7, commit_log_offset=700, body=b"again", body_crc=0,
+            properties_data=encode_properties({"RETRY_TOPIC": "shop%orders"}), born_timestamp=1, born_host="10.0.0.1:1",
+            store_timestamp=2, store_host="10.0.0.1:2",
+        )
+    )  # fmt: skip
+
+    ServerRequests(member, namespace="shop")(replace(recorded_request(68), body=body))
+
+    message = member.told[0][2]
+    assert isinstance(message, MessageExt)
+    assert (message.topic, message.message_queue) == ("orders", broker)
 
 
 def test_a_reset_comes_in_two_forms(server: ScriptedServer, broker: Peer, member: Member) -> None:

@@ -57,7 +57,7 @@ def test_a_range_is_cut_into_batches_up_to_the_number_of_threads() -> None:
     machine = consumption(8, batch=3, threads=2)
 
     assert deliveries(machine) == [[0, 1, 2], [3, 4, 5]]
-    machine.answered(1, Answer(ReturnType.SUCCESS, 3, 0), 0.0)
+    machine.answered(1, Answer(ReturnType.SUCCESS, 3, 0))
     assert deliveries(machine) == [[6, 7]]
     assert machine.finished is None
 
@@ -76,7 +76,7 @@ def test_the_offset_is_the_smallest_one_not_done() -> None:
     deliveries(machine)
     reached = []
     for number in (2, 1, 0, 3):
-        machine.answered(number, Answer(ReturnType.SUCCESS, 1, 0), 0.0)
+        machine.answered(number, Answer(ReturnType.SUCCESS, 1, 0))
         reached.append(machine.done)
 
     assert reached == [0, 0, 3, 4]
@@ -92,7 +92,7 @@ def test_messages_after_the_ack_index_have_failed(ack_index: int, acknowledged: 
     machine = consumption(3, batch=3)
     take(machine)
 
-    settled = machine.answered(0, answer, 0.0)
+    settled = machine.answered(0, answer)
 
     assert answer == Answer(ReturnType.SUCCESS, acknowledged, 0)
     assert (list(settled.done), list(settled.send_back)) == (
@@ -137,7 +137,7 @@ def test_failed_messages_are_done_once_they_are_sent_back() -> None:
     take(machine)
     answer = answer_of("RECONSUME_LATER", ack_index=ACK_ALL, delay_level=-1, count=2)
 
-    assert (list(machine.answered(0, answer, 0.0).send_back), answer.delay_level) == ([0, 1], -1)
+    assert (list(machine.answered(0, answer).send_back), answer.delay_level) == ([0, 1], -1)
     assert (machine.done, machine.finished) == (0, None)
     machine.sent_back(1, 0.0, is_stored=True)
     assert machine.done == 0
@@ -148,7 +148,7 @@ def test_failed_messages_are_done_once_they_are_sent_back() -> None:
 def test_a_thread_is_not_free_before_its_messages_are_sent_back() -> None:
     """E9: as in Java, where the thread itself sends them."""
     machine = consumption(2, threads=1)
-    machine.answered(take(machine).number, LATER, 0.0)
+    machine.answered(take(machine).number, LATER)
 
     assert machine.next_delivery(0.0) is None
     machine.sent_back(0, 0.0, is_stored=True)
@@ -160,7 +160,7 @@ def test_failed_messages_are_dropped_in_broadcasting() -> None:
     machine = consumption(2, batch=2, message_model=MessageModel.BROADCASTING)
     take(machine)
 
-    settled = machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0), 0.0)
+    settled = machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
 
     assert (list(settled.done), list(settled.send_back), list(settled.dropped)) == ([0], [], [1])
     assert (machine.done, machine.finished) == (2, Finish.EXHAUSTED)
@@ -170,17 +170,17 @@ def test_what_could_not_be_sent_back_is_consumed_again_after_five_seconds() -> N
     """E4: with its failures counted, while the others go on and the offset stays."""
     machine = consumption(3, threads=2)
     deliveries(machine)
-    machine.answered(0, LATER, 1.0)
+    machine.answered(0, LATER)
     machine.sent_back(0, 1.0, is_stored=False)
 
     assert deliveries(machine, 5.9) == [[2]]
-    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0), 5.9)
+    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
     assert machine.next_delivery(5.9) is None
     assert machine.wake_s() == 6.0
     assert (machine.done, machine.finished, machine.failures(0)) == (0, None, 1)
     again = take(machine, 6.0)
     assert list(again.indexes) == [0]
-    machine.answered(again.number, Answer(ReturnType.SUCCESS, 1, 0), 6.0)
+    machine.answered(again.number, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.done, machine.failures(0)) == (2, 0)
 
 
@@ -188,14 +188,14 @@ def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
     """E4: a micro-batch must end; nothing new is delivered, what is out is waited for."""
     machine = consumption(4, threads=2)
     deliveries(machine)
-    machine.answered(0, LATER, 0.0)
+    machine.answered(0, LATER)
     machine.sent_back(0, 0.0, is_stored=False)
-    machine.answered(take(machine, 5.0).number, LATER, 5.0)
+    machine.answered(take(machine, 5.0).number, LATER)
     machine.sent_back(0, 5.0, is_stored=False)
 
     assert machine.next_delivery(60.0) is None
     assert machine.finished is None
-    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0), 6.0)
+    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.finished, machine.done, machine.failures(0)) == (Finish.SUSPENDED, 0, 2)
 
 
@@ -206,7 +206,7 @@ def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
 
     assert (list(probe.indexes), machine.failures(0)) == ([0], 2)
     assert machine.next_delivery(0.0) is None
-    machine.answered(probe.number, LATER, 0.0)
+    machine.answered(probe.number, LATER)
     assert machine.next_delivery(0.0) is None
     machine.sent_back(0, 0.0, is_stored=True)
     assert deliveries(machine) == [[1, 2]]
@@ -215,7 +215,7 @@ def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
 def test_a_hole_that_stays_ends_the_run_at_once() -> None:
     """E4."""
     machine = consumption(3, failures={0: 2})
-    machine.answered(take(machine).number, LATER, 0.0)
+    machine.answered(take(machine).number, LATER)
     machine.sent_back(0, 0.0, is_stored=False)
 
     assert (machine.finished, machine.done, machine.failures(0)) == (Finish.SUSPENDED, 0, 3)
@@ -225,7 +225,7 @@ def test_messages_of_a_call_that_takes_too_long_are_sent_back_without_it() -> No
     """E7: sixteen in a round, the smallest first; the range ends although the call does not."""
     machine = consumption(20, batch=18, threads=2, consume_timeout_s=900)
     deliveries(machine)
-    machine.answered(1, Answer(ReturnType.SUCCESS, 2, 0), 1.0)
+    machine.answered(1, Answer(ReturnType.SUCCESS, 2, 0))
 
     assert machine.wake_s() == 900.0
     assert machine.expired(899.9) == ()
@@ -246,9 +246,9 @@ def test_a_late_answer_counts_only_for_what_was_not_sent_back() -> None:
     for index in machine.expired(10.0):
         machine.sent_back(index, 10.0, is_stored=True)
 
-    late = machine.answered(0, Answer(ReturnType.SUCCESS, 17, 0), 11.0)
+    late = machine.answered(0, Answer(ReturnType.SUCCESS, 17, 0))
 
-    assert (late.return_type, list(late.done), list(late.send_back)) == (ReturnType.TIME_OUT, [16], [17])
+    assert (list(late.done), list(late.send_back)) == ([16], [17])
     machine.sent_back(17, 11.0, is_stored=True)
     assert (machine.finished, machine.calls_lost) == (Finish.EXHAUSTED, 0)
 
@@ -271,7 +271,7 @@ def test_an_expired_message_whose_call_ends_meanwhile_is_consumed_again() -> Non
     machine = consumption(1, consume_timeout_s=10)
     take(machine)
     machine.expired(10.0)
-    assert list(machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0), 10.5).done) == []
+    assert list(machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0)).done) == []
     machine.sent_back(0, 11.0, is_stored=False)
 
     assert list(take(machine, 16.0).indexes) == [0]
@@ -293,7 +293,7 @@ def test_a_thread_that_comes_back_late_goes_on() -> None:
     machine = consumption(2, threads=1, consume_timeout_s=10)
     take(machine)
     machine.expired(10.0)
-    machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0), 10.0)
+    machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
     machine.sent_back(0, 10.0, is_stored=True)
 
     assert list(take(machine, 10.0).indexes) == [1]
@@ -303,21 +303,19 @@ def test_after_its_time_a_run_delivers_nothing_new() -> None:
     """E6: what is out is waited for, so the offset is the first message never delivered."""
     machine = consumption(4, threads=2, max_time_consume_continuously_s=60)
     deliveries(machine)
-    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0), 61.0)
+    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
 
     assert machine.next_delivery(61.0) is None
     assert machine.finished is None
-    machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0), 62.0)
+    machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.finished, machine.done) == (Finish.SLICE_USED, 2)
 
 
 def test_a_slow_success_counts_as_a_time_out() -> None:
-    """E7: in the statistics only; a call that raised or returned nothing keeps its name."""
-    machine = consumption(2, consume_timeout_s=10)
-    deliveries(machine)
-
-    assert machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0), 10.0).return_type is ReturnType.TIME_OUT
-    assert machine.answered(1, answer_of_failure(delay_level=0), 10.0).return_type is ReturnType.EXCEPTION
+    """E7, D10: for hooks only; a call that raised or returned nothing keeps its name."""
+    assert Answer(ReturnType.SUCCESS, 1, 0).ended_after(9.9, timeout_s=10) is ReturnType.SUCCESS
+    assert Answer(ReturnType.SUCCESS, 1, 0).ended_after(10.0, timeout_s=10) is ReturnType.TIME_OUT
+    assert answer_of_failure(delay_level=0).ended_after(10.0, timeout_s=10) is ReturnType.EXCEPTION
 
 
 @pytest.mark.parametrize(

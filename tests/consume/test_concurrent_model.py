@@ -119,7 +119,7 @@ class Life:
             if status == "raise"
             else answer_of(status, ack_index=ack_index, delay_level=0, count=len(indexes))
         )
-        settled = self.machine.answered(number, answer, self.now_s)
+        settled = self.machine.answered(number, answer)
         bad = [index for index in here if index not in good]
         is_dropped = self.settings.message_model is MessageModel.BROADCASTING
         assert list(settled.done) == good

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext, ConsumeMessageHook
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.messages import decode_messages
@@ -64,7 +66,13 @@ class Consumption:
             for key in keys:
                 producer.send(Message(topic=self.topic, body=key.encode(), properties={"KEYS": key}))
 
-    def start(self, listener: Callable[..., Any], trigger: dict[str, Any], **settings: Any) -> StreamingQuery:
+    def start(
+        self,
+        listener: object,
+        trigger: dict[str, Any],
+        hooks: Sequence[ConsumeMessageHook] = (),
+        **settings: Any,
+    ) -> StreamingQuery:
         consumer = PushConsumer(
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
@@ -74,6 +82,8 @@ class Consumption:
         )
         consumer.subscribe(self.topic)
         consumer.register_message_listener(listener, orderly=False, output_schema=SCHEMA)
+        for hook in hooks:
+            consumer.register_consume_message_hook(hook)
         consumer.register_batch_listener(self.reports.append)
         return consumer.start(
             self.spark,
@@ -82,7 +92,7 @@ class Consumption:
             trigger=trigger,
         )
 
-    def drain(self, listener: Callable[..., Any], **settings: Any) -> None:
+    def drain(self, listener: object, **settings: Any) -> None:
         query = self.start(listener, {"availableNow": True}, **settings)
         assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
 
@@ -117,23 +127,57 @@ def emit_key(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
     return SUCCESS
 
 
-async def emit_key_on_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
-    await asyncio.sleep(0.05)
-    return emit_key(messages, context)
+class OnLoop:
+    """Found by name, opened on the loop."""
+
+    def __init__(self) -> None:
+        self.lock: asyncio.Lock | None = None
+
+    async def open(self, context: ListenerContext) -> None:
+        self.lock = asyncio.Lock()
+
+    async def consume_message(
+        self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+    ) -> object:
+        assert self.lock is not None
+        async with self.lock:
+            await asyncio.sleep(0)
+        return emit_key(messages, context)
 
 
-@pytest.mark.parametrize("listener", [emit_key, emit_key_on_loop], ids=["threads", "loop"])
-def test_every_message_reaches_the_table_once(consumption: Consumption, listener: Callable[..., Any]) -> None:
-    """E1, E6, F1, H1: many calls at a time; the offsets are those of all messages."""
+class Counting:
+    """A hook that leaves a file for each message."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def hook_name(self) -> str:
+        return "counting"
+
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
+        context.mq_trace_context = time.monotonic()
+
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
+        assert context.mq_trace_context <= time.monotonic()
+        for message in context.msg_list:
+            (self.folder / f"{message.keys} {context.status} {context.success}").touch()
+
+
+@pytest.mark.parametrize("listener", [emit_key, f"{__name__}:OnLoop"], ids=["threads", "loop"])
+def test_every_message_reaches_the_table_once(consumption: Consumption, listener: object) -> None:
+    """D10, E1, E6, F1, H1: many calls at a time, with hooks around them; the offsets are those of all messages."""
     keys = [f"key-{number}" for number in range(200)]
     consumption.produce(keys)
+    seen = consumption.folder / "seen"
+    seen.mkdir()
 
-    consumption.drain(listener, consume_thread_max=50)
+    consumption.drain(listener, hooks=[Counting(seen)], consume_thread_max=50)
     consumption.drain(listener)
 
     assert sorted(row["key"] for row in consumption.rows()) == sorted(keys)
     assert {row["queueOffset"] for row in consumption.rows()} <= set(range(200))
     assert sum(row.next_offset for row in consumption.store.read(consumption.group).values()) == 200
+    assert {file.name for file in seen.iterdir()} == {f"{key} CONSUME_SUCCESS True" for key in keys}
 
 
 @REAL_ONLY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
 from pyspark_rocketmq.wire.client_info import ConsumeResult
 from pyspark_rocketmq.wire.subscription import build_subscription
@@ -184,6 +185,44 @@ def test_a_listener_that_has_a_name_consumes_one_message_directly(
     assert told.spent_time_mills >= 0
     assert SEEN == [3]
     assert at.store.read("progress") == before
+
+
+async def answering_later(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    await asyncio.sleep(0)
+    return answering_concurrently(messages, context)
+
+
+def answering_concurrently(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    """Answers what the message's key says."""
+    context.emit(anything="is dropped")
+    context.ack_index = -1
+    if messages[0].keys == "raise":
+        raise ValueError("not today")
+    return None if messages[0].keys == "None" else messages[0].keys
+
+
+@pytest.mark.parametrize("listener", ["answering_concurrently", "answering_later"])
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ("CONSUME_SUCCESS", ConsumeResult.CR_SUCCESS),
+        ("RECONSUME_LATER", ConsumeResult.CR_LATER),
+        ("None", ConsumeResult.CR_RETURN_NULL),
+        ("raise", ConsumeResult.CR_THROW_EXCEPTION),
+        ("no status", ConsumeResult.CR_LATER),
+    ],
+)
+def test_a_concurrent_listener_consumes_one_message_directly(
+    listener: str, answer: str, result: ConsumeResult, clock: FakeClock
+) -> None:
+    """D12: its ackIndex does not matter, as in Java."""
+    at = Desk(clock, listener=f"{__name__}:{listener}", consumeOrderly="false")
+
+    told = at.desk.consume_directly("g", message_at(3, keys=answer))
+
+    assert told is not None
+    assert (told.consume_result, told.order, told.auto_commit) == (result, False, True)
+    assert told.remark == ("ValueError: not today" if answer == "raise" else None)
 
 
 def test_a_listener_that_this_process_cannot_import_is_told(clock: FakeClock) -> None:

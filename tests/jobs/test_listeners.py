@@ -1,4 +1,4 @@
-"""Finding a user's listener: by module and function, with a sentence for everything that can be wrong."""
+"""Finding a user's listener: by module and name, with a sentence for everything that can be wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from jobs.listeners import load_listener
+from jobs.listeners import check_listener
 from pyspark_rocketmq.errors import OptionError
 
 
@@ -23,7 +23,7 @@ def clean_imports(tmp_path, monkeypatch):
 
 def problem_of(name, *py_files):
     with pytest.raises(OptionError) as caught:
-        load_listener(name, py_files)
+        check_listener(name, py_files, orderly=True)
     (problem,) = caught.value.problems
     return problem
 
@@ -31,7 +31,8 @@ def problem_of(name, *py_files):
 def test_a_listener_is_found_in_the_current_directory(tmp_path):
     (tmp_path / "here.py").write_text("def on(messages, context): return 'here'\n")
 
-    assert load_listener("here:on", ())(None, None) == "here"
+    check_listener("here:on", (), orderly=True)
+    assert sys.modules["here"].on(None, None) == "here"
 
 
 def test_a_listener_is_found_in_a_file_and_in_an_archive(tmp_path):
@@ -42,8 +43,9 @@ def test_a_listener_is_found_in_a_file_and_in_an_archive(tmp_path):
         archive.writestr("in_zip.py", "def on(messages, context): return 'zip'\n")
     py_files = (str(folder / "in_file.py"), str(folder / "some.zip"))
 
-    assert load_listener("in_file:on", py_files)(None, None) == "file"
-    assert load_listener("in_zip:on", py_files)(None, None) == "zip"
+    for module, answer in (("in_file", "file"), ("in_zip", "zip")):
+        check_listener(f"{module}:on", py_files, orderly=True)
+        assert sys.modules[module].on(None, None) == answer
 
 
 def test_a_missing_module_is_told_with_where_it_was_looked_for():
@@ -68,4 +70,19 @@ def test_a_module_that_fails_is_told_with_its_reason(tmp_path):
 def test_a_missing_function_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("on = 3\n")
 
-    assert "module 'empty' has no function 'on'" in problem_of("empty:on")
+    assert "module 'empty' has no 'off'" in problem_of("empty:off")
+    assert "an object of type int is no listener" in problem_of("empty:on")
+
+
+def test_any_form_of_a_listener_will_do_and_an_async_one_where_order_does_not_matter(tmp_path):
+    (tmp_path / "forms.py").write_text(
+        "class Opened:\n"
+        "    def consume_message(self, messages, context): pass\n"
+        "opened = Opened()\n"
+        "async def later(messages, context): pass\n"
+    )
+
+    for name in ("forms:Opened", "forms:opened"):
+        check_listener(name, (), orderly=True)
+    assert "only a concurrent listener may be" in problem_of("forms:later")
+    check_listener("forms:later", (), orderly=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -14,17 +13,17 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import engine_schema
-from tests.helpers.messages import message_at
 from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.source_rows import batches_of, rows_of
 
 ORDERS = MessageQueue("orders", "broker-a", 3)
 RETRY = MessageQueue("%RETRY%billing", "broker-a", 0)
@@ -55,32 +54,17 @@ async def fail_every_third_later(
     return fail_every_third(messages, context)
 
 
-def rows_of(planned: QueueRange, **changes: object) -> list[dict[str, Any]]:
-    """The range as it leaves the source, a message at each offset."""
-    instant = datetime.fromtimestamp(1_700_000_000, UTC)
-    rows = []
-    for offset in range(planned.start, planned.end):
-        values = (*message_at(offset, queue=planned.queue)[:17], None, None, None)
-        row = dict(zip(CONSUMER_SCHEMA.names, values, strict=True))
-        rows.append(row | {"bornTimestamp": instant, "storeTimestamp": instant} | changes)
-    return [*rows, *marker_row(planned, rows=planned.count).to_pylist()]
-
-
 def consume(
     cluster: ScriptedCluster, rows: Sequence[dict[str, Any]], listener: Any = fail_every_third
 ) -> list[pa.RecordBatch]:
     engine = ConcurrentEngine(
-        listener,
+        form_of(listener, orderly=False),
         OutputColumns.of(OUTPUT),
         ConcurrentSettings(max_reconsume_times=7),
         SendBackSettings(name_servers=(cluster.name_server.address,), consumer_group="billing"),
         RowColumns(engine_schema(OUTPUT)),
     )
-    batches = [
-        pa.RecordBatch.from_pylist(list(rows[at : at + 4]), schema=CONSUMER_SCHEMA)
-        for at in range(0, len(rows), 4)
-    ]
-    return list(pickle.loads(pickle.dumps(engine))(iter(batches)))
+    return list(pickle.loads(pickle.dumps(engine))(iter(batches_of(rows, 4))))
 
 
 @pytest.mark.parametrize("listener", [fail_every_third, fail_every_third_later], ids=["threads", "loop"])

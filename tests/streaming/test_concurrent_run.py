@@ -24,6 +24,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.listener_loop import is_async
 from pyspark_rocketmq.streaming.listener_workers import (
     CallEnded,
     Event,
@@ -31,7 +32,6 @@ from pyspark_rocketmq.streaming.listener_workers import (
     LoopWorkers,
     SendBackEnded,
     ThreadWorkers,
-    is_async,
 )
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
@@ -56,7 +56,8 @@ class InlineWorkers:
         if self._hangs(number):
             return
         try:
-            self._events.append(CallEnded(number, invoke()))
+            invoke()
+            self._events.append(CallEnded(number))
         except BaseException as error:  # noqa: BLE001 - as the real ones
             self._events.append(CallEnded(number, failure=error))
 

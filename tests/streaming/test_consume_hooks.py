@@ -1,7 +1,8 @@
-"""Hooks around the calls of an orderly run."""
+"""Hooks around the calls of a run, orderly or concurrent."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
@@ -11,16 +12,20 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageContext
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener_call import ListenerCall
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 PLANNED = QueueRange(queue=QUEUE, start=10, end=12, epoch=1, reconsume_times=1)
+
+OUTPUT = OutputColumns.of(StructType().add("name", "string"))
 
 
 class Recording:
@@ -68,9 +73,8 @@ def run_of(
         PLANNED,
         [message_at(10), message_at(11)],
         listener=listener_with_context,
-        output=OutputColumns.of(StructType().add("name", "string")),
+        output=OUTPUT,
         settings=OrderlySettings(consume_message_batch_max_size=2, **settings),
-        before=Uncommitted.at_start_of(PLANNED),
         now_s=lambda: next(clock),
         hooks=ConsumeHooks(hooks, consumer_group="billing", namespace="shop"),
     )
@@ -142,3 +146,66 @@ def test_an_exception_in_a_hook_is_logged_and_changes_nothing(caplog: pytest.Log
         "consume message hook failed, nothing changes hook=broken topic=orders broker=broker-a queue=3"
         in caplog.text
     )
+
+
+# --- around a concurrent listener's calls -------------------------------------------------------------------------
+
+
+def concurrent_call(
+    listener: Any, *hooks: Any, is_async: bool, clock: FakeClock | None = None
+) -> ListenerCall:
+    messages = [message_at(10), message_at(11)]
+    call = ListenerCall(messages, ConsumeConcurrentlyContext(messages, OUTPUT), timeout_s=60.0)
+    around = ConsumeHooks(hooks, consumer_group="billing", namespace="shop")
+
+    async def awaited(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> Any:
+        await asyncio.sleep(0)
+        return listener(messages)
+
+    if is_async:
+        asyncio.run(call.run_async(awaited, around, clock or FakeClock(1.0)))
+    else:
+        call.run(lambda messages, context: listener(messages), around, clock or FakeClock(1.0))
+    return call
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("listener", "success", "status", "return_type"),
+    [
+        (lambda messages: ConsumeConcurrentlyStatus.CONSUME_SUCCESS, True, "CONSUME_SUCCESS", "SUCCESS"),
+        (lambda messages: "CONSUME_SUCCESS", True, "CONSUME_SUCCESS", "SUCCESS"),
+        (lambda messages: ConsumeConcurrentlyStatus.RECONSUME_LATER, False, "RECONSUME_LATER", "FAILED"),
+        (lambda messages: None, False, "RECONSUME_LATER", "RETURNNULL"),
+        (lambda messages: "SUCCESS", False, "RECONSUME_LATER", "FAILED"),
+        (raises, False, "RECONSUME_LATER", "EXCEPTION"),
+    ],
+)
+def test_hooks_see_each_concurrent_call_before_and_after(
+    *, listener: Any, success: bool, status: str, return_type: str, is_async: bool
+) -> None:
+    """D10, E2: in the thread, or on the loop, where the listener is called."""
+    events: list[Any] = []
+
+    concurrent_call(listener, Broken(), Recording("h", events), is_async=is_async)
+
+    assert events == [
+        ("h", "before", False, None, {}),
+        ("h", "after", success, status, {"ConsumeContextType": return_type}),
+    ]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_slow_concurrent_call_is_shown_as_a_time_out(is_async: bool) -> None:
+    """D10, E7: and how long it took is known."""
+    events: list[Any] = []
+    clock = FakeClock(1.0)
+
+    def slow(messages: Sequence[MessageExt]) -> object:
+        clock.advance(60.0)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    call = concurrent_call(slow, Recording("h", events), is_async=is_async, clock=clock)
+
+    assert events[1] == ("h", "after", True, "CONSUME_SUCCESS", {"ConsumeContextType": "TIME_OUT"})
+    assert call.lasted_s == 60.0

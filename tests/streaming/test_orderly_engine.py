@@ -7,11 +7,9 @@ import pickle
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
@@ -29,6 +27,7 @@ from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.uncommitted_text import MAX_TEXT_LENGTH, UncommittedText
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.source_rows import Row, batches_of, row_of, rows_of
 
 PLANNED = QueueRange(queue=QUEUE, start=100, end=140, epoch=3, reconsume_times=2)
 MESSAGES = [
@@ -40,32 +39,11 @@ MESSAGES = [
 OTHER_QUEUE = QUEUE._replace(queue_id=9)
 RETRY_QUEUE = MessageQueue("%RETRY%g", "broker-a", 0)
 
-Row = dict[str, Any]
-
-
-def row_of(message: MessageExt) -> Row:
-    """A message as it leaves the source; its columns are in the order of MessageExt's fields."""
-    row = dict(zip(CONSUMER_SCHEMA.names, (*message[:17], None, None, None), strict=True))
-    instants = {
-        name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in ("bornTimestamp", "storeTimestamp")
-    }
-    return row | instants
-
 
 def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> Row:
     """The range's marker row."""
     (row,) = marker_row(planned, rows=rows).to_pylist()
     return row
-
-
-def rows_of(*planned: QueueRange) -> list[Row]:
-    """All rows of ranges that follow each other, a message at each offset."""
-    rows = []
-    for each in planned:
-        rows += [row_of(message_at(offset, queue=each.queue)) for offset in range(each.start, each.end)] + [
-            marker(each, each.count)
-        ]
-    return rows
 
 
 def chunks_of(rows: Sequence[Row], size: int) -> list[pd.DataFrame]:
@@ -76,14 +54,6 @@ def chunks_of(rows: Sequence[Row], size: int) -> list[pd.DataFrame]:
     ]
     return [
         pd.DataFrame(millis[at : at + size], columns=CONSUMER_SCHEMA.names)
-        for at in range(0, len(rows), size)
-    ]
-
-
-def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
-    """As ``mapInArrow`` gives them."""
-    return [
-        pa.RecordBatch.from_pylist(list(rows[at : at + size]), schema=CONSUMER_SCHEMA)
         for at in range(0, len(rows), size)
     ]
 

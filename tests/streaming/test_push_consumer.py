@@ -164,12 +164,23 @@ def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_unless_
         orderly=False,
         output_schema="step string",
     )
-    options, settings = consumer._checked()
 
-    assert settings == ConcurrentSettings(
+    assert consumer._settings.concurrent() == ConcurrentSettings(
         consume_thread_max=7, max_reconsume_times=taken, consume_timeout_s=60.0
     )
-    assert not ReadOptions.parse(options).needs_locks()
+    assert not ReadOptions.parse(consumer._source_options()).needs_locks()
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_listener_s_name_is_told_to_the_planner(orderly: bool) -> None:
+    """D12: which consumes single messages with it."""
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
+    consumer.subscribe("orders")
+    consumer.register_message_listener("shop.orders:on_order", orderly=orderly, output_schema="step string")
+
+    options = ReadOptions.parse(consumer._source_options())
+
+    assert (options.listener, options.consume_orderly) == ("shop.orders:on_order", orderly)
 
 
 def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
@@ -208,8 +219,8 @@ def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any]
     consumer.register_message_listener(
         lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="step string"
     )
-    options, _ = consumer._checked()
 
-    committer = consumer._committer(ReadOptions.parse(options), None, lambda: "query", None)
+    options = ReadOptions.parse(consumer._source_options())
+    committer = consumer._committer(options, None, lambda: "query", None)
 
     assert (committer._mirror is not None) is is_mirrored

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.model import MessageExt, MessageQueue, is_retry_topic
 from pyspark_rocketmq.wire.admin_headers import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -38,6 +38,7 @@ from pyspark_rocketmq.wire.headers import (
 )
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, queue_without_namespace, without_namespace
+from pyspark_rocketmq.wire.properties import RETRY_TOPIC
 
 
 class GroupMember(Protocol):
@@ -140,7 +141,9 @@ class ServerRequests:
             raise RemoteProtocolError(
                 f"{broker_name} wants {len(messages)} messages consumed at once, not one."
             )
-        return messages[0]._replace(topic=self._bare(messages[0].topic))
+        message = messages[0]._replace(topic=self._bare(messages[0].topic))
+        origin = message.properties.get(RETRY_TOPIC)
+        return message.restored(self._bare(origin)) if origin and is_retry_topic(message.topic) else message
 
     def _bare(self, resource: str) -> str:
         return without_namespace(self._namespace, resource)

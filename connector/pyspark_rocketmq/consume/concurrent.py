@@ -33,7 +33,6 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.concurrent_answer import Answer
-from pyspark_rocketmq.consume.orderly_outcome import ReturnType
 from pyspark_rocketmq.model import MessageModel
 
 SEND_BACK_PAUSE_S: Final = 5.0
@@ -74,7 +73,6 @@ class Delivery(NamedTuple):
 class Settled(NamedTuple):
     """What an answer led to."""
 
-    return_type: ReturnType
     done: Sequence[int]
     """Messages the answer has acknowledged; rows they emitted may leave."""
     send_back: Sequence[int]
@@ -118,7 +116,6 @@ class _Out:
     """A delivery that is not settled."""
 
     indexes: Sequence[int]
-    delivered_s: float
     expires_s: float
     is_answered: bool = False
     going_back: set[int] = field(default_factory=set)
@@ -216,14 +213,14 @@ class ConcurrentConsumption:
             return None
         number = self._deliveries
         self._deliveries += 1
-        out = self._out[number] = _Out(indexes, now_s, now_s + self.settings.consume_timeout_s)
+        out = self._out[number] = _Out(indexes, now_s + self.settings.consume_timeout_s)
         heappush(self._expiry, (out.expires_s, number))
         self._awaited += len(indexes)
         for index in indexes:
             self._state[index] = _WITH_LISTENER
         return Delivery(number, indexes)
 
-    def answered(self, number: int, answer: Answer, now_s: float) -> Settled:
+    def answered(self, number: int, answer: Answer) -> Settled:
         """Apply what the listener answered.
 
         Raises:
@@ -246,7 +243,6 @@ class ConcurrentConsumption:
         if not out.going_back:
             del self._out[number]
         return Settled(
-            self._return_type(answer, now_s - out.delivered_s),
             done,
             () if is_dropped else failed,
             failed if is_dropped else (),
@@ -360,8 +356,3 @@ class ConcurrentConsumption:
         self._is_probing = self._is_probing and index != 0
         while self._done < self._count and self._state[self._done] == _DONE:
             self._done += 1
-
-    def _return_type(self, answer: Answer, lasted_s: float) -> ReturnType:
-        is_slow = lasted_s >= self.settings.consume_timeout_s
-        may_be_slow = answer.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
-        return ReturnType.TIME_OUT if is_slow and may_be_slow else answer.return_type

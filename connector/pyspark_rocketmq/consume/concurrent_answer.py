@@ -28,6 +28,11 @@ class Answer(NamedTuple):
     problem: str | None = None
     """A sentence for the user where the listener broke its contract."""
 
+    def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
+        """How a call that took so long ended, for hooks."""
+        may_be_slow = self.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
+        return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
+
 
 def answer_of(status: object, *, ack_index: object, delay_level: object, count: int) -> Answer:
     """The meaning of a returned value; a string equal to a status is that status.

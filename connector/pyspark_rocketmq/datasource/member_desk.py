@@ -106,18 +106,21 @@ class MemberDesk:
         """Call the listener here if it can be imported by its name (D12), else refuse in a sentence."""
         if consumer_group != self._options.consumer_group:
             return None
-        if self._options.listener is not None and self._options.consume_orderly:
+        is_orderly = self._options.consume_orderly
+        if self._options.listener is not None:
             if self._consume_one is None:
                 # What listeners run in is above this package, and costs imports that a planner seldom needs.
                 above = import_module("pyspark_rocketmq.streaming.one_message")
-                self._consume_one = above.OneMessageConsumer(self._options.listener, consumer_group).consume
+                self._consume_one = above.OneMessageConsumer(
+                    self._options.listener, consumer_group, orderly=is_orderly
+                ).consume
             assert self._consume_one is not None
             return self._consume_one(message)
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
-            order=self._options.consume_orderly,
+            order=is_orderly,
             remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener runs on "
-            "executors only. Register an orderly listener by name ('module:name') to have single messages consumed, or "
+            "executors only. Register the listener by name ('module:name') to have single messages consumed, or "
             "reset the group's offset to have the message consumed again.",
         )
 

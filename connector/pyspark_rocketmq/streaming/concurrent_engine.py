@@ -6,6 +6,7 @@ is gathered and checked before anything of it is delivered, because the whole of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,43 +19,57 @@ from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
-from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
+from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun, put_off
+from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import MessageListenerConcurrently
+from pyspark_rocketmq.streaming.listener_forms import Call, ListenerForm, form_of
 from pyspark_rocketmq.streaming.listener_workers import workers_for
+from pyspark_rocketmq.streaming.opened_listeners import NotOpened
+from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
+
+logger = logging.getLogger(__name__)
 
 
 def consume_concurrently(
     messages: DataFrame,
-    listener: MessageListenerConcurrently,
+    listener: object,
     output_schema: str | StructType,
     settings: ConcurrentSettings | None = None,
     *,
     send_back: SendBackSettings,
+    hooks: ConsumeHooks = NO_HOOKS,
 ) -> DataFrame:
     """Run ``listener`` over a consumer-mode stream that comes straight from the source, in any order.
 
     Args:
         messages: The source's rows, unchanged.
-        listener: A function, or an ``async def`` whose calls share one event loop in each task.
+        listener: In any of the forms of ``listener_forms``; the calls of an ``async def`` share the process's event loop.
         output_schema: Columns of the rows it emits.
         settings: The consumer's.
         send_back: How failed messages are sent back.
+        hooks: Called before and after each call of the listener, where it is called.
 
     Returns:
         Data rows and ack rows, as of ``consume_orderly``.
 
     Raises:
+        OptionError: If the listener is none.
         SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
     """
     schema = listener_schema(output_schema)
     rows = engine_schema(schema)
     engine = ConcurrentEngine(
-        listener, OutputColumns.of(schema), settings or ConcurrentSettings(), send_back, RowColumns(rows)
+        form_of(listener, orderly=False),
+        OutputColumns.of(schema),
+        settings or ConcurrentSettings(),
+        send_back,
+        RowColumns(rows),
+        hooks=hooks,
     )
     return messages.mapInArrow(engine, rows)
 
@@ -64,17 +79,20 @@ class ConcurrentEngine:
 
     def __init__(
         self,
-        listener: MessageListenerConcurrently,
+        listener: ListenerForm,
         output: OutputColumns,
         settings: ConcurrentSettings,
         send_back: SendBackSettings,
         rows: RowColumns,
+        *,
+        hooks: ConsumeHooks = NO_HOOKS,
     ) -> None:
         self._listener = listener
         self._output = output
         self._settings = settings
         self._sender = _Sender(send_back, settings.max_reconsume_times)
         self._rows = rows
+        self._hooks = hooks
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
@@ -82,22 +100,31 @@ class ConcurrentEngine:
             yield self._consume(arrived)
 
     def _consume(self, arrived: ArrivedRange) -> pa.RecordBatch:
+        with self._listener.lease() as listener:
+            rows, ack = self._through(listener, arrived)
+        ack = replace(ack, reset_to=arrived.reset_to)
+        columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
+        return self._rows.to_batch(columns, len(rows) + 1)
+
+    def _through(self, listener: Call, arrived: ArrivedRange) -> tuple[list[Row], QueueAck]:
+        if isinstance(listener, NotOpened):
+            # To fail its calls would send a whole backlog back, and drop it in broadcasting.
+            logger.error("%s range=%s", listener.error(), arrived.planned.queue, exc_info=listener.error())
+            return [], put_off(arrived.planned, SystemClock())
         # Workers of its own, so that a call the range before has given up cannot answer into this one.
-        with closing(workers_for(self._listener, self._settings.consume_thread_max)) as workers:
+        with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(
                 arrived.planned,
                 arrived.messages,
-                listener=self._listener,
+                listener=listener,
                 output=self._output,
                 settings=self._settings,
                 workers=workers,
                 send_back=self._sender,
                 clock=SystemClock(),
+                hooks=self._hooks,
             )
-            rows = run.consume()
-        ack = replace(run.ack(), reset_to=arrived.reset_to)
-        columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
-        return self._rows.to_batch(columns, len(rows) + 1)
+            return run.consume(), run.ack()
 
 
 class _Sender:

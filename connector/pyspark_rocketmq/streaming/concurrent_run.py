@@ -11,7 +11,6 @@ exactly the run that passes its message, and the sink's watermark per queue, whi
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,12 +27,14 @@ from pyspark_rocketmq.consume.concurrent import (
     Finish,
     Settled,
 )
-from pyspark_rocketmq.consume.concurrent_answer import Answer, answer_of, answer_of_failure
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, MessageListenerConcurrently
+from pyspark_rocketmq.streaming.listener_call import ListenerCall
+from pyspark_rocketmq.streaming.listener_loop import is_async
 from pyspark_rocketmq.streaming.listener_workers import CallEnded, ListenerWorkers, SendBackEnded
 from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
@@ -58,6 +59,7 @@ class ConcurrentRun:
         workers: ListenerWorkers,
         send_back: SendBackCall,
         clock: Clock,
+        hooks: ConsumeHooks = NO_HOOKS,
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called."""
         self._planned = planned
@@ -68,8 +70,10 @@ class ConcurrentRun:
         self._workers = workers
         self._send = send_back
         self._clock = clock
+        self._hooks = hooks
+        self._run_call = ListenerCall.run_async if is_async(listener) else ListenerCall.run
         self._started_s = self._answered_s = clock.monotonic_s()
-        self._out: dict[int, tuple[Delivery, Sequence[MessageExt], ConsumeConcurrentlyContext]] = {}
+        self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
         self._rows: list[Row] = []
         self._failed = 0
         self._sent_back = 0
@@ -133,8 +137,10 @@ class ConcurrentRun:
     def _deliver(self, delivery: Delivery) -> None:
         messages = [self._message(index) for index in delivery.indexes]
         context = ConsumeConcurrentlyContext(messages, self._output)
-        self._out[delivery.number] = (delivery, messages, context)
-        self._workers.call(delivery.number, partial(self._listener, context.follow(messages), context))
+        call = ListenerCall(messages, context, timeout_s=self._machine.settings.consume_timeout_s)
+        self._out[delivery.number] = (delivery, call)
+        run = partial(self._run_call, call, self._listener, self._hooks, self._clock)
+        self._workers.call(delivery.number, run)
 
     def _message(self, index: int) -> MessageExt:
         message = self._messages[index]
@@ -149,21 +155,30 @@ class ConcurrentRun:
             return
         timeout_s = None if wake_s == inf else max(0.0, wake_s - self._clock.monotonic_s())
         match self._workers.next_event(timeout_s):
-            case CallEnded(number, status, failure):
-                self._settle(number, status, failure)
+            case CallEnded(number, failure):
+                self._settle(number, failure)
             case SendBackEnded(index, failure):
                 self._take_in_send_back(index, failure)
             case None:
                 pass
 
-    def _settle(self, number: int, status: object, failure: BaseException | None) -> None:
-        delivery, messages, context = self._out.pop(number)
+    def _settle(self, number: int, fatal: BaseException | None) -> None:
+        delivery, call = self._out.pop(number)
         self._answered_s = self._clock.monotonic_s()
-        answer = self._answer(status, failure, messages, context)
-        settled = self._machine.answered(number, answer, self._answered_s)
+        if fatal is not None:
+            raise ListenerError(
+                f"The listener raised {type(fatal).__name__}, which ends its task {self._describe(call.messages)}; "
+                "the task's messages are delivered again."
+            ) from fatal
+        answer = call.answer
+        assert answer is not None
+        if call.failure is not None:
+            logger.error("listener failed %s", self._describe(call.messages), exc_info=call.failure)
+        settled = self._machine.answered(number, answer)
         if settled.problem is not None:
-            logger.error("%s %s", settled.problem, self._describe(messages))
-        self._keep_rows(context.take_emitted(), settled, whole=len(settled.done) == len(delivery.indexes))
+            logger.error("%s %s", settled.problem, self._describe(call.messages))
+        is_whole = len(settled.done) == len(delivery.indexes)
+        self._keep_rows(call.context.take_emitted(), settled, whole=is_whole)
         if settled.send_back or settled.dropped:
             self._failed += 1
         for index in settled.dropped:
@@ -172,26 +187,6 @@ class ConcurrentRun:
             )
         if settled.send_back:
             self._begin_send_back(settled.send_back, answer.delay_level)
-
-    def _answer(
-        self,
-        status: object,
-        failure: BaseException | None,
-        messages: Sequence[MessageExt],
-        context: ConsumeConcurrentlyContext,
-    ) -> Answer:
-        delay_level = context.delay_level_when_next_consume
-        if failure is None:
-            return answer_of(
-                status, ack_index=context.ack_index, delay_level=delay_level, count=len(messages)
-            )
-        if not isinstance(failure, Exception | asyncio.CancelledError):
-            raise ListenerError(
-                f"The listener raised {type(failure).__name__}, which ends its task {self._describe(messages)}; "
-                "the task's messages are delivered again."
-            ) from failure
-        logger.error("listener failed %s", self._describe(messages), exc_info=failure)
-        return answer_of_failure(delay_level=delay_level)
 
     def _keep_rows(self, emitted: list[Row], settled: Settled, *, whole: bool) -> None:
         if whole:
@@ -206,9 +201,9 @@ class ConcurrentRun:
         expired = self._machine.expired(self._clock.monotonic_s())
         if not expired:
             return
-        for number, (delivery, messages, _) in self._out.items():
+        for number, (delivery, call) in self._out.items():
             if not set(expired).isdisjoint(delivery.indexes):
-                logger.error("listener call takes too long %s", self._describe(messages))
+                logger.error("listener call takes too long %s", self._describe(call.messages))
                 self._workers.abandon(number)
         if not self._is_broadcast:
             self._begin_send_back(expired, EXPIRED_DELAY_LEVEL)
@@ -241,3 +236,18 @@ class ConcurrentRun:
             f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
             f"reconsumeTimes={messages[0].reconsume_times}"
         )
+
+
+def put_off(planned: QueueRange, clock: Clock) -> QueueAck:
+    """What is to be committed of a range whose listener could not be opened: nothing is passed, sent back or counted."""
+    return QueueAck.of(
+        planned,
+        next_offset=planned.start,
+        reconsume_times=planned.reconsume_times,
+        put_back=planned.put_back,
+        suspended_until_s=clock.now_s() + SEND_BACK_PAUSE_S,
+        consumed=0,
+        failed=1,
+        finished=str(Finish.SUSPENDED),
+        listener_s=0.0,
+    )

@@ -102,3 +102,6 @@ class ConsumeHooks:
                     context.mq,
                     context.msg_list[0].queue_offset,
                 )
+
+
+NO_HOOKS: Final = ConsumeHooks()

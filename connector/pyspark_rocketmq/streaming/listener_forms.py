@@ -2,29 +2,30 @@
 
 =========================  ==========================================================================================
 a function                 ``(messages, context) -> status``
-a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is SUCCESS, or ``return status``
+a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is success, or ``return status``
 :class:`PandasListener`    ``(frame, context) -> status`` or ``(status, frame of rows)``
 a class, or an object      with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if wanted: opened
                            once per worker process, closed when it was not needed for a while
 ``"module:name"``          any of these, imported where it is needed and not pickled
 =========================  ==========================================================================================
 
-A form is what is pickled to the executors; there each range takes a lease of it.
+A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the executors; there each range takes a lease of it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from pyspark_rocketmq.errors import ListenerError, OptionError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.listener import DeliveryContext
+from pyspark_rocketmq.streaming.listener_loop import is_async
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
 
 Call = Callable[[Sequence[MessageExt], Any], Any]
@@ -40,30 +41,44 @@ class ListenerForm(Protocol):
         ...
 
 
-def form_of(listener: object, consumer_group: str = "") -> ListenerForm:
+def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
     """The form of whatever a user gives as a listener; a form stays as it is.
 
     Raises:
-        OptionError: If it is no listener, or one for the concurrent mode.
+        OptionError: If it is no listener, or an ``async def`` where messages are consumed in order.
     """
-    return _form(listener, consumer_group, uuid4().hex)
+    return _form(listener, _Origin(consumer_group, orderly, uuid4().hex))
 
 
-def _form(listener: object, consumer_group: str, key: str) -> ListenerForm:
-    """``key`` tells an object that is to be opened once from others, in every process alike."""
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Whose listener it is."""
+
+    consumer_group: str
+    is_orderly: bool
+    key: str
+    """Tells an object that is to be opened once from others, in every process alike."""
+
+
+def _form(listener: object, origin: _Origin) -> ListenerForm:
     if isinstance(listener, ListenerForm):
         return listener
     if isinstance(listener, str):
-        return ByName(listener, consumer_group, key)
-    if hasattr(listener, "consume_message"):
-        return OpenedOnce(listener, ListenerContext(consumer_group), key)
-    if inspect.isgeneratorfunction(listener):
-        return Plain(GeneratorListener(listener))
-    if inspect.iscoroutinefunction(listener):
+        return ByName(listener, origin)
+    consume_message = getattr(listener, "consume_message", None)
+    is_async_listener = is_async(consume_message or listener) or inspect.isasyncgenfunction(listener)
+    if is_async_listener and origin.is_orderly:
         raise _unusable(
             f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has one call at "
             "a time"
         )
+    if consume_message is not None:
+        return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
+    success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+    if inspect.isgeneratorfunction(listener):
+        return Plain(GeneratorListener(listener, success))
+    if inspect.isasyncgenfunction(listener):
+        return Plain(AsyncGeneratorListener(listener, success))
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
             f"{named(listener)} is no listener: it must be a function of messages and a context, or have a method "
@@ -123,30 +138,49 @@ class ByName:
     """A listener that every process imports for itself."""
 
     name: str
-    consumer_group: str
-    key: str
+    origin: _Origin
 
     def lease(self) -> AbstractContextManager[Call]:
         """See :class:`ListenerForm`."""
-        return _form(load(self.name), self.consumer_group, self.key).lease()
+        return _form(load(self.name), self.origin).lease()
 
 
 class GeneratorListener:
     """Calls a generator function and emits what it yields."""
 
-    def __init__(self, function: Callable[[Sequence[MessageExt], Any], Iterator[Any]]) -> None:
+    def __init__(
+        self, function: Callable[[Sequence[MessageExt], Any], Iterator[Any]], success: object
+    ) -> None:
         self._function = function
+        self._success = success
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Emit its rows; the status it returned, SUCCESS if none."""
+        """Emit its rows; the status it returned, success if none."""
         rows = self._function(messages, context)
         try:
             while True:
                 _emit(next(rows), context)
         except StopIteration as end:
-            return ConsumeOrderlyStatus.SUCCESS if end.value is None else end.value
+            return self._success if end.value is None else end.value
         finally:
             rows.close()  # type: ignore[attr-defined]  # a generator's
+
+
+class AsyncGeneratorListener:
+    """Awaits an asynchronous generator function and emits what it yields; such a one cannot return a status."""
+
+    def __init__(
+        self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object
+    ) -> None:
+        self._function = function
+        self._success = success
+
+    async def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+        """Emit its rows; success, unless it raises."""
+        async with aclosing(self._function(messages, context)) as rows:
+            async for row in rows:
+                _emit(row, context)
+        return self._success
 
 
 def _emit(row: object, context: DeliveryContext) -> None:

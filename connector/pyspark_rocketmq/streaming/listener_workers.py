@@ -7,17 +7,18 @@ Threads are daemons: a call that never returns must not keep its worker process 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, cast
 
+from pyspark_rocketmq.streaming.listener_loop import is_async, leave_loop, listener_loop
+
 _SEND_BACK_THREADS: Final = 16
 """Deliveries whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
-"""How long a loop may take to cancel what is left; one that a call blocks is left behind."""
+"""How long a range's calls may take to be cancelled; a loop that a call blocks is left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class CallEnded:
 
     number: int
     """The delivery's."""
-    status: object = None
     failure: BaseException | None = None
 
 
@@ -65,14 +65,8 @@ class ListenerWorkers(Protocol):
         ...
 
 
-def is_async(listener: Callable[..., object]) -> bool:
-    """Whether calling it gives something to await."""
-    call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
-
-
-def workers_for(listener: Callable[..., object], most_calls: int) -> ListenerWorkers:
-    """An event loop for an ``async def`` listener, else threads; nothing is started yet."""
+def workers_for(listener: object, most_calls: int) -> ListenerWorkers:
+    """The event loop for an ``async def`` listener, else threads; nothing is started yet."""
     return LoopWorkers() if is_async(listener) else ThreadWorkers(most_calls)
 
 
@@ -145,11 +139,11 @@ class ThreadWorkers(_Workers):
 
         def work() -> None:
             try:
-                status = invoke()
+                invoke()
             except BaseException as error:  # noqa: BLE001 - the run decides what it means
-                self._events.put(CallEnded(number, failure=error))
+                self._events.put(CallEnded(number, error))
             else:
-                self._events.put(CallEnded(number, status))
+                self._events.put(CallEnded(number))
 
         self._callers.run(work)
 
@@ -163,39 +157,34 @@ class ThreadWorkers(_Workers):
 
 
 class LoopWorkers(_Workers):
-    """All calls on one event loop, in a thread of its own."""
+    """All calls on the process's event loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The loop's thread alone touches it."""
 
     def call(self, number: int, invoke: Callable[[], object]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
-        loop = self._running_loop()
-        loop.call_soon_threadsafe(self._begin, loop, number, invoke)
+        if self._loop is None:
+            self._loop = listener_loop()
+        self._loop.call_soon_threadsafe(self._begin, self._loop, number, invoke)
 
     def abandon(self, number: int) -> None:
         """Cancel the call; it ends where it awaits something."""
-        self._running_loop().call_soon_threadsafe(self._cancel, number)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, number)
 
     def close(self) -> None:
         """See :class:`ListenerWorkers`."""
         super().close()
-        if self._loop is not None and self._thread is not None:
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-            self._thread.join(_LOOP_END_S)
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=_run_loop, args=(self._loop,), name="rocketmq-listener-loop", daemon=True
-            )
-            self._thread.start()
-        return self._loop
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
+        except TimeoutError:
+            leave_loop(self._loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, number: int, invoke: Callable[[], object]) -> None:
         self._tasks[number] = loop.create_task(self._await(number, invoke))
@@ -206,23 +195,17 @@ class LoopWorkers(_Workers):
 
     async def _await(self, number: int, invoke: Callable[[], object]) -> None:
         try:
-            status = await cast("Awaitable[object]", invoke())
+            await cast("Awaitable[object]", invoke())
         except BaseException as error:  # noqa: BLE001 - the run decides what it means
-            self._events.put(CallEnded(number, failure=error))
+            self._events.put(CallEnded(number, error))
         else:
-            self._events.put(CallEnded(number, status))
+            self._events.put(CallEnded(number))
         finally:
             del self._tasks[number]
 
     async def _end(self) -> None:
-        for task in list(self._tasks.values()):
+        left = list(self._tasks.values())
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        asyncio.get_running_loop().stop()
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+        if left:
+            await asyncio.wait(left, timeout=_LOOP_END_S)

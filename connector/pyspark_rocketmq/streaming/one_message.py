@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly_outcome import status_of
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.streaming.listener import (
+    ConsumeConcurrentlyContext,
+    ConsumeOrderlyContext,
+    DeliveryContext,
+)
+from pyspark_rocketmq.streaming.listener_forms import Call, form_of
+from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
 from pyspark_rocketmq.wire.client_info import ConsumeMessageDirectlyResult, ConsumeResult
 
 logger = logging.getLogger(__name__)
 
-_RESULTS = {
+_LONGEST_CALL_S: Final = 900.0
+"""Of an ``async def``: Java's consumeTimeout. Whoever asks has long gone by then."""
+_ORDERLY_RESULTS = {
     ConsumeOrderlyStatus.SUCCESS: ConsumeResult.CR_SUCCESS,
     ConsumeOrderlyStatus.COMMIT: ConsumeResult.CR_COMMIT,
     ConsumeOrderlyStatus.ROLLBACK: ConsumeResult.CR_ROLLBACK,
@@ -26,41 +35,64 @@ _RESULTS = {
 
 
 class OneMessageConsumer:
-    """Calls an orderly listener for single messages, in this process; for its side effects, its rows are dropped.
+    """Calls a listener for single messages, in this process; for its side effects, its rows are dropped.
 
-    Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly``.
+    Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent service's.
     """
 
-    def __init__(self, listener: str, consumer_group: str) -> None:
+    def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:
         """``listener`` is a ``module:name`` that this process can import."""
-        self._form = form_of(listener, consumer_group)
+        self._form = form_of(listener, consumer_group, orderly=orderly)
+        self._is_orderly = orderly
 
     def consume(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
         """Have the listener consume ``message``; what it answered, or why it could not."""
-        context = _RowlessContext([message], OutputColumns.of(StructType()))
+        messages, output = [message], OutputColumns.of(StructType())
+        context = _Orderly(messages, output) if self._is_orderly else _Concurrent(messages, output)
         began_s = time.monotonic()
         remark = None
         try:
-            with self._form.lease() as call:
-                answer = call([message], context)
+            with self._form.lease() as listener:
+                answer = _answer(listener, messages, context)
         except Exception as error:
             logger.exception("message not consumed directly msgId=%s", message.msg_id)
             result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         else:
-            result = ConsumeResult.CR_RETURN_NULL if answer is None else _RESULTS[status_of(answer)]
+            result = self._result_of(answer)
         return ConsumeMessageDirectlyResult(
             consume_result=result,
-            order=True,
-            auto_commit=context.auto_commit,
+            order=self._is_orderly,
+            auto_commit=getattr(context, "auto_commit", True),
             remark=remark,
             spent_time_mills=int((time.monotonic() - began_s) * 1000),
         )
 
+    def _result_of(self, answer: object) -> ConsumeResult:
+        if answer is None:
+            return ConsumeResult.CR_RETURN_NULL
+        if self._is_orderly:
+            return _ORDERLY_RESULTS[status_of(answer)]
+        is_success = answer == ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+        return ConsumeResult.CR_SUCCESS if is_success else ConsumeResult.CR_LATER
 
-class _RowlessContext(ConsumeOrderlyContext):
+
+def _answer(listener: Call, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+    call = partial(listener, messages, context)
+    return run_on_loop(call, _LONGEST_CALL_S) if is_async(listener) else call()
+
+
+class _Rowless:
     """There is no sink for rows of a message that is consumed outside its batch."""
 
     __slots__ = ()
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
-        pass
+        """Drop them."""
+
+
+class _Orderly(_Rowless, ConsumeOrderlyContext):
+    __slots__ = ()
+
+
+class _Concurrent(_Rowless, ConsumeConcurrentlyContext):
+    __slots__ = ()

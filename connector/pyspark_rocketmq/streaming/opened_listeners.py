@@ -8,20 +8,26 @@ is needed again. One whose process is killed is not closed, which nothing could 
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.streaming.listener_loop import run_on_loop
 
 logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 30.0
 """Half of what Spark gives an idle worker (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``)."""
+_OPEN_S: Final = 60.0
+_CLOSE_S: Final = 10.0
+"""How long an ``async def`` ``open`` or ``close`` may take."""
 
 Call = Callable[[Sequence[MessageExt], Any], Any]
 
@@ -60,12 +66,12 @@ def lease_of_opened(
         context: For ``open``.
         idle_s: How long it stays open without a lease.
 
-    One that cannot be opened fails its calls, as if it had raised: its queues wait, and it is tried again after that.
+    One that cannot be opened is a :class:`NotOpened`: its queues wait, and it is tried again after that.
     """
     try:
         opened = _take(key) or _open(key, listener, context)
     except Exception as error:  # noqa: BLE001 - its calls raise it
-        yield _failing(error)
+        yield NotOpened(error)
         return
     try:
         yield opened.listener.consume_message
@@ -86,7 +92,7 @@ def _take(key: str) -> _Opened | None:
 def _open(key: str, listener: Any, context: ListenerContext) -> _Opened:
     made = listener() if isinstance(listener, type) else listener
     if hasattr(made, "open"):
-        made.open(context)
+        _ended(partial(made.open, context), _OPEN_S)
     opened = _Opened(made)
     opened.users = 1
     with _guard:
@@ -116,7 +122,7 @@ def _close(opened: _Opened) -> None:
     if not hasattr(opened.listener, "close"):
         return
     try:
-        opened.listener.close()
+        _ended(opened.listener.close, _CLOSE_S)
     except Exception:
         logger.exception("listener could not be closed type=%s", type(opened.listener).__name__)
 
@@ -130,8 +136,30 @@ def _close_all() -> None:
         _close(opened)
 
 
-def _failing(error: Exception) -> Call:
-    def call(_messages: Sequence[MessageExt], _context: Any) -> Any:
-        raise ListenerError("The listener's open() failed, so its messages could not be consumed.") from error
+def _ended(method: Callable[[], object], timeout_s: float) -> None:
+    """Call ``open`` or ``close``, on the event loop if it is an ``async def``."""
+    if inspect.iscoroutinefunction(method):
+        run_on_loop(method, timeout_s)
+    else:
+        method()
 
-    return call
+
+class NotOpened:
+    """In the place of a listener that could not be opened: its calls fail."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, messages: Sequence[MessageExt], context: object) -> NoReturn:  # noqa: ARG002
+        """Fail.
+
+        Raises:
+            ListenerError: In any case.
+        """
+        raise self.error()
+
+    def error(self) -> ListenerError:
+        """Why it has no answers."""
+        error = ListenerError("The listener's open() failed, so its messages could not be consumed.")
+        error.__cause__ = self._error
+        return error

@@ -14,7 +14,7 @@ from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome,
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
+from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
@@ -47,7 +47,6 @@ def no_dead_letters(message: MessageExt) -> None:
     )
 
 
-_NO_HOOKS = ConsumeHooks()
 _GIVEN_BACK = frozenset({Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK})
 
 
@@ -65,7 +64,7 @@ class OrderlyRun:
         before: Uncommitted | None = None,
         now_s: Callable[[], float],
         dead_letters: DeadLetters = no_dead_letters,
-        hooks: ConsumeHooks = _NO_HOOKS,
+        hooks: ConsumeHooks = NO_HOOKS,
     ) -> None:
         self._planned = planned
         self._messages = messages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,6 +11,7 @@ from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS
 from pyspark_rocketmq.streaming.listener import DeliveryContext
+from pyspark_rocketmq.streaming.listener_loop import is_async
 
 _POSITION = "queueOffset"
 _TIMES = ("bornTimestamp", "storeTimestamp")
@@ -21,22 +22,38 @@ class PandasListener:
 
     The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are instants in UTC.
     The function returns a status, or a status and a DataFrame of rows with the output's columns and ``queueOffset``,
-    which says whose row each is and may be left out in a delivery of one message. NaN and NaT are nulls there.
+    which says whose row each is and may be left out in a delivery of one message. NaN and NaT are nulls there. That of a
+    concurrent listener may be an ``async def``.
     """
 
     def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:
         self._function = function
+        self.is_async = is_async(function)
+        """Whether the status is to be awaited."""
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
         """Deliver ``messages`` as a frame; the status."""
         returned = self._function(frame_of(messages), context)
-        match returned:
-            case (status, pd.DataFrame() as rows):
-                _emit(rows, list(messages), context)
-                return status
-            case _:
-                return returned
+        return (
+            _awaited(returned, messages, context) if self.is_async else _status(returned, messages, context)
+        )
+
+
+async def _awaited(
+    returned: Awaitable[object], messages: Sequence[MessageExt], context: DeliveryContext
+) -> object:
+    return _status(await returned, messages, context)
+
+
+def _status(returned: object, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+    """The status in what a function returned, after emitting the rows in it."""
+    match returned:
+        case (status, pd.DataFrame() as rows):
+            _emit(rows, list(messages), context)
+            return status
+        case _:
+            return returned
 
 
 def frame_of(messages: Sequence[MessageExt]) -> pd.DataFrame:

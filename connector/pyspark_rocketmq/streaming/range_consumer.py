@@ -13,7 +13,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
+from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
@@ -49,7 +49,7 @@ class RangeConsumer:
                 reached the limit are sent.
         """
         self._listener = form_of(listener)
-        self._hooks = hooks or ConsumeHooks()
+        self._hooks = hooks or NO_HOOKS
         self._output = output
         self._settings = settings
         self._dead_letters: DeadLetters = no_dead_letters

@@ -1,0 +1,195 @@
+"""What a user configures of a ``PushConsumer``, checked, as the source and the engines want it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark_rocketmq.consume.allocation_names import allocation_strategy
+from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
+from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options import ReadOptions
+
+_DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
+"""``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
+_SET_BY = {
+    "nameServers": "parameter name_servers",
+    "topic": "subscribe()",
+    "topics": "subscribe()",
+    "subscription": "subscribe()",
+    "subscriptions": "subscribe()",
+    "sqlFilter": "subscribe(sql=…)",
+    "consumerGroup": "parameter consumer_group",
+    "offsetStore": "parameter offset_store",
+    "startingOffsets": "parameter consume_from_where",
+    "startingTimestamp": "parameters consume_from_where and consume_timestamp",
+    "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+    "messageModel": "parameter message_model",
+    "consumeOrderly": "parameter orderly of register_message_listener()",
+    "listener": "register_message_listener()",
+    "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
+    "instanceName": "parameter instance_name",
+}
+"""Options of the source that a consumer sets itself, and from what."""
+_SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
+"""By the key in lower case: Spark matches keys without regard to case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The parameters of ``PushConsumer``, under their names and with their meaning."""
+
+    consumer_group: str
+    name_servers: str
+    offset_store: OffsetStore | str
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp: str | None
+    consume_message_batch_max_size: int
+    max_reconsume_times: int
+    suspend_current_queue_time_millis: int
+    consume_thread_max: int
+    consume_timeout_s: float
+    max_offsets_per_trigger: int
+    allocate_message_queue_strategy: str
+    instance_name: str | None
+    mirror_offsets: bool
+    orderly_engine: OrderlyEngineKind | str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def store_spec(self) -> str:
+        """What option ``offsetStore`` takes."""
+        return self.offset_store if isinstance(self.offset_store, str) else self.offset_store.spec
+
+    def source_options(
+        self,
+        subscriptions: Mapping[str, str | dict[str, str]],
+        listener: object,
+        *,
+        orderly: bool,
+        problems: list[str],
+    ) -> dict[str, str]:
+        """The options of ``format("rocketmq")``.
+
+        Args:
+            subscriptions: By topic: tags, or ``{"sql": condition}``.
+            listener: Its name goes along, if it was given by name.
+            orderly: Whether it is an orderly one.
+            problems: Of listener and hooks; everything that is wrong with the settings is added.
+
+        Raises:
+            OptionError: With all problems, if there are any.
+        """
+        problems = [*problems, *self._problems(), *self._overridden()]
+        options = {
+            "nameServers": self.name_servers,
+            "consumerGroup": self.consumer_group,
+            "offsetStore": self.store_spec,
+            "maxOffsetsPerTrigger": str(self.max_offsets_per_trigger),
+            "messageModel": self.message_model.value,
+            "consumeOrderly": str(orderly).lower(),
+            "allocateMessageQueueStrategy": self.allocate_message_queue_strategy,
+            **({"listener": listener} if isinstance(listener, str) else {}),
+            **({} if self.instance_name is None else {"instanceName": self.instance_name}),
+            **({"subscriptions": json.dumps(dict(subscriptions))} if subscriptions else {}),
+            **self._start_option(problems),
+            **{key: text for key, text in self.options.items() if key.lower() not in _SETTER_OF},
+        }
+        for check in (
+            lambda: ReadOptions.parse(options),
+            lambda: allocation_strategy(self.allocate_message_queue_strategy),
+        ):
+            try:
+                check()
+            except OptionError as error:
+                problems += error.problems
+        if problems:
+            raise OptionError(
+                tuple(problems), where=f"configuration of consumer group '{self.consumer_group}'"
+            )
+        return options
+
+    def orderly(self) -> OrderlySettings:
+        """What the orderly machine is to know."""
+        return OrderlySettings(
+            consume_message_batch_max_size=self.consume_message_batch_max_size,
+            suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
+            max_reconsume_times=self.max_reconsume_times,
+        )
+
+    def concurrent(self) -> ConcurrentSettings:
+        """What the concurrent machine is to know."""
+        is_default = self.max_reconsume_times == UNLIMITED
+        return ConcurrentSettings(
+            consume_message_batch_max_size=self.consume_message_batch_max_size,
+            consume_thread_max=self.consume_thread_max,
+            max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if is_default else self.max_reconsume_times,
+            consume_timeout_s=self.consume_timeout_s,
+            message_model=self.message_model,
+        )
+
+    def _problems(self) -> list[str]:
+        checks = (
+            (
+                self.store_spec.startswith("memory:"),
+                (
+                    f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by Spark's "
+                    "planner process; use DeltaOffsetStore"
+                ),
+            ),
+            (
+                self.orderly_engine not in tuple(OrderlyEngineKind),
+                f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}",
+            ),
+            (
+                not 1 <= self.consume_message_batch_max_size <= 1024,
+                f"consume_message_batch_max_size={self.consume_message_batch_max_size} is not between 1 and 1024",
+            ),
+            (
+                not 1 <= self.consume_thread_max <= 1000,
+                f"consume_thread_max={self.consume_thread_max} is not between 1 and 1000",
+            ),
+            (
+                self.consume_timeout_s <= 0,
+                f"consume_timeout_s={self.consume_timeout_s} must be more than 0",
+            ),
+            (
+                self.max_reconsume_times < UNLIMITED,
+                f"max_reconsume_times={self.max_reconsume_times} must be -1 (no limit), 0 or more",
+            ),
+        )
+        return [sentence for is_wrong, sentence in checks if is_wrong]
+
+    def _overridden(self) -> list[str]:
+        return [
+            f"options={{'{key}': …}} would override what this consumer sets itself; use {_SETTER_OF[key.lower()]}"
+            for key in self.options
+            if key.lower() in _SETTER_OF
+        ]
+
+    def _start_option(self, problems: list[str]) -> dict[str, str]:
+        match self.consume_from_where:
+            case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+                return {"startingOffsets": "earliest"}
+            case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+                return {"startingOffsets": "latest"}
+            case ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+                return {"startingTimestamp": str(self._timestamp_ms(problems))}
+
+    def _timestamp_ms(self, problems: list[str]) -> int:
+        at = datetime.now(UTC) - _DEFAULT_LOOK_BACK
+        if self.consume_timestamp is not None:
+            try:
+                at = datetime.strptime(self.consume_timestamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+            except ValueError:
+                problems.append(
+                    f"consume_timestamp='{self.consume_timestamp}' is not a time written as yyyyMMddHHmmss"
+                )
+        return int(at.timestamp() * 1000)

@@ -1,0 +1,71 @@
+"""The event loop on which this process's asynchronous listeners run.
+
+One for all: what a listener has opened on it, such as a pool of connections, stays usable from batch to batch. It runs in
+a daemon thread, because a call that never returns must not keep its worker process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+_running: asyncio.AbstractEventLoop | None = None
+_guard = threading.Lock()
+"""Over ``_running``."""
+
+
+def is_async(listener: object) -> bool:
+    """Whether calling it gives something to await; a wrapper may say so itself."""
+    if (said := getattr(listener, "is_async", None)) is not None:
+        return bool(said)
+    call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
+
+
+def listener_loop() -> asyncio.AbstractEventLoop:
+    """The loop, running; started when it is first needed."""
+    global _running  # noqa: PLW0603 - one per process is the point
+    with _guard:
+        if _running is None:
+            _running = asyncio.new_event_loop()
+            threading.Thread(target=_running.run_forever, name="rocketmq-listener-loop", daemon=True).start()
+        return _running
+
+
+def leave_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the next call begin another loop: something blocks this one."""
+    global _running  # noqa: PLW0603
+    logger.error("an async listener blocks its event loop, which is left behind; await what takes time")
+    with _guard:
+        if _running is loop:
+            _running = None
+
+
+def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> ResultT:
+    """Wait for what ``begin``, called on the loop, gives; from any thread but the loop's.
+
+    Raises:
+        TimeoutError: If it takes longer; it is cancelled.
+    """
+
+    async def run() -> ResultT:
+        async with asyncio.timeout(timeout_s):
+            return await begin()
+
+    loop = listener_loop()
+    future = asyncio.run_coroutine_threadsafe(run(), loop)
+    try:
+        # A little longer than the loop itself waits: it does not answer at all when something blocks it.
+        return future.result(timeout_s + 1.0)
+    except TimeoutError:
+        if not future.done():
+            leave_loop(loop)
+        raise

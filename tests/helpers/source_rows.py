@@ -1,0 +1,42 @@
+"""Rows of planned ranges as they leave the source in consumer mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.model import MessageExt, QueueRange
+from tests.helpers.messages import message_at
+
+Row = dict[str, Any]
+
+
+def row_of(message: MessageExt) -> Row:
+    """A message; its columns are in the order of MessageExt's fields."""
+    row = dict(zip(CONSUMER_SCHEMA.names, (*message[:17], None, None, None), strict=True))
+    instants = {
+        name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in ("bornTimestamp", "storeTimestamp")
+    }
+    return row | instants
+
+
+def rows_of(*planned: QueueRange, **changes: object) -> list[Row]:
+    """All rows of ranges that follow each other, a message with ``changes`` at each offset, and the marker rows."""
+    rows: list[Row] = []
+    for each in planned:
+        messages = [message_at(offset, queue=each.queue) for offset in range(each.start, each.end)]
+        rows += [row_of(message) | changes for message in messages]
+        rows += marker_row(each, rows=each.count).to_pylist()
+    return rows
+
+
+def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
+    """As ``mapInArrow`` gives them."""
+    return [
+        pa.RecordBatch.from_pylist(list(rows[at : at + size]), schema=CONSUMER_SCHEMA)
+        for at in range(0, len(rows), size)
+    ]
