@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from jobs.offset_view import iso
+from pyspark_rocketmq.consume.statistics import status_of
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -89,12 +90,17 @@ class LagTotal:
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order; sums are of what is known."""
         waits = [view.lag_s for view in self.views if view.lag_s is not None]
+        speed = status_of((view.row.statistics for view in self.views), self.views[0].now_s)
         return {
             "consumerGroup": self.group,
             "topic": self.topic,
             "queues": len(self.views),
             "lag": sum(view.lag or 0 for view in self.views),
             "lagSeconds": _rounded(max(waits, default=None)),
+            "okPerSecond": _rounded(speed.consume_ok_tps),
+            "failedPerSecond": _rounded(speed.consume_failed_tps),
+            "failedInHour": speed.consume_failed_msgs,
+            "callMs": _rounded(speed.consume_rt),
             "members": len({view.holder.client_id for view in self.views if view.holder}),
             "heldByNobody": sum(view.holder is None for view in self.views),
             "suspended": sum(view.is_suspended for view in self.views),

@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
-from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -279,13 +279,24 @@ def test_a_lost_tail_is_data_loss(partition: QueuePartition, log: Log) -> None:
 def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:
     *_, marker = read_queue(partition)
 
-    assert json.loads(marker.column("plannedRange")[0].as_py()) == {
+    facts = json.loads(marker.column("plannedRange")[0].as_py())
+    assert {name: facts[name] for name in ("from", "to", "epoch", "times", "rows")} == {
         "from": 10,
         "to": 60,
         "epoch": 7,
         "times": 2,
         "rows": 50,
     }
+
+
+def test_the_marker_row_tells_what_the_pulls_took(partition: QueuePartition) -> None:
+    """D11: those that brought something, from sending to answer."""
+    *_, marker = read_queue(partition)
+
+    figures = pull_figures(marker.column("plannedRange")[0].as_py())
+    assert figures.pulled == 50
+    assert 1 <= figures.pulls <= 50
+    assert 0 < figures.pull_ms < 60_000
 
 
 def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partition: QueuePartition) -> None:

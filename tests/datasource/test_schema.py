@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import (
     CONSUMER_SCHEMA,
     marker_row,
     planned_range,
+    pull_figures,
     reset_target,
     with_consumer_columns,
 )
@@ -36,6 +38,13 @@ def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() ->
 
     assert planned_range(QUEUE, row["plannedRange"], rows=8) == PLANNED
     assert reset_target(row["plannedRange"]) == 0
+
+
+def test_a_marker_row_tells_what_reading_took() -> None:
+    """D11"""
+    (row,) = marker_row(PLANNED, rows=8, pulls=3, pull_ms=4.56).to_pylist()
+
+    assert pull_figures(row["plannedRange"]) == Figures(pulled=8, pulls=3, pull_ms=4.6)
 
 
 def test_a_marker_row_brings_back_what_an_engine_has_left() -> None:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
-from pyspark_rocketmq.wire.client_info import ConsumeResult
+from pyspark_rocketmq.wire.client_info import ConsumeResult, ConsumeStatus
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
@@ -121,6 +123,37 @@ def test_running_info_tells_queues_locks_and_offsets(at: Desk) -> None:
     assert queue.last_lock_timestamp == 1_700_000_090_000
     assert info.properties["PROP_NAMESERVER_ADDR"] == "ns:9876"
     assert at.desk.running_info("another") is None
+
+
+def test_running_info_tells_how_fast_each_topic_is_consumed(at: Desk, clock: FakeClock) -> None:
+    """D11: as of the last batch, for every topic of the group; a clock that goes on makes it less."""
+    recent: RecentFigures[MessageQueue] = RecentFigures(clock.now_s() - 60)
+    figures = recent.add(HELD, Figures(600, 6, 10, 50.0, 606, 3, 6.0), clock.now_s())
+    at.store.commit(
+        "progress",
+        [QueueCommit(queue=HELD, epoch=1, next_offset=9, statistics=figures)],
+        query_id="q",
+        batch_id=1,
+    )
+
+    info = at.desk.running_info("g")
+
+    assert info is not None
+    assert info.statuses == {
+        "orders": ConsumeStatus(
+            pull_rt=2.0,
+            pull_tps=10.1,
+            consume_rt=5.0,
+            consume_ok_tps=10.0,
+            consume_failed_tps=0.1,
+            consume_failed_msgs=6,
+        ),
+        "%RETRY%g": ConsumeStatus(),
+    }
+    clock.advance(61)
+    later = at.desk.running_info("g")
+    assert later is not None
+    assert later.statuses["orders"] == ConsumeStatus(consume_rt=5.0, consume_failed_msgs=6)
 
 
 def test_a_broadcasting_member_has_no_locks(clock: FakeClock) -> None:

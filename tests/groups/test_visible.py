@@ -184,6 +184,26 @@ def test_what_it_holds(watched: Watched) -> None:
     }, shown
 
 
+def test_how_fast_it_is(watched: Watched) -> None:
+    """D11: consumerStatus shows RT and TPS by topic; here a minute after 50 messages, perhaps."""
+    shown = watched.mqadmin("consumerStatus", "-g", _GROUP, "-i", _CLIENT_ID)
+
+    figures = {words[0]: [float(word) for word in words[1:]] for words in _figures(shown)}
+    assert figures.keys() == {_TOPIC, f"%RETRY%{_GROUP}"}
+    pull_rt, pull_tps, consume_rt, ok_tps, failed_tps, failed_in_hour = figures[_TOPIC]
+    assert consume_rt > 0.0
+    assert 0.0 <= ok_tps <= 2 * _MESSAGES / 10
+    assert (pull_rt > 0.0) == (pull_tps > 0.0)
+    assert (failed_tps, failed_in_hour) == (0.0, 0.0)
+
+
+def _figures(shown: str) -> list[list[str]]:
+    """The rows of the section about RT and TPS."""
+    _, _, section = shown.partition("#Consumer RT&TPS#")
+    rows = [line.split() for line in section.splitlines() if line.strip() and not line.startswith("#")]
+    return [words for words in rows if len(words) == 7]
+
+
 def test_a_reset_that_the_broker_keeps_is_followed_without_new_messages(watched: Watched) -> None:
     """F5: resetOffsetByTime, as of 5.1."""
     watched.mqadmin("resetOffsetByTime", "-g", _GROUP, "-t", _TOPIC, "-s", "0")

@@ -116,7 +116,8 @@ def test_totals_are_of_a_group_and_topic_and_of_what_is_known():
     first, second = (total.columns() for total in totals(views))
 
     assert first == {
-        "consumerGroup": "etl", "topic": "orders", "queues": 2, "lag": 8, "lagSeconds": 8.0, "members": 1,
+        "consumerGroup": "etl", "topic": "orders", "queues": 2, "lag": 8, "lagSeconds": 8.0,
+        "okPerSecond": 0.0, "failedPerSecond": 0.0, "failedInHour": 0, "callMs": 0.0, "members": 1,
         "heldByNobody": 1, "suspended": 1, "withoutBroker": 0,
     }  # fmt: skip
     assert (second["consumerGroup"], second["queues"]) == ("other", 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.statistics import Figures, status_of
 from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
@@ -25,7 +27,7 @@ FILE = WrittenFile(path="a.parquet", size=10, num_records=7, stats_json="{}", pa
 ACK = QueueAck(
     topic=QUEUE.topic, broker_name=QUEUE.broker_name, queue_id=QUEUE.queue_id, epoch=1, start=0, next_offset=7,
     reconsume_times=2, suspended_until_s=1_500.0, consumed=7, failed=1, finished="SUSPENDED", listener_s=0.5,
-    put_back="[[7,9,2]]",
+    put_back="[[7,9,2]]", figures=Figures(7, 1, 4, 80.0, 7, 2, 3.0),
 )  # fmt: skip
 
 
@@ -96,7 +98,7 @@ class Batch:
 
 
 def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H1: killed in between, the batch runs again and the sink drops what it has."""
+    """H1: killed in between, the batch runs again and the sink drops what it has. D11: figures go with the offsets."""
     batch = Batch(monkeypatch, ACK)
 
     batch.commit_it()
@@ -105,6 +107,9 @@ def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyP
     row = batch.store.row
     assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (7, 2, 1_500.0)
     assert row.put_back == "[[7,9,2]]"
+    status = status_of([row.statistics], time.time())
+    assert (status.consume_rt, status.pull_rt, status.consume_failed_msgs) == (20.0, 1.5, 1)
+    assert status.consume_ok_tps == pytest.approx(0.7)
     assert (row.query_id, row.batch_id) == ("query", 3)
     [report] = batch.reports
     assert (report.acks, report.rows, report.sink_version, report.refused) == ((ACK,), 7, 4, ())

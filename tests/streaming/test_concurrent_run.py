@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
@@ -541,3 +542,18 @@ def test_every_message_that_could_not_be_sent_back_keeps_its_count() -> None:
     run_of(listener, planned=planned, offsets=range(12, 20)).consume()
 
     assert {attempt for attempt in attempts if attempt[1]} == {(12, 2), (15, 2)}
+
+
+def test_messages_are_counted_by_their_answers() -> None:
+    """D11: as ``ConsumeMessageConcurrentlyService.processConsumeResult`` does, and the time of each call."""
+    clock = FakeClock(1_000.0)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        clock.advance(0.25)
+        context.ack_index = 0
+        return LATER if messages[0].queue_offset == 18 else SUCCESS
+
+    run = run_of(listener, clock=clock, consume_message_batch_max_size=4)
+    run.consume()
+
+    assert run.ack().figures == Figures(ok=2, failed=8, calls=3, call_ms=750.0)

@@ -98,7 +98,7 @@ def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(
     rows = [*map(row_of, MESSAGES), marker()]
     random.Random(seed).shuffle(rows)
 
-    planned, messages, _ = gather(rows, size)
+    planned, messages, *_ = gather(rows, size)
 
     assert planned == PLANNED
     assert messages == MESSAGES
@@ -124,7 +124,7 @@ def test_a_range_that_was_shuffled_is_refused_where_nothing_may_shuffle(
 @pytest.mark.parametrize("size", [1, 7, 10, 36, 37, 100])
 def test_a_range_in_order_stays_as_it_is(gather: Gather, size: int) -> None:
     """D1: Spark cuts it into batches of maxRecordsPerBatch, anywhere."""
-    planned, messages, _ = gather([*map(row_of, MESSAGES), marker()], size)
+    planned, messages, *_ = gather([*map(row_of, MESSAGES), marker()], size)
 
     assert (planned, messages) == (PLANNED, MESSAGES)
 
@@ -147,7 +147,7 @@ def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were
     read = [message_at(offset, queue=RETRY_QUEUE) for offset in sent_to]
     rows = [row_of(one) | {"originTopic": sent_to[one.queue_offset]} for one in read]
 
-    found, messages, _ = gather([*rows, marker(planned, rows=10)], 4)
+    found, messages, *_ = gather([*rows, marker(planned, rows=10)], 4)
 
     assert found == planned
     assert messages == [one.restored(sent_to[one.queue_offset]) for one in read]
@@ -157,7 +157,7 @@ def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were
 @in_both_engines
 def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker(gather: Gather) -> None:
     """A4"""
-    assert gather([marker(rows=0)], 1) == (PLANNED, [], None)
+    assert gather([marker(rows=0)], 1)[:3] == (PLANNED, [], None)
 
 
 @in_both_engines

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -437,9 +438,39 @@ def test_the_listeners_time_ends_with_its_last_answer() -> None:
     run = run_of(emitting(lambda _: SUCCESS), offsets=[10, 11], now_s=lambda: next(clock))
     run.consume()
 
-    # Started, two deliveries, each with an answer; then the look whether there is more.
-    assert run.ack().listener_s == 4.0
+    # Started, two deliveries, each with a beginning and an answer; then the look whether there is more.
+    assert run.ack().listener_s == 6.0
     assert run_of(emitting(lambda _: SUCCESS), offsets=[]).ack().listener_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "auto_commit", "ok", "failed"),
+    [
+        (SUCCESS, True, 10, 0),
+        (SUCCESS, False, 10, 0),
+        (ConsumeOrderlyStatus.COMMIT, False, 10, 0),
+        (ConsumeOrderlyStatus.ROLLBACK, True, 10, 0),
+        (ConsumeOrderlyStatus.ROLLBACK, False, 0, 0),
+        (SUSPEND, True, 0, 4),
+        (None, True, 0, 4),
+        ("nonsense", True, 0, 4),
+    ],
+)
+def test_answers_are_counted_as_java_counts_them(
+    answer: object, auto_commit: bool, ok: int, failed: int
+) -> None:
+    """D11: messages by their answer, and the time of each call."""
+    clock = itertools.count(NOW_S, 0.25)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+        context.auto_commit = auto_commit
+        return answer
+
+    run = run_of(listener, now_s=lambda: next(clock), consume_message_batch_max_size=4)
+    run.consume()
+
+    calls = 3 if ok else 1
+    assert run.ack().figures == Figures(ok, failed, calls, calls * 250.0)
 
 
 @pytest.mark.parametrize("suspended_until_s", [None, 1_700_000_000.123457])

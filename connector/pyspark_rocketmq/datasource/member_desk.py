@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.statistics import status_of
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
@@ -26,6 +27,7 @@ from pyspark_rocketmq.wire.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
+    ConsumeStatus,
     ProcessQueueInfo,
 )
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION
@@ -76,13 +78,14 @@ class MemberDesk:
         }
 
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
-        """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets."""
+        """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets, rates."""
         if consumer_group != self._options.consumer_group or self._heartbeat is None:
             return None
         (consumer,) = self._heartbeat.consumers
         locked_at_ms = self._held()
         is_shared = consumer.message_model is MessageModel.CLUSTERING
         has_locks = is_shared and self._options.consume_orderly
+        rows = self._rows(locked_at_ms)
         return ConsumerRunningInfo(
             properties={
                 PROP_NAMESERVER_ADDR: ";".join(self._options.name_servers),
@@ -96,8 +99,9 @@ class MemberDesk:
             subscriptions=consumer.subscriptions,
             queues={
                 queue: _queue_info(row, locked_at_ms[queue] if has_locks else None)
-                for queue, row in self._rows(locked_at_ms).items()
+                for queue, row in rows.items()
             },
+            statuses=self._statuses(rows.values()),
         )
 
     def consume_directly(
@@ -123,6 +127,13 @@ class MemberDesk:
             "executors only. Register the listener by name ('module:name') to have single messages consumed, or "
             "reset the group's offset to have the message consumed again.",
         )
+
+    def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
+        """By topic; the figures of batches that this member's query has committed (D11)."""
+        texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscriptions()}
+        for row in rows:
+            texts.setdefault(row.queue.topic, []).append(row.statistics)
+        return {topic: status_of(written, self._clock.now_s()) for topic, written in texts.items()}
 
     def _held(self) -> dict[MessageQueue, int]:
         """Queues held, with the wall-clock millisecond of each lock's last renewal."""

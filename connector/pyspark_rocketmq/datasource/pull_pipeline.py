@@ -69,6 +69,8 @@ class _Sent(NamedTuple):
     step: PullStep
     to: int
     """Broker id."""
+    at_s: float
+    """When, by the monotonic clock."""
 
 
 class PullPipeline:
@@ -170,6 +172,7 @@ class PullPipeline:
     ) -> set[RangePull]:
         touched: set[RangePull] = set()
         refused: list[_Sent] = []
+        now_s = self._clock.monotonic_s()
         for sent, outcome in answers:
             if sent.of.failure is not None:
                 continue
@@ -178,6 +181,9 @@ class PullPipeline:
                 if self._gone_away:
                     self._gone_away.discard(place)
                 self._largest_answer = max(self._largest_answer, len(outcome.body))
+                if outcome.body:
+                    sent.of.answers += 1
+                    sent.of.answered_after_s += now_s - sent.at_s
             elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
                 refused.append(sent)
                 continue
@@ -214,11 +220,15 @@ class PullPipeline:
         if not steps and not in_flight:
             steps = self._only_step()
         by_place: dict[_Place, list[tuple[_Sent, PullOfSeries]]] = {}
+        now_s = self._clock.monotonic_s()
         for of, next_steps in steps:
             pulls = by_place.setdefault(_Place(of.address, of.partition.connection), [])
             broker_id, series = of.broker_id, of.series
             pulls += [
-                (_Sent(of, step, broker_id), PullOfSeries(series, step.queue_offset, step.max_msg_nums))
+                (
+                    _Sent(of, step, broker_id, now_s),
+                    PullOfSeries(series, step.queue_offset, step.max_msg_nums),
+                )
                 for step in next_steps
             ]
         for place, pulls in by_place.items():

@@ -195,7 +195,11 @@ class _RangeReader:
             if self._partition.with_marker:
                 reset_to = arrival.failure.target if isinstance(arrival.failure, QueueReset) else None
                 yield marker_row(
-                    replace(self._partition.planned, end=end), rows=self._rows, reset_to=reset_to
+                    replace(self._partition.planned, end=end),
+                    rows=self._rows,
+                    reset_to=reset_to,
+                    pulls=self._pull.answers,
+                    pull_ms=self._pull.answered_after_s * 1000,
                 )
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:

@@ -87,6 +87,10 @@ class RangePull:
         self._resumes_at_s: float | None = None
         self._has_met_reset = False
         """Since the last success."""
+        self.answers = 0
+        """Pulls that brought messages."""
+        self.answered_after_s = 0.0
+        """From sending to answer, of all of them together."""
 
     @property
     def broker_id(self) -> int:

@@ -8,8 +8,9 @@ that topic.
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, ``uncommitted`` and ``putBack`` if an engine left some, and ``resetTo`` if an operator has moved the group meanwhile; in a
-message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+rows as JSON, ``uncommitted`` and ``putBack`` if an engine left some, ``resetTo`` if an operator has moved the group
+meanwhile, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both
+columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, projected_schema
@@ -68,8 +70,10 @@ def _origin_topics(properties: pa.MapArray, namespace: str) -> pa.StringArray:
     return pa.array(bare, pa.string())
 
 
-def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -> pa.RecordBatch:
-    """The one row that ends a planned range, of which ``rows`` message rows were read.
+def marker_row(
+    planned: QueueRange, *, rows: int, reset_to: int | None = None, pulls: int = 0, pull_ms: float = 0.0
+) -> pa.RecordBatch:
+    """The one row that ends a planned range, of which ``rows`` message rows were read by ``pulls``.
 
     With ``reset_to`` the queue is to be planned from there next.
     """
@@ -90,6 +94,8 @@ def marker_row(planned: QueueRange, *, rows: int, reset_to: int | None = None) -
                 "epoch": planned.epoch,
                 "times": planned.reconsume_times,
                 "rows": rows,
+                "pulls": pulls,
+                "pullMs": round(pull_ms, 1),
                 **({"uncommitted": planned.uncommitted} if planned.uncommitted else {}),
                 **({"putBack": planned.put_back} if planned.put_back else {}),
                 **({} if reset_to is None else {"resetTo": reset_to}),
@@ -121,6 +127,12 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
         uncommitted=facts.get("uncommitted", ""),
         put_back=facts.get("putBack", ""),
     )
+
+
+def pull_figures(text: str) -> Figures:
+    """What reading the range of a marker row took."""
+    facts = json.loads(text)
+    return Figures(pulled=facts["rows"], pulls=facts["pulls"], pull_ms=facts["pullMs"])
 
 
 def reset_target(text: str) -> int | None:

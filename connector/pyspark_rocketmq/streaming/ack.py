@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 
@@ -45,6 +46,8 @@ class QueueAck:
     """What the engine wants the queue's next range to bring back to it."""
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all."""
+    figures: Figures = field(default_factory=Figures)
+    """What reading and consuming the range took (row D11)."""
 
     @classmethod
     def of(cls, planned: QueueRange, **reached: Any) -> Self:
@@ -70,4 +73,5 @@ class QueueAck:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The reverse of :meth:`to_json`."""
-        return cls(**json.loads(text))
+        facts = json.loads(text)
+        return cls(**{**facts, "figures": Figures(*facts["figures"])})

@@ -7,15 +7,18 @@ Rule 2: the whole range is acknowledged, so a row that was lost or doubled on th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC, planned_range, reset_target
+from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC, planned_range, pull_figures, reset_target
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, is_retry_topic
+from pyspark_rocketmq.streaming.ack import QueueAck
 
 MESSAGE_COLUMNS = (
     "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
@@ -33,6 +36,12 @@ class ArrivedRange(NamedTuple):
     """In queue order."""
     reset_to: int | None
     """Where an operator wants the queue consumed from next."""
+    figures: Figures
+    """What reading it took."""
+
+    def acknowledged(self, ack: QueueAck) -> QueueAck:
+        """``ack`` with what only the reader knows."""
+        return replace(ack, reset_to=self.reset_to, figures=ack.figures.plus(self.figures))
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
@@ -74,7 +83,7 @@ def whole_range(
             f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
             "consume_orderly()."
         )
-    return ArrivedRange(planned, messages, reset_target(marker_text))
+    return ArrivedRange(planned, messages, reset_target(marker_text), pull_figures(marker_text))
 
 
 def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:

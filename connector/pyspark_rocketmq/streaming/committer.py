@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.statistics import RecentFigures
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetStore, QueueCommit
@@ -61,6 +64,7 @@ class BatchCommitter:
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
         engine: ArrowEngine | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Prepare to commit batches of the engine's rows, or, with ``engine``, of what the source has read."""
         self._group = consumer_group
@@ -70,6 +74,8 @@ class BatchCommitter:
         self._listeners = listeners
         self._mirror = mirror
         self._engine = engine
+        self._clock = clock or SystemClock()
+        self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
@@ -91,9 +97,11 @@ class BatchCommitter:
             if is_dropped:
                 self._follow_resets(acks, lost=self._moved(acks))
                 return
-        result = self._store.commit(
-            self._group, [_commit_of(ack) for ack in acks], query_id=query_id, batch_id=batch_id
-        )
+        now_s = self._clock.now_s()
+        commits = [
+            _commit_of(ack, statistics=self._recent.add(ack.queue, ack.figures, now_s)) for ack in acks
+        ]
+        result = self._store.commit(self._group, commits, query_id=query_id, batch_id=batch_id)
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
         reset = {ack.queue for ack in acks if ack.reset_to is not None}
         self._show([commit for commit in result.accepted if commit.queue not in reset])
@@ -209,7 +217,7 @@ class BatchCommitter:
         )
 
 
-def _commit_of(ack: QueueAck) -> QueueCommit:
+def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:
     return QueueCommit(
         queue=ack.queue,
         epoch=ack.epoch,
@@ -218,4 +226,5 @@ def _commit_of(ack: QueueAck) -> QueueCommit:
         suspended_until_s=ack.suspended_until_s,
         uncommitted=ack.uncommitted,
         put_back=ack.put_back,
+        statistics=statistics,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -102,7 +101,7 @@ class ConcurrentEngine:
     def _consume(self, arrived: ArrivedRange) -> pa.RecordBatch:
         with self._listener.lease() as listener:
             rows, ack = self._through(listener, arrived)
-        ack = replace(ack, reset_to=arrived.reset_to)
+        ack = arrived.acknowledged(ack)
         columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
         return self._rows.to_batch(columns, len(rows) + 1)
 

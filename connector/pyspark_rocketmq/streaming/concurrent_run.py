@@ -27,6 +27,7 @@ from pyspark_rocketmq.consume.concurrent import (
     Finish,
     Settled,
 )
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -77,6 +78,7 @@ class ConcurrentRun:
         self._rows: list[Row] = []
         self._failed = 0
         self._sent_back = 0
+        self._figures = Figures()
         self._offsets = RangeOffsets(planned, messages)
         self._machine = ConcurrentConsumption(
             count=len(messages),
@@ -119,6 +121,7 @@ class ConcurrentRun:
             sent_back=self._sent_back,
             finished=str(machine.finished),
             listener_s=self._answered_s - self._started_s,
+            figures=self._figures,
         )
 
     def _next_offset(self) -> int:
@@ -174,6 +177,8 @@ class ConcurrentRun:
         assert answer is not None
         if call.failure is not None:
             logger.error("listener failed %s", self._describe(call.messages), exc_info=call.failure)
+        ok, all_ = answer.acknowledged, len(call.messages)
+        self._figures = self._figures.plus(Figures(ok, all_ - ok, calls=1, call_ms=call.lasted_s * 1000))
         settled = self._machine.answered(number, answer)
         if settled.problem is not None:
             logger.error("%s %s", settled.problem, self._describe(call.messages))

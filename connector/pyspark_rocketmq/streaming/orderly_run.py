@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -80,6 +81,7 @@ class OrderlyRun:
         self._pending = list(before.rows)
         self._failed = 0
         self._sent_back = 0
+        self._figures = Figures()
         self._machine = OrderlyConsumption(
             count=len(messages),
             settings=settings,
@@ -130,6 +132,7 @@ class OrderlyRun:
             dead_letters=self._sent_back,
             finished=str(machine.finished),
             listener_s=self._answered_s - self._started_s,
+            figures=self._figures,
         )
 
     def uncommitted(self) -> Uncommitted:
@@ -152,6 +155,7 @@ class OrderlyRun:
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
         seen = self._hooks.before(self._planned.queue, messages)
+        began_s = self._now_s()
         answer: object = None
         try:
             answer = self._listener(context.follow(messages), context)
@@ -173,11 +177,19 @@ class OrderlyRun:
             )
         if outcome.problem is not None:
             logger.error("%s %s", outcome.problem, self._describe(messages))
+        self._count(outcome, len(messages), self._answered_s - began_s)
         status = status_of(answer)
         self._hooks.after(
             seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)
         )
         return outcome
+
+    def _count(self, outcome: Outcome, messages: int, lasted_s: float) -> None:
+        """Source: ``ConsumeMessageOrderlyService.processConsumeResult``, which counts no ROLLBACK."""
+        is_ok = outcome.effect in {Effect.COMMIT, Effect.ACCUMULATE}
+        is_failed = outcome.effect in {Effect.PUT_BACK, Effect.SEND_BACK}
+        figures = Figures(messages * is_ok, messages * is_failed, calls=1, call_ms=lasted_s * 1000)
+        self._figures = self._figures.plus(figures)
 
     def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:
         stored = [index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])]

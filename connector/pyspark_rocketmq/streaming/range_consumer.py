@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
@@ -78,7 +77,7 @@ class RangeConsumer:
                 hooks=self._hooks,
             )
             rows = run.consume()
-        return Consumed(rows, replace(run.ack(), reset_to=arrived.reset_to), run.uncommitted())
+        return Consumed(rows, arrived.acknowledged(run.ack()), run.uncommitted())
 
     def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
         """See :func:`engine_columns`."""
