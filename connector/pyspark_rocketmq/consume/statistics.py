@@ -45,7 +45,15 @@ class Figures(NamedTuple):
 
     def plus(self, other: Figures) -> Figures:
         """Both together."""
-        return Figures(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return Figures(
+            self.ok + other.ok,
+            self.failed + other.failed,
+            self.calls + other.calls,
+            self.call_ms + other.call_ms,
+            self.pulled + other.pulled,
+            self.pulls + other.pulls,
+            self.pull_ms + other.pull_ms,
+        )
 
 
 class Lately(NamedTuple):
