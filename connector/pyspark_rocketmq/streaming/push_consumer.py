@@ -271,9 +271,9 @@ class PushConsumer:
 
     def _problems(self, sink: DeltaSink | None) -> list[str]:
         """What is wrong with listener, hooks and sink."""
-        if self._listener is None:
-            return ["no listener is registered; call register_message_listener() first"]
         problems = []
+        if self._listener is None:
+            problems.append("no listener is registered; call register_message_listener() first")
         if sink is not None and self._settings.store_spec.startswith("broker:"):
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
