@@ -12,7 +12,7 @@ BACKEND  ?= sim
 SEED     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test kill-test chaos fuzz bench docs lock wheel clean
+.PHONY: help venv check test kill-test chaos fuzz bench docs site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ bench: ## Measure against the platform's and the broker's own ceilings
 docs: ## Write docs/options.md from the options and docs/semantics.md from the tests
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page > .cache/options.md && mv .cache/options.md docs/options.md'
 	@$(CHECK) sh -c 'python -m tests.semantics_page > .cache/semantics.md && mv .cache/semantics.md docs/semantics.md'
+
+site: ## The documentation as a site in dist/site
+	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)
 	uv pip compile pyproject.toml --extra spark --extra jobs $(LOCK) --output-file requirements/runtime.txt

@@ -56,11 +56,11 @@ class JobCommand(click.Command):
 
     def __init__(self, *args: Any, settings: type[OptionSet], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._settings = settings
+        self.settings = settings
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""
-        specs = sorted(specs_of(self._settings), key=lambda spec: spec.default_text != "required")
+        specs = sorted(specs_of(self.settings), key=lambda spec: spec.default_text != "required")
         with formatter.section("Keys of --option and of the --conf file"):
             formatter.write_dl(
                 [
