@@ -50,8 +50,8 @@ bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) dev python -m bench $(ARGS) --write
 
 docs: ## Write docs/options.md from the options and docs/semantics.md from the tests
-	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page > .cache/options.md && mv .cache/options.md docs/options.md'
-	@$(CHECK) sh -c 'python -m tests.semantics_page > .cache/semantics.md && mv .cache/semantics.md docs/semantics.md'
+	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page > docs/options.md.part && mv docs/options.md.part docs/options.md'
+	@$(CHECK) sh -c 'python -m tests.semantics_page > docs/semantics.md.part && mv docs/semantics.md.part docs/semantics.md'
 
 site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
