@@ -12,12 +12,14 @@ from bench import (
     consume,
     consume_concurrent,
     groups,
+    latency,
     micro_batch,
     offset_commit,
     planner,
     pull,
     simulator,
     source,
+    suspended,
     wire,
 )
 from bench.measure import Result
@@ -30,6 +32,8 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "micro_batch": micro_batch.run,
     "consume": consume.run,
     "consume_concurrent": consume_concurrent.run,
+    "suspended": suspended.run,
+    "latency": latency.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
     "groups": groups.run,
@@ -40,16 +44,21 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
-@click.option("--messages", type=int, help="pull, source, consume_concurrent: messages per body size.")
+@click.option("--messages", type=int, help="pull, source: messages per body size.")
 @click.option(
     "--rounds",
     type=int,
-    help="pull, source, micro_batch, consume, consume_concurrent, groups, simulator: rounds that count.",
+    help="pull, source, micro_batch, consume, consume_concurrent, suspended, latency, groups, simulator: rounds that count.",
 )
 @click.option(
-    "--per-trigger", type=int, help="micro_batch, consume, consume_concurrent: messages per micro-batch."
+    "--per-trigger",
+    type=int,
+    help="micro_batch, consume, consume_concurrent, suspended: messages per micro-batch.",
 )
-@click.option("--batches", type=int, help="micro_batch, consume: micro-batches per run.")
+@click.option(
+    "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
+)
+@click.option("--seconds", type=float, help="latency: length of a run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.cluster import QUEUES, fill, real_cluster
+from bench.cluster import QUEUES
 from bench.identity import arrow_identity, identity
 from bench.measure import Result, Spread, Target, load_average
 from bench.pull_peers import OrderlyPush
-from bench.session import CORES, bench_session
-from bench.streams import Backlog, drain, start_into_noop
+from bench.session import CORES
+from bench.streams import Backlog, drain, real_backlog, start_into_noop
 from pyspark_rocketmq.model import (
     ConsumeOrderlyStatus,
     Message,
@@ -55,35 +54,16 @@ first {skipped}: planning, both logs and the commit of the offsets count. Ratios
 def run(*, per_trigger: int = 100_000, batches: int = 4, rounds: int = 3) -> Result:
     """Measure ``rounds`` rounds."""
     before = load_average()
-    messages = per_trigger * batches
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
-        work = Path(folder)
-        cluster.create_topic(_TOPIC, QUEUES)
-        fill(
-            cluster.name_servers,
-            _TOPIC,
-            queues=QUEUES,
-            per_queue=messages // QUEUES,
-            message=_Messages().message,
-        )
-        with bench_session(work) as spark:
-            backlog = Backlog(
-                spark=spark,
-                name_servers=cluster.name_servers,
-                topic=_TOPIC,
-                work=work,
-                per_trigger=per_trigger,
-                batches=batches,
-            )
-            contest = Contest(backlog)
-            contest.round()
-            figures = [contest.round() for _ in range(rounds)]
+    with real_backlog(_TOPIC, _Messages().message, per_trigger=per_trigger, batches=batches) as backlog:
+        contest = Contest(backlog)
+        contest.round()
+        figures = [contest.round() for _ in range(rounds)]
     ratios = {(who, peer): Spread.of(each[who] / each[peer] for each in figures) for who, peer, _ in _TARGETS}
     return Result(
         name="consume",
         title="Orderly consumption",
         method=_METHOD.format(
-            messages=messages,
+            messages=per_trigger * batches,
             queues=QUEUES,
             rounds=rounds,
             listener_batch=_LISTENER_BATCH,
@@ -152,9 +132,7 @@ class Contest:
             folder, consume_message_batch_max_size=_LISTENER_BATCH, orderly_engine=engine
         )
         consumer.register_message_listener(do_nothing, orderly=True, output_schema="step string")
-        return consumer.start(
-            self._backlog.spark, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
-        )
+        return self._backlog.start(consumer, folder)
 
     def _rate(self, start: Callable[[], StreamingQuery]) -> float:
         steady = drain(start, batches=self._backlog.batches, skipped=_SKIPPED)

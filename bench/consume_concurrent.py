@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
-from pyspark.sql import SparkSession
-
-from bench.cluster import QUEUES, fill, real_cluster
+from bench.cluster import QUEUES
 from bench.measure import Result, Spread, Target, load_average
-from bench.session import CORES, bench_session
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeFromWhere, Message, MessageExt
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from bench.session import CORES
+from bench.streams import Backlog, await_end, real_backlog
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, Message, MessageExt
 from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 
 _TOPIC = "calls"
 _SLEEP_S = 0.005
 _THREADS = 20
 _BODY = b"." * 1024
+_BARE_S = 2.0
 _TARGET = 0.9
-_TIMEOUT_S = 600
 _KINDS = ("threads", "async def")
 
 _METHOD = """\
@@ -38,7 +33,9 @@ micro-batches of {per_trigger:,} messages (`availableNow`), `DeltaSink`, Delta o
 function that sleeps in a thread, once an `async def` that sleeps on the task's event loop.
 
 *Rate of a task* is a range's messages divided by the time from the beginning of its consumption to the listener's last
-answer, the median of a run's ranges without those of its first micro-batch; the ceiling is {threads} / {sleep_ms:g} ms. {rounds} rounds."""
+answer, the median of a run's ranges without those of its first micro-batch; the ceiling is {threads} / {sleep_ms:g} ms. *Bare* is what
+Python itself makes of it: {threads} threads that do nothing but sleep again and again, and as many coroutines on one event
+loop, which rounds each sleep up to a millisecond; {cores} processes at once, nothing else running. {rounds} rounds, all in turn."""
 
 Listener = Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any]
 
@@ -61,28 +58,21 @@ async def wait_on_loop(
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
-def run(*, messages: int = 160_000, per_trigger: int = 40_000, rounds: int = 3) -> Result:
+def run(*, per_trigger: int = 40_000, batches: int = 4, rounds: int = 3) -> Result:
     """Measure ``rounds`` runs of each kind."""
     before = load_average()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
-        cluster.create_topic(_TOPIC, QUEUES)
-        fill(
-            cluster.name_servers,
-            _TOPIC,
-            queues=QUEUES,
-            per_queue=messages // QUEUES,
-            message=lambda _: Message(topic=_TOPIC, body=_BODY),
-        )
-        with bench_session(Path(folder)) as spark:
-            contest = _Contest(spark, cluster.name_servers, Path(folder), per_trigger)
-            figures = [contest.round() for _ in range(rounds)]
+    message = Message(topic=_TOPIC, body=_BODY)
+    with real_backlog(_TOPIC, lambda _: message, per_trigger=per_trigger, batches=batches) as backlog:
+        contest = _Contest(backlog)
+        figures = [contest.round() for _ in range(rounds)]
     ceiling = _THREADS / _SLEEP_S
-    rates = {kind: Spread.of(figure[kind] for figure in figures) for kind in _KINDS}
+    names = [*_KINDS, *(f"bare {kind}" for kind in _KINDS)]
+    rates = {name: Spread.of(figure[name] for figure in figures) for name in names}
     return Result(
         name="consume_concurrent",
         title="Concurrent listener that waits",
         method=_METHOD.format(
-            messages=messages,
+            messages=per_trigger * batches,
             queues=QUEUES,
             sleep_ms=_SLEEP_S * 1000,
             threads=_THREADS,
@@ -93,16 +83,15 @@ def run(*, messages: int = 160_000, per_trigger: int = 40_000, rounds: int = 3) 
         columns=("what", "min", "median", "max"),
         rows=(
             ("ceiling of a task, messages/s", *Spread.of([ceiling]).cells(",.0f")),
-            *((f"{kind}: rate of a task, messages/s", *rate.cells(",.0f")) for kind, rate in rates.items()),
+            *((f"{name}: rate of a task, messages/s", *rate.cells(",.0f")) for name, rate in rates.items()),
         ),
         targets=tuple(
-            Target(
-                what=f"{kind}: task / ceiling",
-                seen=Spread.of(figure[kind] / ceiling for figure in figures),
-                bound=_TARGET,
-                at_most=False,
-            )
+            Target(what=f"{kind}: task / {what}", seen=Spread.of(ratios), bound=_TARGET, at_most=False)
             for kind in _KINDS
+            for what, ratios in (
+                ("ceiling", [figure[kind] / ceiling for figure in figures]),
+                ("bare", [figure[kind] / figure[f"bare {kind}"] for figure in figures]),
+            )
         ),
         load=(before, load_average()),
     )
@@ -111,43 +100,66 @@ def run(*, messages: int = 160_000, per_trigger: int = 40_000, rounds: int = 3) 
 class _Contest:
     """Both kinds on one topic; every run is a new group, a new table and a new checkpoint."""
 
-    def __init__(self, spark: SparkSession, name_servers: str, work: Path, per_trigger: int) -> None:
-        self._spark = spark
-        self._name_servers = name_servers
-        self._work = work
-        self._per_trigger = per_trigger
+    def __init__(self, backlog: Backlog) -> None:
+        self._backlog = backlog
         self._numbers = itertools.count()
-        register(spark)
 
     def round(self) -> dict[str, float]:
         """Rate of a task, by kind."""
         rates = dict(zip(_KINDS, map(self._drain, (wait_in_thread, wait_on_loop)), strict=True))
+        rates |= {
+            f"bare {kind}": _in_processes(bare)
+            for kind, bare in zip(_KINDS, (_sleep_in_threads, _sleep_on_loop), strict=True)
+        }
         print("  " + "  ".join(f"{kind} {rate:,.0f}/s" for kind, rate in rates.items()), flush=True)
         return rates
 
     def _drain(self, listener: Listener) -> float:
-        folder = self._work / f"run-{next(self._numbers)}"
+        folder = self._backlog.work / f"run-{next(self._numbers)}"
         reports: list[BatchReport] = []
-        consumer = PushConsumer(
-            consumer_group=folder.name,
-            name_servers=self._name_servers,
-            offset_store=DeltaOffsetStore(str(folder / "offsets")),
-            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            consume_thread_max=_THREADS,
-            max_offsets_per_trigger=self._per_trigger,
-        )
-        consumer.subscribe(_TOPIC)
+        consumer = self._backlog.consumer(folder, consume_thread_max=_THREADS)
         consumer.register_message_listener(listener, orderly=False, output_schema="size bigint")
         consumer.register_batch_listener(reports.append)
-        query = consumer.start(
-            self._spark,
-            sink=DeltaSink(folder / "sink"),
-            checkpoint=str(folder / "checkpoint"),
-            trigger={"availableNow": True},
-        )
-        if not query.awaitTermination(_TIMEOUT_S):
-            raise RuntimeError(f"{folder.name} did not drain in {_TIMEOUT_S} s.")
+        await_end(self._backlog.start(consumer, folder, with_sink=True))
         rates = [
             ack.consumed / ack.listener_s for report in reports[1:] for ack in report.acks if ack.consumed
         ]
         return Spread.of(rates).median
+
+
+def _in_processes(bare: Callable[[], float]) -> float:
+    """The mean rate of as many processes as tasks run at once."""
+    with get_context("spawn").Pool(CORES) as pool:
+        return sum(each.get(_BARE_S * 10) for each in [pool.apply_async(bare) for _ in range(CORES)]) / CORES
+
+
+def _sleep_in_threads() -> float:
+    """Sleeps a second."""
+    ends_s = time.monotonic() + _BARE_S
+
+    def sleep_on(_: int) -> int:
+        count = 0
+        while time.monotonic() < ends_s:
+            time.sleep(_SLEEP_S)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return sum(threads.map(sleep_on, range(_THREADS))) / _BARE_S
+
+
+def _sleep_on_loop() -> float:
+    """Sleeps a second."""
+
+    async def sleep_on(ends_s: float) -> int:
+        count = 0
+        while time.monotonic() < ends_s:
+            await asyncio.sleep(_SLEEP_S)
+            count += 1
+        return count
+
+    async def all_of_them() -> int:
+        ends_s = time.monotonic() + _BARE_S
+        return sum(await asyncio.gather(*(sleep_on(ends_s) for _ in range(_THREADS))))
+
+    return asyncio.run(all_of_them()) / _BARE_S

@@ -19,7 +19,6 @@ from broker_sim.cluster import SimCluster
 from jobs.demo.listener import OUTPUT_SCHEMA, injected_failure, on_order
 from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_ids
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.cluster import ClusterUnderTest
 
 _TOPIC = "orders"
@@ -119,12 +118,7 @@ class Contest:
         """The consumer."""
         consumer = self._backlog.consumer(folder, consume_message_batch_max_size=_LISTENER_BATCH)
         consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
-        return consumer.start(
-            self._backlog.spark,
-            sink=DeltaSink(folder / "sink"),
-            checkpoint=str(folder / "ours"),
-            trigger={"availableNow": True},
-        )
+        return self._backlog.start(consumer, folder, with_sink=True)
 
     def start_identity(self, folder: Path) -> StreamingQuery:
         """The peer; its progress is in its checkpoint."""

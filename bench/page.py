@@ -26,7 +26,7 @@ _AGAIN = """\
 ## Run it again
 
     make bench                                    # everything, and this page
-    make bench ARGS=source                        # one of pull, source, micro_batch, consume_concurrent, planner, offset_commit, groups, simulator
+    make bench ARGS=source                        # one of pull, source, micro_batch, consume, latency, planner, offset_commit, groups, simulator
     make bench ARGS="source --messages 100000 --rounds 3"
     make bench ARGS="micro_batch --backend sim"   # without RocketMQ itself
 
@@ -48,10 +48,11 @@ def render(results: Sequence[Result]) -> str:
 def tables(result: Result) -> str:
     """One result's figures, its targets and the load they were measured under."""
     before, after = result.load
+    targets = [markdown_table(TARGET_COLUMNS, (target.cells() for target in result.targets))]
     return "\n\n".join(
         [
             markdown_table(result.columns, result.rows),
-            markdown_table(TARGET_COLUMNS, (target.cells() for target in result.targets)),
+            *(targets if result.targets else []),
             f"Load average before and after: {before:.1f}, {after:.1f}.",
         ]
     )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.datasource.schema import spark_schema
@@ -40,16 +41,51 @@ class PrebuiltReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The same batch again and again."""
         assert isinstance(partition, PrebuiltPartition)
-        with pa.ipc.open_file(Path(partition.path).read_bytes()) as file:
-            batch = file.get_batch(0)
-        left = partition.rows
-        while left > 0:
-            yield batch if batch.num_rows <= left else batch.slice(0, left)
-            left -= batch.num_rows
+        return _repeated(partition)
+
+
+class PrebuiltStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The same number of rows in each of a few micro-batches; the offset counts micro-batches."""
+
+    def __init__(self, batch: PrebuiltReader, batches: int) -> None:
+        self._batch = batch
+        self._batches = batches
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Every call of ``latestOffset`` is for one more."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """The end is fixed from the beginning."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Nothing is given out yet."""
+        return {"given": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802, ARG002 - Spark's name
+        """One more, up to the last."""
+        return {"given": min(start["given"] + 1, self._batches)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:  # noqa: ARG002
+        """Equal shares."""
+        return self._batch.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The same batch again and again."""
+        return self._batch.read(partition)
+
+
+def _repeated(partition: PrebuiltPartition) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_file(Path(partition.path).read_bytes()) as file:
+        batch = file.get_batch(0)
+    left = partition.rows
+    while left > 0:
+        yield batch if batch.num_rows <= left else batch.slice(0, left)
+        left -= batch.num_rows
 
 
 class PrebuiltSource(DataSource):
-    """Format ``prebuilt`` with options path, rows and partitions."""
+    """Format ``prebuilt`` with options file, rows and partitions; rows of a micro-batch and ``batches`` if it is a stream."""
 
     @classmethod
     def name(cls) -> str:
@@ -65,3 +101,7 @@ class PrebuiltSource(DataSource):
         return PrebuiltReader(
             self.options["file"], int(self.options["rows"]), int(self.options["partitions"])
         )
+
+    def streamReader(self, schema: StructType) -> PrebuiltStreamReader:  # noqa: N802 - Spark's name
+        """A few micro-batches of that size."""
+        return PrebuiltStreamReader(self.reader(schema), int(self.options["batches"]))

@@ -1,7 +1,8 @@
-"""A batch read from a real broker into the noop sink, between its two ceilings, in interleaved rounds."""
+"""Reads of a real broker into the noop sink, in a batch and as a stream, beside their ceilings and Java's pull consumer."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 import time
@@ -15,8 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.measure import Result, Spread, Target, load_average
 from bench.prebuilt_source import PrebuiltSource
+from bench.pull_peers import LitePull
 from bench.raw_pull import pull_ranges
 from bench.session import CORES, bench_session
+from bench.streams import drain
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -26,7 +29,12 @@ from pyspark_rocketmq.wire.properties import KEYS, TAGS
 from tests.helpers.cluster import ClusterUnderTest
 
 _BODY_SIZES = {"1 KiB": 1024, "100 B": 100}
-_TARGET = 0.5
+_CEILING_TARGET = 0.9
+_THREE_TARGET = 1.3
+_JAVA_TARGET = 2.0
+_THREE = "queueOffset,tags,body"
+_TRIGGERS = 5
+"""Micro-batches of a stream's run; the first does not count."""
 _METHOD = """\
 One broker and {messages:,} messages in {queues} queues, per body size, sent in batches with KEYS and TAGS; all of it is
 in the page cache. Broker, Spark and Python workers share the machine. Each of {rounds} rounds, after one for warming
@@ -38,8 +46,17 @@ up, runs in turn:
   connection of its own with {depth} pulls in flight as the source has; it splits frames, parses headers, decodes
   no message.
 * *source*: `spark.read.format("rocketmq")` into `noop`, with default options on `local[{cores}]`.
+* *three columns*: the same with `includeColumns={three}`.
+* *DefaultLitePullConsumer*: Java's client, `pullBatchSize` 32, a new group in a new JVM (1 GiB heap); from its first message to its
+  last.
+* *stream*, *prebuilt stream*: the same two as `readStream` into `noop`, the topic in {triggers} micro-batches; rows of a micro-batch
+  by the median of `triggerExecution` without the first one.
 
-The ratio is source / min(prebuilt, raw pull), taken round by round."""
+Ratios are taken round by round; the smaller ceiling is the lesser of *prebuilt* and *raw pull*. The source does what both of them do on
+the same cores: *one after the other* is the rate at which that would be done by doing the one and then the other,
+1 / (1 / prebuilt + 1 / raw pull)."""
+
+_numbers = itertools.count()
 
 
 def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
@@ -63,18 +80,17 @@ def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
                 contest = Contest.prepare(spark, cluster, f"bench-{size}", work / f"{size}.arrow")
                 figures = contest.run(rounds)
                 rows += _rows(name, figures)
-                ratio = Spread.of(each.ratio for each in figures)
-                targets.append(
-                    Target(what=f"source / smaller ceiling, {name}", seen=ratio, bound=_TARGET, at_most=False)
-                )
+                targets += _targets(name, figures)
     return Result(
         name="source",
-        title="Batch read",
+        title="Source",
         method=_METHOD.format(
             messages=messages,
             queues=QUEUES,
             rounds=rounds,
             cores=CORES,
+            three=_THREE,
+            triggers=_TRIGGERS,
             depth=_default_options("t", "h:1").pulls_in_flight,
         ),
         columns=("what", "min", "median", "max"),
@@ -91,11 +107,20 @@ class Round:
     prebuilt: float
     raw_pull: float
     source: float
+    three_columns: float
+    java: float
+    prebuilt_stream: float
+    stream: float
 
     @property
     def ratio(self) -> float:
         """Of the source to the smaller ceiling."""
         return self.source / min(self.prebuilt, self.raw_pull)
+
+    @property
+    def of_both(self) -> float:
+        """Of the source to both ceilings one after the other."""
+        return self.source * (1 / self.prebuilt + 1 / self.raw_pull)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +132,7 @@ class Contest:
     topic: str
     partitions: tuple[QueuePartition, ...]
     arrow_file: Path
+    java: LitePull
 
     @classmethod
     def prepare(cls, spark: SparkSession, cluster: ClusterUnderTest, topic: str, arrow_file: Path) -> Contest:
@@ -118,7 +144,8 @@ class Contest:
         batch = next(reader.read(partitions[0]))
         with pa.OSFile(str(arrow_file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
             file.write_batch(batch)
-        return cls(spark, cluster.name_servers, topic, partitions, arrow_file)
+        java = LitePull(arrow_file.parent)
+        return cls(spark, cluster.name_servers, topic, partitions, arrow_file, java)
 
     @property
     def messages(self) -> int:
@@ -134,7 +161,9 @@ class Contest:
             latest = figures[-1]
             print(
                 f"  {self.topic} round {number + 1}: prebuilt {latest.prebuilt:,.0f}  raw pull {latest.raw_pull:,.0f}  "
-                f"source {latest.source:,.0f} rows/s  ratio {latest.ratio:.2f}  load {load_average()}",
+                f"source {latest.source:,.0f}  three columns {latest.three_columns:,.0f}  java {latest.java:,.0f}  "
+                f"prebuilt stream {latest.prebuilt_stream:,.0f}  stream {latest.stream:,.0f} rows/s  "
+                f"ratio {latest.ratio:.2f}  load {load_average()}",
                 flush=True,
             )
         return figures
@@ -144,7 +173,48 @@ class Contest:
             prebuilt=self.messages / _seconds_to_noop(self.prebuilt_rows()),
             raw_pull=self._raw_pull(),
             source=self.messages / _seconds_to_noop(self.source_rows()),
+            three_columns=self.messages / _seconds_to_noop(self.source_rows(includeColumns=_THREE)),
+            java=self._java(),
+            prebuilt_stream=self._stream(
+                self.spark.readStream.format("prebuilt")
+                .options(
+                    file=str(self.arrow_file),
+                    rows=self.messages // _TRIGGERS,
+                    partitions=len(self.partitions),
+                    batches=_TRIGGERS,
+                )
+                .load()
+            ),
+            stream=self._stream(
+                self.spark.readStream.format("rocketmq")
+                .options(
+                    **self._where, startingOffsets="earliest", maxOffsetsPerTrigger=self.messages // _TRIGGERS
+                )
+                .load()
+            ),
         )
+
+    @property
+    def _where(self) -> dict[str, str]:
+        return {"nameServers": self.name_servers, "topic": self.topic}
+
+    def _java(self) -> float:
+        read = self.java.read(self.name_servers, self.topic, self.messages)
+        return read.messages / read.seconds_after_first
+
+    def _stream(self, rows: DataFrame) -> float:
+        checkpoint = self.arrow_file.parent / f"checkpoint-{self.topic}-{next(_numbers)}"
+        steady = drain(
+            lambda: (
+                rows.writeStream.format("noop")
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(availableNow=True)
+                .start()
+            ),
+            batches=_TRIGGERS,
+            skipped=1,
+        )
+        return self.messages / _TRIGGERS * 1000 / steady["triggerExecution"]
 
     def prebuilt_rows(self) -> DataFrame:
         """As many rows as the topic has, of batches already there."""
@@ -154,11 +224,9 @@ class Contest:
             .load()
         )
 
-    def source_rows(self) -> DataFrame:
+    def source_rows(self, **options: str) -> DataFrame:
         """The topic."""
-        return (
-            self.spark.read.format("rocketmq").options(nameServers=self.name_servers, topic=self.topic).load()
-        )
+        return self.spark.read.format("rocketmq").options(**self._where, **options).load()
 
     def _raw_pull(self) -> float:
         first = self.partitions[0]
@@ -203,7 +271,28 @@ def _rows(name: str, figures: list[Round]) -> list[tuple[str, ...]]:
         "prebuilt, rows/s": [each.prebuilt for each in figures],
         "raw pull, rows/s": [each.raw_pull for each in figures],
         "source, rows/s": [each.source for each in figures],
+        "three columns, rows/s": [each.three_columns for each in figures],
+        "DefaultLitePullConsumer, messages/s": [each.java for each in figures],
+        "prebuilt stream, rows/s": [each.prebuilt_stream for each in figures],
+        "stream, rows/s": [each.stream for each in figures],
     }
     rows = [(f"{name}: {what}", *Spread.of(values).cells(",.0f")) for what, values in columns.items()]
-    ratio = Spread.of(each.ratio for each in figures)
-    return [*rows, (f"{name}: source / smaller ceiling", *ratio.cells(".2f"))]
+    of_both = Spread.of(each.of_both for each in figures)
+    return [*rows, (f"{name}: source / both ceilings one after the other", *of_both.cells(".2f"))]
+
+
+def _targets(name: str, figures: list[Round]) -> list[Target]:
+    ratios = (
+        ("source / smaller ceiling", _CEILING_TARGET, [each.ratio for each in figures]),
+        ("three columns / source", _THREE_TARGET, [each.three_columns / each.source for each in figures]),
+        ("source / DefaultLitePullConsumer", _JAVA_TARGET, [each.source / each.java for each in figures]),
+        (
+            "stream / prebuilt stream",
+            _CEILING_TARGET,
+            [each.stream / each.prebuilt_stream for each in figures],
+        ),
+    )
+    return [
+        Target(what=f"{what}, {name}", seen=Spread.of(values), bound=bound, at_most=False)
+        for what, bound, values in ratios
+    ]

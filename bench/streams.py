@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,10 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bench.cluster import QUEUES, fill, real_cluster
+from bench.session import bench_session
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA
-from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 
@@ -73,6 +78,36 @@ class Backlog:
         consumer.subscribe(self.topic)
         return consumer
 
+    def start(self, consumer: PushConsumer, folder: Path, *, with_sink: bool = False) -> StreamingQuery:
+        """Let ``consumer`` drain the topic, into a table of its own or nowhere."""
+        return consumer.start(
+            self.spark,
+            sink=DeltaSink(folder / "sink") if with_sink else None,
+            checkpoint=str(folder / "checkpoint"),
+            trigger={"availableNow": True},
+        )
+
+
+@contextmanager
+def real_backlog(
+    topic: str, message: Callable[[int], Message], *, per_trigger: int, batches: int
+) -> Iterator[Backlog]:
+    """A real broker with ``message(n)`` for n = 0, 1 … in all queues of ``topic``, and a session."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
+        work = Path(folder)
+        cluster.create_topic(topic, QUEUES)
+        per_queue = per_trigger * batches // QUEUES
+        fill(cluster.name_servers, topic, queues=QUEUES, per_queue=per_queue, message=message)
+        with bench_session(work) as spark:
+            yield Backlog(
+                spark=spark,
+                name_servers=cluster.name_servers,
+                topic=topic,
+                work=work,
+                per_trigger=per_trigger,
+                batches=batches,
+            )
+
 
 def start_into_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
     """Drain ``rows`` and drop them."""
@@ -91,13 +126,22 @@ def drain(start: Callable[[], StreamingQuery], *, batches: int, skipped: int) ->
         RuntimeError: If the query did not drain its topic in time, or in another number of micro-batches.
     """
     query = start()
-    if not query.awaitTermination(_TIMEOUT_S):
-        raise RuntimeError("The query did not drain the topic in time.")
+    await_end(query)
     progress = [each for each in query.recentProgress if each.numInputRows]
     if len(progress) != batches:
         raise RuntimeError(f"{len(progress)} micro-batches ran instead of {batches}.")
     steady = [each.durationMs for each in progress[skipped:]]
     return {stage: median(each.get(stage, 0) for each in steady) for stage in STAGES}
+
+
+def await_end(query: StreamingQuery) -> None:
+    """Wait for a query that ends by itself.
+
+    Raises:
+        RuntimeError: If it takes too long.
+    """
+    if not query.awaitTermination(_TIMEOUT_S):
+        raise RuntimeError("The query did not drain the topic in time.")
 
 
 def _to_noop(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark's signature

@@ -284,7 +284,7 @@ class ConsumeSettings(ClusterAccess):
     orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - makes a field
         "orderlyEngine",
         parse=parse_orderly_engine,
-        default=OrderlyEngineKind.STATE,
+        default=OrderlyEngineKind.DIRECT,
         doc="How Spark runs the listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
         "state.",
     )

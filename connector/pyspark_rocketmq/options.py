@@ -167,6 +167,13 @@ class ReadOptions(PositionOptions):
         "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two members may have "
         "the same messages while the group changes; only one of them gets its offsets stored. The same for all members.",
     )
+    hand_over_ranges: bool = option(
+        "handOverRanges",
+        parse=boolean,
+        default=False,
+        doc="Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` for engines "
+        "that read a range where they consume it.",
+    )
     listener: str | None = option(
         "listener",
         parse=text_value,
@@ -302,6 +309,10 @@ class ReadOptions(PositionOptions):
         if not self.consume_orderly and self.consumer_group is None:
             problems.append(
                 "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
+            )
+        if self.hand_over_ranges and self.consumer_group is None:
+            problems.append(
+                "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
             )
         if self.offset_store is not None and self.consumer_group is None and self.starting_group is None:
             problems.append(

@@ -28,10 +28,7 @@ from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import engine_schema
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
@@ -114,13 +111,12 @@ class OurRun(StoredTrace):
         )
         self._engine = ConcurrentEngine(
             self.listener,
-            OutputColumns.of(_OUTPUT),
+            _OUTPUT,
             ConcurrentSettings(
                 consume_message_batch_max_size=self.config["consumeMessageBatchMaxSize"],
                 max_reconsume_times=self.config["maxReconsumeTimes"],
             ),
             SendBackSettings.of(self._options),
-            RowColumns(engine_schema(_OUTPUT)),
         )
 
     def send(self, key: str, queue_id: int) -> None:

@@ -78,6 +78,33 @@ def test_progress_of_a_queue_not_owned_is_not_planned():
     assert plan({}, {0: QueueProgress(0)}).ranges == ()
 
 
+def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_delivery():
+    """D2, D3: its growing backlog takes nothing from the others, and a delivery is as large as it was."""
+    stored = {
+        0: QueueProgress(10, reconsume_times=1, suspended_until_s=NOW_S - 1),
+        1: QueueProgress(0),
+    }
+    made = plan({0: (0, 1_000_000), 1: (0, 5000)}, stored, limits=ReadLimits(max_offsets_per_trigger=6024))
+
+    assert spans(made) == {0: (10, 1034), 1: (0, 5000)}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(QueueProgress(0, reconsume_times=1), id="given back, then passed"),
+        pytest.param(QueueProgress(0, suspended_until_s=NOW_S - 1), id="rolled back"),
+        pytest.param(
+            QueueProgress(0, reconsume_times=1, suspended_until_s=NOW_S - 1, uncommitted="5000"),
+            id="failed behind what is not committed",
+        ),
+    ],
+)
+def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueProgress):
+    """D4: a listener that commits later needs the messages before."""
+    assert spans(plan({0: (0, 9000)}, {0: stored})) == {0: (0, 9000)}
+
+
 def test_a_suspended_queue_waits_and_the_others_do_not():
     """D3: only the suspended queue waits."""
     made = plan(

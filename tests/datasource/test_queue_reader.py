@@ -12,6 +12,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
+from pyspark_rocketmq.datasource.range_tickets import read_tickets, ticket_rows
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
@@ -394,3 +395,20 @@ def test_ranges_of_several_subscriptions_keep_their_own_tags(partition: QueuePar
         "even": list(range(10, 60, 2)),
         "*": list(range(10, 60)),
     }
+
+
+@pytest.mark.parametrize("size", [1, 7, 200])
+def test_a_range_handed_over_unread_is_read_once_however_spark_cuts_its_rows(
+    log: Log, partition: QueuePartition, size: int
+) -> None:
+    """D1: Spark counts a row for each offset, so that its numInputRows says what the micro-batch takes in."""
+    next_range = replace(partition.planned, start=60, end=61)
+    partitions = [partition, replace(partition, planned=next_range)]
+    rows = pa.Table.from_batches(map(ticket_rows, partitions)).combine_chunks()
+
+    read = list(read_tickets(rows.to_batches(max_chunksize=size)))
+
+    assert rows.num_rows == 51
+    assert offsets_of(read) == [*range(10, 60), 60, 60, 61]
+    marked = planned_range(QUEUE, read[-1].column("plannedRange")[0].as_py(), rows=1)
+    assert marked == next_range

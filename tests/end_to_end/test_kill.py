@@ -41,10 +41,10 @@ REPO = Path(__file__).parent.parent.parent
     ("engine", "points"),
     [
         *(
-            ("state", points)
+            ("direct", points)
             for points in histories("in_listener", "after_data_commit", "before_spark_commit")
         ),
-        *(("direct", points) for points in histories("after_plan", "after_offset_commit")),
+        *(("state", points) for points in histories("after_plan", "after_offset_commit")),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(dict.fromkeys(value)),
 )

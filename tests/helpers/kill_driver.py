@@ -187,7 +187,7 @@ def main(config: Mapping[str, Any]) -> None:
         offset_store=store,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
-        orderly_engine=config.get("orderlyEngine", "state"),
+        orderly_engine=config.get("orderlyEngine", "direct"),
         # What is killed comes back under its name: its locks at the brokers are its own.
         instance_name="killed",
     )

@@ -17,11 +17,8 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
 from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import engine_schema
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.source_rows import batches_of, rows_of
 
@@ -59,10 +56,9 @@ def consume(
 ) -> list[pa.RecordBatch]:
     engine = ConcurrentEngine(
         form_of(listener, orderly=False),
-        OutputColumns.of(OUTPUT),
+        OUTPUT,
         ConcurrentSettings(max_reconsume_times=7),
         SendBackSettings(name_servers=(cluster.name_server.address,), consumer_group="billing"),
-        RowColumns(engine_schema(OUTPUT)),
     )
     return list(pickle.loads(pickle.dumps(engine))(iter(batches_of(rows, 4))))
 

@@ -19,14 +19,11 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, Messag
 from pyspark_rocketmq.streaming import listener_loop
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
 from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
 from pyspark_rocketmq.streaming.listener_workers import LoopWorkers
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
-from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import engine_schema
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import batches_of, rows_of
@@ -41,10 +38,9 @@ def consumed(listener: object, model: MessageModel = MessageModel.CLUSTERING) ->
     """Offsets and names of a range's rows, and its ack; there is no broker to send anything back to."""
     engine = ConcurrentEngine(
         form_of(listener, "billing", orderly=False),
-        OutputColumns.of(OUTPUT),
+        OUTPUT,
         ConcurrentSettings(consume_message_batch_max_size=2, message_model=model),
         SendBackSettings(name_servers=("nowhere:1",), consumer_group="billing"),
-        RowColumns(engine_schema(OUTPUT)),
     )
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
     [batch] = sent(iter(batches_of(rows_of(PLANNED), 4)))

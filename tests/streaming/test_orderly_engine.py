@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
@@ -22,6 +24,7 @@ from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine, arrived_ranges
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather, _uncommitted
 from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
@@ -65,7 +68,7 @@ def gather_in_state_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
 
 def gather_in_direct_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
     (arrived,) = arrived_ranges(iter(batches_of(rows, size)))
-    return arrived
+    return arrived._replace(messages=list(arrived.messages))
 
 
 Gather = Callable[[Sequence[Row], int], ArrivedRange]
@@ -235,6 +238,31 @@ def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
         RocketMQError, match=r"queue=3: .* but rows of topic=orders .* queue=9 came before it"
     ):
         list(arrived_ranges(iter(batches_of([one[0], *other, *one[1:]], 100))))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 5), (700, 600), (2000,), (512, 1), ()])
+def test_messages_made_when_they_are_delivered_are_those_that_arrived(sizes: Sequence[int]) -> None:
+    """D1: forwards, as listeners get them, across the pieces that were made at once, and anywhere else."""
+    count = sum(sizes)
+    expected = [message_at(offset) for offset in range(count)]
+    pieces = iter(expected)
+    batches = [
+        pa.RecordBatch.from_pylist([row_of(next(pieces)) for _ in range(size)], schema=CONSUMER_SCHEMA)
+        for size in sizes
+    ]
+
+    messages = ArrivedMessages(batches, QUEUE, np.arange(count))
+
+    assert [one for at in range(0, count, 37) for one in messages[at : at + 37]] == expected
+    assert list(messages) == expected
+    chance = random.Random(count)
+    for _ in range(20 if count else 0):
+        at, stop = chance.randrange(count), chance.randrange(count + 9)
+        assert messages[at] == expected[at]
+        assert messages[at - count] == expected[at]
+        assert messages[at:stop:3] == expected[at:stop:3]
+    with pytest.raises(IndexError):
+        messages[count]
 
 
 # ------------------------------------------------------------------------------------------ what is not committed

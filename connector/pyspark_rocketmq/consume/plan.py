@@ -6,7 +6,9 @@ The rules, in the order in which they apply to a queue:
 2. Suspended: left out until due. Other queues never wait for it.
 3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset if
    gaps are skipped, else the queue is left out.
-4. It ends at the smallest of the broker's end, its cap and the flow-control threshold.
+4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was suspended at
+   its first message is tried with one delivery's worth: it may well stop there again, and the more its backlog
+   grows the less of the others' share is to go into reading what is not delivered.
 5. The total limit is shared in proportion to what is left, at least one offset each.
 6. A stalled queue (nothing committed although read: autoCommit=false accumulates) gets its share times the
    plans it has stood still plus one, or it would read the same messages for ever.
@@ -38,6 +40,12 @@ class QueueProgress:
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back, where the first was not the only one."""
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the queue was suspended because of the message at ``next_offset``."""
+        was_suspended = self.suspended_until_s is not None
+        return was_suspended and self.reconsume_times > 0 and not self.uncommitted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
@@ -61,6 +69,8 @@ class Plan:
     """When the first suspended queue with something to read is due; None when none is suspended."""
 
 
+_LARGEST_DELIVERY = 1024
+"""The most messages that ``consumeMessageBatchMaxSize`` may give a listener at once."""
 _NOT_STALLED: Mapping[MessageQueue, int] = {}
 
 
@@ -160,7 +170,10 @@ class _Planner:
         return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:
-        readable = [length for _, _, length in self._candidates]
+        readable = [
+            min(length, _LARGEST_DELIVERY) if progress.is_on_trial else length
+            for _, progress, length in self._candidates
+        ]
         threshold = self._limits.pull_threshold_for_queue
         wanted = readable if threshold is None else [min(length, threshold) for length in readable]
         limit = self._limits.max_offsets_per_trigger

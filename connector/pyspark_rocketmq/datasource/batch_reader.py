@@ -18,6 +18,7 @@ from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.datasource.worker_memory import settled
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import QueueRange
 from pyspark_rocketmq.options import ReadOptions
@@ -68,4 +69,4 @@ class RocketMQBatchReader(DataSourceReader):
         if not isinstance(partition, QueuePartition):
             # What Spark makes of an empty list of partitions: a topic without messages.
             return iter(())
-        return read_queue(partition)
+        return settled(read_queue(partition))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.errors import OptionError
@@ -23,12 +25,14 @@ class DefaultSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
-        """The message columns; in consumer mode also the marker columns.
+        """The message columns; in consumer mode also the marker columns, or the ranges alone that are to be read.
 
         Raises:
             OptionError: With every problem of the options: this is the first moment Spark shows them to us.
         """
         options = self._read_options()
+        if options.hand_over_ranges:
+            return from_arrow_schema(TICKET_SCHEMA)
         return spark_schema(
             consumer_mode=options.consumer_group is not None,
             columns=options.columns(),

@@ -29,7 +29,9 @@ from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.datasource.range_tickets import ticket_rows
 from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
+from pyspark_rocketmq.datasource.worker_memory import settled
 from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.options import ReadOptions
@@ -96,9 +98,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(planned, self._options, addresses, self._planner.replicas())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Messages of one range, on an executor."""
+        """Messages of one range, on an executor; or the range itself, for who reads it later."""
         assert isinstance(partition, QueuePartition)
-        return read_queue(partition)
+        if self._options.hand_over_ranges:
+            return settled(iter([ticket_rows(partition)]))
+        return settled(read_queue(partition))
 
     def commit(self, end: Offset) -> None:
         """Nothing: this call comes one batch late and never for the last; offsets go with ``foreachBatch``."""

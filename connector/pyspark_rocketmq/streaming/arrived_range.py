@@ -32,7 +32,7 @@ class ArrivedRange(NamedTuple):
     """One queue's range, whole."""
 
     planned: QueueRange
-    messages: list[MessageExt]
+    messages: Sequence[MessageExt]
     """In queue order."""
     reset_to: int | None
     """Where an operator wants the queue consumed from next."""
@@ -50,14 +50,16 @@ def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
     Those of a retry queue come under the topic they were sent to first.
     """
     *fields, origin_topics = columns
-    messages = list(map(MessageExt._make, zip(*fields, repeat(None, len(origin_topics)), strict=True)))
+    values = zip(*fields, repeat(None, len(origin_topics)), strict=True)
+    # As MessageExt._make does, without a call in Python for each.
+    messages = list(map(tuple.__new__, repeat(MessageExt), values))
     if not messages or not is_retry_topic(messages[0].topic):
         return messages
     return [one.restored(origin) for one, origin in zip(messages, origin_topics, strict=True)]
 
 
 def whole_range(
-    queue: MessageQueue, messages: list[MessageExt], offsets: npt.NDArray[np.int64], marker_text: str
+    queue: MessageQueue, messages: Sequence[MessageExt], offsets: npt.NDArray[np.int64], marker_text: str
 ) -> ArrivedRange:
     """The range of ``queue`` whose messages are ``messages``.
 

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
+from pyspark_rocketmq.datasource.range_tickets import read_tickets
+from pyspark_rocketmq.datasource.worker_memory import settle_modules
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
@@ -24,7 +26,7 @@ _RESULT_SCHEMA = pa.schema([("files", pa.string()), ("acks", pa.string()), ("emi
 
 
 ArrowEngine = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Takes a task's rows of the source, gives the engine's."""
+"""Takes the rows of the ranges that a task reads, gives the engine's."""
 
 
 class Evaluated(NamedTuple):
@@ -41,8 +43,9 @@ class Evaluated(NamedTuple):
 class BatchTask:
     """The function given to ``mapInArrow``.
 
-    Without a writer the listener's side effects are all that is wanted. With an engine the batch is what the source has
-    read, and the engine runs here too: one Python process and one way through Arrow less for each task.
+    Without a writer the listener's side effects are all that is wanted. With an engine the batch holds planned ranges
+    (:mod:`~pyspark_rocketmq.datasource.range_tickets`), and reading them and the engine happen here too: a message is in
+    one Python process from the socket to the sink's file.
     """
 
     def __init__(self, writer: TaskWriter | None, engine: ArrowEngine | None = None) -> None:
@@ -75,7 +78,7 @@ class BatchTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row with JSON lists of files and acks."""
         split = _Split()
-        rows = split.data_rows(batches if self._engine is None else self._engine(batches))
+        rows = split.data_rows(batches if self._engine is None else self._engine(read_tickets(batches)))
         files: list[WrittenFile] = []
         if self._writer is not None:
             files = self._writer.write(rows)
@@ -87,6 +90,7 @@ class BatchTask:
             "acks": json.dumps(split.acks),
             "emitted": split.emitted,
         }
+        settle_modules()
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
 

@@ -66,7 +66,7 @@ class BatchCommitter:
         engine: ArrowEngine | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare to commit batches of the engine's rows, or, with ``engine``, of what the source has read."""
+        """Prepare to commit batches of the engine's rows, or, with ``engine``, of the ranges that the source has planned."""
         self._group = consumer_group
         self._store = store
         self._sink = sink

@@ -1,7 +1,7 @@
 """The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at once.
 
-Runs in ``mapInArrow`` right on the consumer-mode source, without shuffle and state, as the direct engine does.  A range
-is gathered and checked before anything of it is delivered, because the whole of it is acknowledged.
+Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and checked
+before anything of it is delivered, because the whole of it is acknowledged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
@@ -24,73 +23,45 @@ from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun, put_off
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener_forms import Call, ListenerForm, form_of
+from pyspark_rocketmq.streaming.listener_forms import Call, ListenerForm
 from pyspark_rocketmq.streaming.listener_workers import workers_for
 from pyspark_rocketmq.streaming.opened_listeners import NotOpened
 from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
-from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
+from pyspark_rocketmq.streaming.output_schema import engine_schema
 
 logger = logging.getLogger(__name__)
 
 
-def consume_concurrently(
-    messages: DataFrame,
-    listener: object,
-    output_schema: str | StructType,
-    settings: ConcurrentSettings | None = None,
-    *,
-    send_back: SendBackSettings,
-    hooks: ConsumeHooks = NO_HOOKS,
-) -> DataFrame:
-    """Run ``listener`` over a consumer-mode stream that comes straight from the source, in any order.
-
-    Args:
-        messages: The source's rows, unchanged.
-        listener: In any of the forms of ``listener_forms``; the calls of an ``async def`` share the process's event loop.
-        output_schema: Columns of the rows it emits.
-        settings: The consumer's.
-        send_back: How failed messages are sent back.
-        hooks: Called before and after each call of the listener, where it is called.
-
-    Returns:
-        Data rows and ack rows, as of ``consume_orderly``.
-
-    Raises:
-        OptionError: If the listener is none.
-        SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
-    """
-    schema = listener_schema(output_schema)
-    rows = engine_schema(schema)
-    engine = ConcurrentEngine(
-        form_of(listener, orderly=False),
-        OutputColumns.of(schema),
-        settings or ConcurrentSettings(),
-        send_back,
-        RowColumns(rows),
-        hooks=hooks,
-    )
-    return messages.mapInArrow(engine, rows)
-
-
 class ConcurrentEngine:
-    """The function given to ``mapInArrow``; pickled with the listener."""
+    """Takes a task's ranges; pickled to the executors with the listener."""
 
     def __init__(
         self,
         listener: ListenerForm,
-        output: OutputColumns,
+        schema: StructType,
         settings: ConcurrentSettings,
         send_back: SendBackSettings,
-        rows: RowColumns,
         *,
         hooks: ConsumeHooks = NO_HOOKS,
     ) -> None:
+        """Run ``listener`` over a task's ranges.
+
+        Args:
+            listener: The calls of an ``async def`` share the process's event loop.
+            schema: Columns of the rows it emits.
+            settings: The consumer's.
+            send_back: How failed messages are sent back.
+            hooks: Called before and after each call of the listener, where it is called.
+
+        Raises:
+            SchemaError: If a column of ``schema`` has a type that cannot be emitted.
+        """
         self._listener = listener
-        self._output = output
+        self._output = OutputColumns.of(schema)
         self._settings = settings
         self._sender = _Sender(send_back, settings.max_reconsume_times)
-        self._rows = rows
+        self._rows = RowColumns(engine_schema(schema))
         self._hooks = hooks
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +85,7 @@ class ConcurrentEngine:
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(
                 arrived.planned,
-                arrived.messages,
+                list(arrived.messages),
                 listener=listener,
                 output=self._output,
                 settings=self._settings,

@@ -32,6 +32,7 @@ _SET_BY = {
     "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
     "messageModel": "parameter message_model",
     "consumeOrderly": "parameter orderly of register_message_listener()",
+    "handOverRanges": "parameter orderly_engine",
     "listener": "register_message_listener()",
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
@@ -95,6 +96,7 @@ class ConsumerSettings:
             "maxOffsetsPerTrigger": str(self.max_offsets_per_trigger),
             "messageModel": self.message_model.value,
             "consumeOrderly": str(orderly).lower(),
+            "handOverRanges": str(self.reads_in_engine(orderly=orderly)).lower(),
             "allocateMessageQueueStrategy": self.allocate_message_queue_strategy,
             **({"listener": listener} if isinstance(listener, str) else {}),
             **({} if self.instance_name is None else {"instanceName": self.instance_name}),
@@ -115,6 +117,10 @@ class ConsumerSettings:
                 tuple(problems), where=f"configuration of consumer group '{self.consumer_group}'"
             )
         return options
+
+    def reads_in_engine(self, *, orderly: bool) -> bool:
+        """Whether the engine reads the planned ranges itself, for it needs no shuffle of their messages."""
+        return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
 
     def orderly(self) -> OrderlySettings:
         """What the orderly machine is to know."""

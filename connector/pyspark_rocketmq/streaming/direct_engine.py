@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, whole_range, wrong_markers
-from pyspark_rocketmq.streaming.message_columns import decode_messages
+from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
@@ -78,7 +78,7 @@ class _Gathering:
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
-        self._messages: list[MessageExt] = []
+        self._rows: list[pa.RecordBatch] = []
         self._offsets: list[npt.NDArray[np.int64]] = []
 
     def add(self, rows: pa.RecordBatch) -> ArrivedRange | None:
@@ -90,10 +90,13 @@ class _Gathering:
         self._offsets.append(rows.column("queueOffset").to_numpy())
         marker = rows.column("plannedRange")[-1].as_py()
         is_whole = rows.column("kind")[-1].is_valid
-        self._messages += decode_messages(rows.slice(0, rows.num_rows - is_whole), self.queue)
+        if rows.num_rows > is_whole:
+            self._rows.append(rows.slice(0, rows.num_rows - is_whole))
         if not is_whole:
             return None
-        return whole_range(self.queue, self._messages, np.concatenate(self._offsets), marker)
+        offsets = np.concatenate(self._offsets)
+        messages = ArrivedMessages(self._rows, self.queue, offsets[:-1])
+        return whole_range(self.queue, messages, offsets, marker)
 
 
 def _queue_of(rows: pa.RecordBatch) -> MessageQueue:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, Final, overload
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageExt, MessageQueue
@@ -16,28 +16,75 @@ from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_o
 
 _TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
 _MICROS_PER_MILLI = 1000
+_MADE_AT_ONCE: Final = 512
+"""Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage collector looks at
+them all; many enough that reading a column costs next to nothing."""
 
 
-def decode_messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:
+class ArrivedMessages(Sequence[MessageExt]):
+    """A range's messages, made a few hundred at a time, when they are to be delivered.
+
+    A hundred thousand objects made at once are three times as large as their columns, and the garbage collector goes
+    through them again and again, which takes as long as to make them.
+    """
+
+    def __init__(
+        self, batches: Sequence[pa.RecordBatch], queue: MessageQueue, queue_offsets: npt.NDArray[np.int64]
+    ) -> None:
+        """All rows of ``batches`` are of ``queue``, at ``queue_offsets``."""
+        self.queue_offsets = queue_offsets
+        """Of all messages."""
+        self._batches = batches
+        self._queue = queue
+        self._ends = list(accumulate(batch.num_rows for batch in batches))
+        """Of each batch, as an index of messages."""
+        self._first = 0
+        self._made: list[MessageExt] = []
+        """The messages from ``_first`` on that are there."""
+
+    def __len__(self) -> int:
+        return len(self.queue_offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageExt: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MessageExt]: ...
+    def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
+        if isinstance(at, slice):
+            return self._between(*at.indices(len(self)))
+        index = range(len(self))[at]
+        return self._between(index, index + 1, 1)[0]
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        for start in range(0, len(self), _MADE_AT_ONCE):
+            yield from self[start : start + _MADE_AT_ONCE]
+
+    def _between(self, start: int, stop: int, step: int) -> list[MessageExt]:
+        found: list[MessageExt] = []
+        at = start
+        while at < stop:
+            if not self._first <= at < self._first + len(self._made):
+                self._make(at)
+            here = self._made[at - self._first : stop - self._first]
+            found = found + here if found else here
+            at += len(here)
+        return found[::step]
+
+    def _make(self, index: int) -> None:
+        """Make the message at ``index`` and some behind it."""
+        number = bisect_right(self._ends, index)
+        batch = self._batches[number]
+        rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
+        self._first, self._made = index, _messages(rows, self._queue)
+
+
+def _messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:
     """The messages of ``rows``, all of which are of ``queue``."""
     of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
-    with _without_collector():
-        return messages_of(
-            [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
-            for name in MESSAGE_COLUMNS
-        )
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """No cycles are made here, and the garbage collector would look at all messages again and again: a quarter more."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return messages_of(
+        [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
+        for name in MESSAGE_COLUMNS
+    )
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:

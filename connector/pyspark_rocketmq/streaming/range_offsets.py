@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pyspark_rocketmq.consume.put_back import from_offset, from_text, spans_of, times_by_index, to_text
 from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 
 
 class RangeOffsets:
@@ -16,16 +19,16 @@ class RangeOffsets:
 
     def __init__(self, planned: QueueRange, messages: Sequence[MessageExt]) -> None:
         self._planned = planned
-        self._messages = messages
+        self._offsets = _queue_offsets(messages)
         self._put_back = from_text(planned.put_back, planned.start, planned.reconsume_times)
 
     def first_at(self, queue_offset: int) -> int:
         """The first index at or behind an offset."""
-        return bisect_left(self._messages, queue_offset, key=attrgetter("queue_offset"))
+        return bisect_left(self._offsets, queue_offset)
 
     def offset_at(self, index: int) -> int:
         """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
-        return self._messages[index].queue_offset if index < len(self._messages) else self._planned.end
+        return int(self._offsets[index]) if index < len(self._offsets) else self._planned.end
 
     def put_back(self) -> dict[int, int]:
         """How often messages were put back before this range, by index."""
@@ -46,3 +49,9 @@ class RangeOffsets:
             "reconsume_times": times,
             "put_back": to_text(spans, next_offset, times),
         }
+
+
+def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArray[np.int64]:
+    if isinstance(messages, ArrivedMessages):
+        return messages.queue_offsets
+    return [message.queue_offset for message in messages]

@@ -1,0 +1,298 @@
+"""From the broker's store to a committed row: an orderly consumer at a steady rate, beside Spark's rate source."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+from bench.cluster import QUEUES, real_cluster
+from bench.measure import Result, Spread, load_average
+from bench.session import CORES, bench_session
+from bench.streams import Backlog
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
+from pyspark_rocketmq.streaming.batch_task import BatchTask
+from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+
+_TOPIC = "orders"
+_PER_SECOND = 1000
+_EACH_S = 0.01
+_BODY = b"." * 1024
+_WARM_UP_S = 8.0
+_TRIGGER = {"processingTime": "0 seconds"}
+_RATE_GROUP = "rate"
+_RATE_QUEUE = MessageQueue("rate", "spark", 0)
+_RATE_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("stored", pa.timestamp("us", tz="UTC")),
+    ]
+)
+_OURS = "ours, Delta"
+_RATE = "rate source, Delta"
+_OURS_ALONE = "ours, no sink"
+_RATE_ALONE = "rate source, no sink"
+
+_METHOD = """\
+{per_second:,} messages of 1 KiB a second are sent to {queues} queues of one real broker, {each} at a time, for {seconds:g} s;
+the first {warm_up:g} s do not count. Micro-batches follow each other without a pause (`processingTime` 0), `local[{cores}]`. The
+latency of a message is the moment at which the driver learns that its batch is committed, less the message's store time.
+
+* *{ours}*: orderly `PushConsumer`, one row emitted for each message, `DeltaSink`, Delta offset store.
+* *{rate}*: Spark's rate source at {per_second:,} rows a second; its rows go through the same writer of files in one `mapInArrow`
+  and the same commit, without a listener and without offsets. Row time is the source's, which gives out whole seconds.
+* *{ours_alone}*: the consumer with nothing emitted and no sink; the offsets are committed.
+* *{rate_alone}*: the rows' times alone, brought to the driver.
+
+{rounds} rounds, all in turn."""
+
+Latencies = npt.NDArray[np.float64]
+"""Milliseconds."""
+
+
+def run(*, seconds: float = 30.0, rounds: int = 3) -> Result:
+    """Measure ``rounds`` rounds of ``seconds`` each."""
+    before = load_average()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
+        work = Path(folder)
+        cluster.create_topic(_TOPIC, QUEUES)
+        with bench_session(work) as spark:
+            backlog = Backlog(
+                spark=spark,
+                name_servers=cluster.name_servers,
+                topic=_TOPIC,
+                work=work,
+                per_trigger=100_000,
+                batches=0,
+            )
+            contest = _Contest(backlog, seconds)
+            figures = [contest.round() for _ in range(rounds)]
+    return Result(
+        name="latency",
+        title="End to end",
+        method=_METHOD.format(
+            per_second=_PER_SECOND,
+            queues=QUEUES,
+            each=round(_PER_SECOND * _EACH_S),
+            seconds=seconds,
+            warm_up=_WARM_UP_S,
+            cores=CORES,
+            rounds=rounds,
+            ours=_OURS,
+            rate=_RATE,
+            ours_alone=_OURS_ALONE,
+            rate_alone=_RATE_ALONE,
+        ),
+        columns=("what", "min", "median", "max"),
+        rows=tuple(
+            (
+                f"{who}: p{percent}, ms",
+                *Spread.of(np.percentile(each[who], percent) for each in figures).cells(",.0f"),
+            )
+            for who in figures[0]
+            for percent in (50, 99)
+        ),
+        targets=(),
+        load=(before, load_average()),
+    )
+
+
+def emit_body_size(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """A row for each message."""
+    for message in messages:
+        context.emit(message, size=len(message.body))
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def emit_nothing(
+    messages: Sequence[MessageExt],  # noqa: ARG001 - a listener's signature
+    context: ConsumeOrderlyContext,  # noqa: ARG001
+) -> ConsumeOrderlyStatus:
+    """The trivial listener."""
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+class _Contest:
+    """All of them in one session; every run is a new group, a new table and a new checkpoint."""
+
+    def __init__(self, backlog: Backlog, seconds: float) -> None:
+        self._backlog = backlog
+        self._seconds = seconds
+        self._numbers = itertools.count()
+        register(backlog.spark)
+
+    def round(self) -> dict[str, Latencies]:
+        """Latencies of each."""
+        folder = self._backlog.work / f"round-{next(self._numbers)}"
+        latencies = {
+            _OURS: self._ours(folder / "ours", with_sink=True),
+            _RATE: self._rate(folder / "rate", with_sink=True),
+            _OURS_ALONE: self._ours(folder / "alone", with_sink=False),
+            _RATE_ALONE: self._rate(folder / "rate-alone", with_sink=False),
+        }
+        shown = "  ".join(
+            f"{who} {np.percentile(each, 50):,.0f}/{np.percentile(each, 99):,.0f} ms"
+            for who, each in latencies.items()
+        )
+        print(f"  {shown}  load {load_average()}", flush=True)
+        return latencies
+
+    def _ours(self, folder: Path, *, with_sink: bool) -> Latencies:
+        committed: list[tuple[float, BatchReport]] = []
+        consumer = self._backlog.consumer(folder, consume_message_batch_max_size=32)
+        listener = emit_body_size if with_sink else emit_nothing
+        consumer.register_message_listener(listener, orderly=True, output_schema="size bigint")
+        consumer.register_batch_listener(lambda report: committed.append((time.time(), report)))
+        start_ms = time.time() * 1000
+        query = consumer.start(
+            self._backlog.spark,
+            sink=DeltaSink(folder / "sink") if with_sink else None,
+            checkpoint=str(folder / "checkpoint"),
+            trigger=_TRIGGER,
+        )
+        self._run(query, self._send)
+        return self._of_messages(committed, start_ms)
+
+    def _of_messages(self, committed: list[tuple[float, BatchReport]], start_ms: float) -> Latencies:
+        """Those of the messages stored since ``start_ms``, by the batches that took them."""
+        stored = self._stored_ms()
+        latencies = []
+        for at_s, report in committed:
+            for ack in report.acks:
+                times = stored.get(ack.queue_id, np.empty(0))[ack.start : ack.next_offset]
+                latencies.append(at_s * 1000 - times[times > start_ms + _WARM_UP_S * 1000])
+        return np.concatenate(latencies)
+
+    def _stored_ms(self) -> dict[int, npt.NDArray[np.float64]]:
+        """Store times of all messages by queue, at the index of their offset."""
+        rows = (
+            self._backlog.spark.read.format("rocketmq")
+            .options(nameServers=self._backlog.name_servers, topic=_TOPIC)
+            .load()
+            .select("queueId", "queueOffset", sf.unix_millis("storeTimestamp").alias("stored"))
+            .toPandas()
+            .sort_values(["queueId", "queueOffset"])
+        )
+        return {
+            queue_id: of_queue["stored"].to_numpy(dtype=np.float64)
+            for queue_id, of_queue in rows.groupby("queueId")
+        }
+
+    def _rate(self, folder: Path, *, with_sink: bool) -> Latencies:
+        start_s = time.time()
+        sink = _RateSink(folder / "sink") if with_sink else _RateTimes()
+        query = (
+            _rate_rows(self._backlog.spark)
+            .writeStream.foreachBatch(sink.take)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(**_TRIGGER)
+            .start()
+        )
+        self._run(query, lambda: time.sleep(self._seconds))
+        stored_s, at_s = sink.times()
+        counted = stored_s > start_s + _WARM_UP_S
+        return (at_s[counted] - stored_s[counted]) * 1000
+
+    def _run(self, query: StreamingQuery, feed: Callable[[], None]) -> None:
+        """Let the query run while it is fed; what is not committed at the end does not count."""
+        try:
+            feed()
+            if query.exception() is not None:
+                raise RuntimeError(f"The query failed: {query.exception()}")
+        finally:
+            query.stop()
+
+    def _send(self) -> None:
+        """A few messages each time, to one queue after the other."""
+        each = [Message(topic=_TOPIC, body=_BODY)] * round(_PER_SECOND * _EACH_S)
+        with Producer(self._backlog.name_servers, producer_group="bench-producer") as producer:
+            queues = itertools.cycle(producer.queues(_TOPIC))
+            pause = threading.Event()
+            began_s = time.monotonic()
+            for number in range(round(self._seconds / _EACH_S)):
+                pause.wait(max(0.0, began_s + number * _EACH_S - time.monotonic()))
+                producer.send_batch(each, next(queues))
+
+
+def _rate_rows(spark: SparkSession) -> DataFrame:
+    topic, broker_name, queue_id = _RATE_QUEUE
+    rows = (
+        spark.readStream.format("rate")
+        .options(rowsPerSecond=_PER_SECOND, numPartitions=QUEUES)
+        .load()
+        .select(
+            sf.lit(topic).alias("topic"),
+            sf.lit(broker_name).alias("brokerName"),
+            sf.lit(queue_id).alias("queueId"),
+            sf.col("value").alias("queueOffset"),
+            sf.col("timestamp").alias("stored"),
+            sf.lit(None).cast("string").alias("ack"),
+        )
+    )
+    assert rows.schema.fieldNames()[:-1] == from_arrow_schema(_RATE_SCHEMA).fieldNames()
+    return rows
+
+
+class _RateSink:
+    """Takes the rate source's rows into a table as a consumer's are taken."""
+
+    def __init__(self, path: Path) -> None:
+        self._sink = DeltaSink(path)
+        self._sink.prepare(_RATE_SCHEMA)
+        self._table = path
+        self._end = 0
+        self._visible: list[tuple[int, float]] = []
+        """End of the rows, and when they were there."""
+
+    def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
+        """Write one micro-batch."""
+        sink_batch = self._sink.begin(_RATE_GROUP, [_RATE_QUEUE])
+        evaluated = BatchTask(sink_batch.task_writer()).run(batch)
+        self._end += evaluated.emitted
+        sink_batch.commit(evaluated.files, {_RATE_QUEUE: self._end})
+        self._visible.append((self._end, time.time()))
+
+    def times(self) -> tuple[Latencies, Latencies]:
+        """Row times and the moments at which the rows were there, in seconds."""
+        # Not before the session has its workers: delta-rs must not be in a process that forks.
+        from deltalake import DeltaTable
+
+        rows = DeltaTable(self._table).to_pyarrow_table(columns=["queueOffset", "stored"])
+        stored_s = rows.column("stored").cast(pa.int64()).to_numpy() / 1e6
+        ends, moments = (np.array(column) for column in zip(*self._visible, strict=True))
+        return stored_s, moments[np.searchsorted(ends, rows.column("queueOffset").to_numpy(), side="right")]
+
+
+class _RateTimes:
+    """Takes the rate source's row times and nothing else."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Latencies, float]] = []
+
+    def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
+        """Evaluate one micro-batch."""
+        stored = batch.select("stored").toArrow().column(0).cast(pa.int64()).to_numpy() / 1e6
+        self._seen.append((stored, time.time()))
+
+    def times(self) -> tuple[Latencies, Latencies]:
+        """As of :meth:`_RateSink.times`."""
+        stored_s = np.concatenate([stored for stored, _ in self._seen])
+        return stored_s, np.concatenate([np.full(len(stored), at_s) for stored, at_s in self._seen])

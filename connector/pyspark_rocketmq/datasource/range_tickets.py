@@ -1,0 +1,35 @@
+"""A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
+
+A consumer that takes the source's rows in the very next operator would have every message decoded in one Python
+process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
+the place of its messages, and is read once it has arrived.
+
+The first row of a range is its *ticket*, the pickled partition.  The others, as many as the range has offsets, are null:
+Spark counts a stream's rows as its input (``numInputRows``), and users watch that.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.queue_reader import read_queue
+
+TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+
+
+def ticket_rows(partition: QueuePartition) -> pa.RecordBatch:
+    """The range's rows: at least one."""
+    ticket = pa.array([pickle.dumps(partition)], pa.binary())
+    counted = pa.nulls(max(0, partition.planned.count - 1), pa.binary())
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([ticket, counted])], schema=TICKET_SCHEMA)
+
+
+def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
+    for batch in batches:
+        for ticket in batch.column(0).drop_null().to_pylist():
+            yield from read_queue(pickle.loads(ticket))  # noqa: S301 - written by the source of this query
