@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -293,6 +294,12 @@ class Store:
         return self._ack
 
 
+def read_rows(planned: QueueRange, reset_to: int | None) -> list[Row]:
+    """A range as it was read: to the end it reached, and with what the broker told meanwhile."""
+    *messages, _ = rows_of(planned)
+    return [*messages, *marker_row(planned, rows=planned.count, reset_to=reset_to).to_pylist()]
+
+
 class StateEngine:
     """A queue's ranges, one after the other, with the state that Spark would keep."""
 
@@ -301,9 +308,11 @@ class StateEngine:
         self._state = State()
         self._store = Store()
 
-    def consume(self, start: int, end: int, epoch: int = 3) -> tuple[list[str], QueueAck]:
-        planned = self._store.planned(start, end, epoch)
-        (frame,) = self._engine(QUEUE, iter(chunks_of(rows_of(planned), 7)), self._state)  # type: ignore[arg-type]
+    def consume(
+        self, start: int, end: int, epoch: int = 3, reset_to: int | None = None
+    ) -> tuple[list[str], QueueAck]:
+        rows = read_rows(self._store.planned(start, end, epoch), reset_to)
+        (frame,) = self._engine(QUEUE, iter(chunks_of(rows, 7)), self._state)  # type: ignore[arg-type]
         return frame["name"].dropna().tolist(), self._store.commit(frame["ack"].iloc[-1])
 
 
@@ -314,11 +323,13 @@ class DirectEngineAndStore:
         self._engine = DirectEngine(consumer_of(listener), OUTPUT)
         self._store = Store()
 
-    def consume(self, start: int, end: int, epoch: int = 3) -> tuple[list[str], QueueAck]:
-        planned = self._store.planned(start, end, epoch)
+    def consume(
+        self, start: int, end: int, epoch: int = 3, reset_to: int | None = None
+    ) -> tuple[list[str], QueueAck]:
+        rows = read_rows(self._store.planned(start, end, epoch), reset_to)
         # As Spark does with whatever is given to mapInArrow.
         engine = pickle.loads(pickle.dumps(self._engine))
-        (batch,) = engine(iter(batches_of(rows_of(planned), 7)))
+        (batch,) = engine(iter(batches_of(rows, 7)))
         ack = self._store.commit(batch.column("ack")[-1].as_py())
         return [name for name in batch.column("name").to_pylist() if name], ack
 
@@ -398,6 +409,53 @@ def test_another_owner_goes_on_counting(engine: Callable[..., Any]) -> None:
     consumption.consume(100, 103, epoch=4)
 
     assert SEEN[3:] == [(100, 0), (101, 0), (102, 1), (102, 2)]
+
+
+def note_what_is_delivered(
+    messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+) -> ConsumeOrderlyStatus:
+    SEEN.extend((message.queue_offset, message.reconsume_times) for message in messages)
+    return commit_every_tenth(messages, context)
+
+
+@in_each_engine
+def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stalled(
+    engine: Callable[..., Any],
+) -> None:
+    """D4, A2: a queue that stands still without a suspension counts as waiting for more messages."""
+    names, ack = engine(commit_every_tenth).consume(110, 110)
+
+    assert (names, ack.next_offset, ack.consumed) == ([], 110, 0)
+    assert ack.suspended_until_s is not None
+    assert 0 < ack.suspended_until_s <= time.time()
+
+
+@in_each_engine
+def test_what_was_accumulated_past_an_early_end_is_neither_forgotten_nor_delivered_again(
+    engine: Callable[..., Any],
+) -> None:
+    """D4: rows of messages that were accumulated must reach the sink once."""
+    consumption = engine(note_what_is_delivered)
+    consumption.consume(100, 108)
+    SEEN.clear()
+
+    names, ack = consumption.consume(100, 105)
+    assert (names, ack.next_offset, SEEN) == ([], 100, [])
+
+    names, ack = consumption.consume(100, 110)
+    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(100, 110)], 110)
+    assert [offset for offset, _ in SEEN] == [108, 109]
+
+
+@in_each_engine
+def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer(engine: Callable[..., Any]) -> None:
+    """F5: beside what was consumed until then."""
+    consumption = engine(commit_every_tenth)
+
+    names, ack = consumption.consume(108, 110, reset_to=4)
+
+    assert (names, ack.next_offset, ack.reset_to) == (["key-108", "key-109"], 110, 4)
+    assert consumption.consume(110, 112)[1].reset_to is None
 
 
 def emit_much(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:

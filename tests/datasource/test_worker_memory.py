@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+from pyspark import TaskContext
+
+from pyspark_rocketmq.datasource.worker_memory import settled
+
+
+@pytest.fixture(autouse=True)
+def thaw() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_a_worker_no_longer_looks_at_what_its_first_task_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda _: object()))
+    rows = settled(iter([1, 2]))
+
+    assert next(rows) == 1
+    assert gc.get_freeze_count() == 0
+    assert list(rows) == [2]
+    frozen = gc.get_freeze_count()
+    assert frozen > 0
+    assert list(settled(iter([3]))) == [3]
+    assert gc.get_freeze_count() <= frozen
+
+
+def test_another_process_is_left_as_it_is() -> None:
+    assert list(settled(iter([1, 2]))) == [1, 2]
+    assert gc.get_freeze_count() == 0
