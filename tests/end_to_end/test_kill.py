@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.driver_process import run_driver
 from tests.helpers.kill_driver import KILL_POINTS
 from tests.helpers.orders import check_sink, produce_orders
 
@@ -31,7 +29,6 @@ def histories(*points: str) -> list[tuple[str, ...]]:
 
 
 BACKENDS = (lambda test: test) if KILLS_PER_POINT else REAL_ONLY
-REPO = Path(__file__).parent.parent.parent
 
 
 @BACKENDS
@@ -122,19 +119,4 @@ def _rows(work: Path) -> list[dict[str, Any]]:
 
 
 def _run_to_the_end_or_death(config: dict[str, object], log: Path) -> int:
-    with log.open("ab") as output:
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.kill_driver", json.dumps(config)],
-            cwd=REPO,
-            env=os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"},
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return driver.wait(timeout=240)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
-                driver.wait()
+    return run_driver("tests.helpers.kill_driver", config, log, timeout_s=240)

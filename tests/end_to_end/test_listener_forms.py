@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,13 +28,12 @@ from pyspark_rocketmq.wire.message_id import decode_offset_message_id
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.driver_process import run_driver
 from tests.helpers.dying_listener_driver import DEATHS
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
-
-REPO = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -166,17 +162,10 @@ def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
         "engine": engine,
     }
 
-    driver = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.dying_listener_driver", json.dumps(config)],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    log = tmp_path / "driver.log"
+    exit_code = run_driver("tests.helpers.dying_listener_driver", config, log, timeout_s=300)
 
-    assert driver.returncode == 0, driver.stderr[-4000:]
+    assert exit_code == 0, log.read_text()[-4000:]
     assert {mark.name for mark in tmp_path.glob("died-by-*")} == {f"died-by-{death}" for death in DEATHS}
     report = check_sink(tmp_path / "sink", expected)
     assert report.is_clean, str(report)

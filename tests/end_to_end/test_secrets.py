@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.certificates import KEY_PASSWORD
+from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.secured import SECRET, TOPIC, USER, secured_sim
 
-REPO = Path(__file__).parent.parent.parent
 TOKEN = "security-token-5d27ee"
 MESSAGES = 40
 
@@ -40,7 +39,7 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
             [sys.executable, "-m", "tests.helpers.secrets_driver", str(work)],
             input=json.dumps({**cluster.options, "securityToken": TOKEN}).encode(),
             cwd=REPO,
-            env=os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"},
+            env=ENVIRONMENT,
             capture_output=True,
             check=False,
             timeout=360,

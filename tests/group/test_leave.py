@@ -7,16 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from pyspark_rocketmq.model import MessageQueue
 from tests.group.conftest import SOON_S, Members, await_plannable
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.wait import wait_until
-
-_REPO = Path(__file__).parent.parent.parent
 
 
 class Leaving:
@@ -25,8 +23,8 @@ class Leaving:
     def __init__(self, cluster: ClusterUnderTest, topic: str, group: str, *how: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.group.leaving_driver", cluster.name_servers, topic, group, *how],
-            cwd=_REPO,
-            env=os.environ | {"PYTHONPATH": f"{_REPO / 'connector'}{os.pathsep}{_REPO}"},
+            cwd=REPO,
+            env=ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -14,9 +14,14 @@ from typing import Any, Self
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    MessageExt,
+)
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 
 _TRIGGER = {"processingTime": "100 milliseconds"}
@@ -43,6 +48,19 @@ class Script:
         if words[0] == "throws":
             raise ValueError("the script says so")
         return None if words[0] == "null" else ConsumeOrderlyStatus[words[0]]
+
+    def concurrent(
+        self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+    ) -> ConsumeConcurrentlyStatus | None:
+        """``ScriptedListener.concurrent``."""
+        words = self._answer(messages, "CONSUME_SUCCESS")
+        if words[1:2] == ["ackIndex"]:
+            context.ack_index = int(words[2])
+        if words[1:2] == ["delayLevel"]:
+            context.delay_level_when_next_consume = int(words[2])
+        if words[0] == "throws":
+            raise ValueError("the script says so")
+        return None if words[0] == "null" else ConsumeConcurrentlyStatus[words[0]]
 
     def events(self) -> list[dict[str, Any]]:
         """The calls so far, in their order."""
@@ -96,21 +114,23 @@ class SparkConsumer:
         name_servers: str,
         group: str,
         topic: str,
-        engine: str,
+        orderly: bool = True,
         **settings: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.script = script
+        self.store = DeltaOffsetStore(str(folder / "offsets"))
         consumer = PushConsumer(
             consumer_group=group,
             name_servers=name_servers,
-            offset_store=DeltaOffsetStore(str(folder / "offsets")),
+            offset_store=self.store,
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-            orderly_engine=engine,
             **settings,
         )
         consumer.subscribe(topic)
-        consumer.register_message_listener(script.orderly, output_schema="seen string")
+        consumer.register_message_listener(
+            script.orderly if orderly else script.concurrent, orderly=orderly, output_schema="seen string"
+        )
         self._query: StreamingQuery = consumer.start(
             spark, checkpoint=str(folder / "checkpoint"), trigger=_TRIGGER
         )

@@ -74,7 +74,7 @@ class Pair:
             name_servers=self.cluster.name_servers,
             group=self.spark_group,
             topic=self.java.topic,
-            engine=self.engine,
+            orderly_engine=self.engine,
             max_reconsume_times=config["maxReconsumeTimes"],
             consume_message_batch_max_size=config["consumeMessageBatchMaxSize"],
             suspend_current_queue_time_millis=config["suspendCurrentQueueTimeMillis"],

@@ -15,36 +15,17 @@ from pyspark_rocketmq.errors import OptionError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_merge import newest_rows
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, run_batch
 
-GROUP = "order-etl"
-Q0 = MessageQueue("orders", "broker-a", 0)
-Q1 = MessageQueue("orders", "broker-a", 1)
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
-        ("order id", pa.string()),
-        ("step", pa.string()),
-    ]
-)
+SCHEMA = pa.schema([*POSITION, ("order id", pa.string()), ("step", pa.string())])
 KEYS = ("order id",)
-
-
-def batch_of(*rows: tuple[MessageQueue, int, str | None, str]) -> pa.RecordBatch:
-    """Rows of queue, offset, order and step."""
-    made = [dict(zip(SCHEMA.names, (*queue, *rest), strict=True)) for queue, *rest in rows]
-    return pa.RecordBatch.from_pylist(made, schema=SCHEMA)
 
 
 def run(
     sink: DeltaSink, acked: dict[MessageQueue, int], *rows: tuple[MessageQueue, int, str | None, str]
 ) -> int | None:
-    """One whole micro-batch."""
-    batch = sink.begin(GROUP, [Q0, Q1])
-    files = batch.task_writer().write(iter([batch_of(*rows)] if rows else []))
-    return batch.commit(files, acked)
+    """A micro-batch with rows of queue, offset, order and step."""
+    return run_batch(sink, acked, *([batch_of(SCHEMA, rows)] if rows else []))
 
 
 def steps(path: Path) -> list[tuple[str | None, str]]:
@@ -89,7 +70,7 @@ def test_who_comes_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None
     other = pickle.loads(pickle.dumps(sink))
     other.prepare(SCHEMA)
     slow = sink.begin(GROUP, [Q0])
-    files = slow.task_writer().write(iter([batch_of((Q0, 0, "a", "slow"))]))
+    files = slow.task_writer().write(iter([batch_of(SCHEMA, [(Q0, 0, "a", "slow")])]))
     run(other, {Q0: 1}, (Q0, 0, "a", "quick"))
 
     with pytest.raises(SinkMoved):
@@ -102,7 +83,7 @@ def test_a_change_of_other_rows_in_between_does_no_harm(sink: DeltaSink, path: P
     """H2: a DELETE by somebody else."""
     run(sink, {Q0: 2}, (Q0, 0, "a", "created"), (Q0, 1, "b", "created"))
     batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([batch_of((Q0, 2, "a", "paid"))]))
+    files = batch.task_writer().write(iter([batch_of(SCHEMA, [(Q0, 2, "a", "paid")])]))
     DeltaTable(path).delete("\"order id\" = 'b'")
 
     batch.commit(files, {Q0: 3})
@@ -151,7 +132,7 @@ def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str]]) -
     for number, (queue, offset, key, step) in enumerate(rows):
         expected[key] = max(expected.get(key, ((Q0, -1, -1), "")), ((queue, offset, number), step))
 
-    newest = newest_rows(pa.Table.from_batches([batch_of(*rows)], SCHEMA), KEYS)
+    newest = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS)
 
     assert dict(zip(newest["order id"].to_pylist(), newest["step"].to_pylist(), strict=True)) == {
         key: step for key, (_, step) in expected.items()

@@ -21,32 +21,13 @@ from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkC
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_log import TableLog
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, run_batch
 
-GROUP = "order-etl"
-Q0 = MessageQueue("orders", "broker-a", 0)
-Q1 = MessageQueue("orders", "broker-a", 1)
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("brokerName", pa.string()),
-        ("queueId", pa.int32()),
-        ("queueOffset", pa.int64()),
-        ("step", pa.string()),
-    ]
-)
+SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
 
 
 def rows(queue: MessageQueue, start: int, end: int, step: str = "created") -> pa.RecordBatch:
-    made = [(*queue, queue_offset, step) for queue_offset in range(start, end)]
-    return pa.RecordBatch.from_pylist(
-        [dict(zip(SCHEMA.names, row, strict=True)) for row in made], schema=SCHEMA
-    )
-
-
-def run(sink: DeltaSink, acked: dict[MessageQueue, int], *batches: pa.RecordBatch, queues=(Q0, Q1)):
-    """One whole micro-batch."""
-    batch = sink.begin(GROUP, queues)
-    return batch.commit(batch.task_writer().write(iter(batches)), acked)
+    return batch_of(SCHEMA, ((queue, queue_offset, step) for queue_offset in range(start, end)))
 
 
 def offsets_in(path: Path, queue: MessageQueue = Q0) -> list[int]:
@@ -71,7 +52,7 @@ def sink(path: Path) -> DeltaSink:
 
 def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
     """H1: exactly once into the Delta sink."""
-    version = run(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5), rows(Q1, 0, 2))
+    version = run_batch(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5), rows(Q1, 0, 2))
 
     table = DeltaTable(path)
     assert version == table.version() == 1
@@ -82,32 +63,32 @@ def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
 
 def test_a_replay_that_gets_farther_adds_only_the_rows_beyond(sink: DeltaSink, path: Path):
     """H1: run 1 ended at 3 and was killed before the offsets; run 2 gets to 5."""
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
 
-    run(sink, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
 def test_a_replay_that_gets_less_far_changes_nothing(sink: DeltaSink, path: Path):
     """H1: run 1 ended at 5; in run 2 the listener suspends at 3."""
-    run(sink, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
-    assert run(sink, {Q0: 3}, rows(Q0, 0, 3)) is None
+    assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) is None
     assert offsets_in(path) == [0, 1, 2, 3, 4]
     assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 5}
 
 
 def test_a_batch_without_rows_still_moves_the_watermark(sink: DeltaSink, path: Path):
     """A4: a filter may leave no row of a range that is done nevertheless."""
-    assert run(sink, {Q0: 7}) == 1
+    assert run_batch(sink, {Q0: 7}) == 1
 
     assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 7, Q1: 0}
 
 
 def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path):
-    assert run(sink, {}) is None
-    assert run(sink, {Q0: 0}) is None
+    assert run_batch(sink, {}) is None
+    assert run_batch(sink, {Q0: 0}) is None
     assert DeltaTable(path).version() == 0
 
 
@@ -117,7 +98,7 @@ def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: 
     killed.task_writer().write(iter([rows(Q0, 0, 3)]))
 
     assert offsets_in(path) == []
-    run(sink, {Q0: 4}, rows(Q0, 0, 4))
+    run_batch(sink, {Q0: 4}, rows(Q0, 0, 4))
     assert offsets_in(path) == [0, 1, 2, 3]
 
 
@@ -134,25 +115,25 @@ def test_a_second_attempt_of_a_task_adds_its_rows_once(sink: DeltaSink, path: Pa
 
 def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path):
     """H2: nothing is kept outside the table."""
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     restarted = pickle.loads(pickle.dumps(sink))
     restarted.prepare(SCHEMA)
 
-    run(restarted, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(restarted, {Q0: 5}, rows(Q0, 0, 5))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
 def test_groups_have_watermarks_of_their_own(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
 
     assert sink.begin("another", [Q0]).watermarks == {Q0: 0}
 
 
 def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: DeltaSink, path: Path):
     """H2: other writers and log cleanup leave them alone."""
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
-    run(sink, {Q0: 5}, rows(Q0, 3, 5))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     DeltaTable(path).optimize.compact()
     DeltaTable(path).create_checkpoint()
     for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
@@ -170,7 +151,7 @@ def test_a_stale_second_writer_of_a_queue_is_refused(sink: DeltaSink, path: Path
     zombie_sink.prepare(SCHEMA)
     zombie = zombie_sink.begin(GROUP, [Q0])
     files = zombie.task_writer().write(iter([rows(Q0, 0, 9, "zombie")]))
-    run(sink, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
     with pytest.raises(SinkMoved, match=r"Another consumer of group order-etl .* queue=0 from 0 to 5"):
         zombie.commit(files, {Q0: 9})
@@ -182,7 +163,7 @@ def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(sink: 
     """H5: the shared handle has moved on, the batch must notice."""
     earlier = sink.begin(GROUP, [Q0])
     files = earlier.task_writer().write(iter([rows(Q0, 0, 2)]))
-    run(sink, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
     with pytest.raises(SinkConflict, match="queue=0 from 0 to 5"):
         earlier.commit(files, {Q0: 2})
@@ -205,7 +186,7 @@ def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, 
 def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
     def consume(queue: MessageQueue) -> None:
         for start in range(0, 30, 3):
-            run(sink, {queue: start + 3}, rows(queue, start, start + 3), queues=[queue])
+            run_batch(sink, {queue: start + 3}, rows(queue, start, start + 3), queues=[queue])
 
     with ThreadPoolExecutor(2) as executor:
         list(executor.map(consume, [Q0, Q1]))
@@ -215,8 +196,8 @@ def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
 
 @pytest.mark.parametrize("change", ["append", "delete", "optimize", "properties"])
 def test_changes_of_others_between_begin_and_commit_do_no_harm(sink: DeltaSink, path: Path, change):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
-    run(sink, {Q0: 5}, rows(Q0, 3, 5))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     batch = sink.begin(GROUP, [Q0])
     files = batch.task_writer().write(iter([rows(Q0, 5, 7)]))
     table = DeltaTable(path)
@@ -253,14 +234,14 @@ def test_an_error_of_a_commit_that_arrived_does_not_add_the_rows_twice(sink, pat
     """H1: delta-rs#2279, an error means that the outcome is unknown."""
     fail_commits(monkeypatch, times=1, after_committing=True)
 
-    assert run(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
+    assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert offsets_in(path) == [0, 1, 2]
 
 
 def test_a_commit_that_failed_is_tried_again(sink: DeltaSink, path: Path, monkeypatch):
     fail_commits(monkeypatch, times=2)
 
-    assert run(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
+    assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert offsets_in(path) == [0, 1, 2]
 
 
@@ -270,7 +251,7 @@ def test_a_commit_that_keeps_failing_says_why(sink: DeltaSink, path: Path, monke
     with pytest.raises(
         SinkConflict, match=r"order-etl could not be committed to .* the connection was reset"
     ):
-        run(sink, {Q0: 3}, rows(Q0, 0, 3))
+        run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
 
 
 def test_watermarks_moved_by_others_are_followed_through_their_commits(
@@ -280,9 +261,9 @@ def test_watermarks_moved_by_others_are_followed_through_their_commits(
     sink.begin(GROUP, [Q0, Q1])
     other = DeltaSink(path)
     other.prepare(SCHEMA)
-    run(other, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(other, {Q0: 5}, rows(Q0, 0, 5))
     write_deltalake(path, pa.table(rows(Q1, 0, 1)), mode="append")
-    run(other, {Q0: 7}, rows(Q0, 5, 7))
+    run_batch(other, {Q0: 7}, rows(Q0, 5, 7))
     monkeypatch.setattr(DeltaTable, "transaction_version", None)
 
     assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 7, Q1: 0}
@@ -294,7 +275,7 @@ def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: Del
     other = DeltaSink(path)
     other.prepare(SCHEMA)
     for end in range(1, commits + 1):
-        run(other, {Q0: end}, rows(Q0, end - 1, end))
+        run_batch(other, {Q0: end}, rows(Q0, end - 1, end))
     DeltaTable(path).create_checkpoint()
     for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
         log_file.unlink()
@@ -305,7 +286,7 @@ def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: Del
 def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path):
     """delta-rs goes on to the newest commit and numbers it with the older version."""
     for end in range(1, 5):
-        run(sink, {Q0: end}, rows(Q0, end - 1, end))
+        run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
     log = TableLog(DeltaTable(path, version=2))
 
     assert [entry["version"] for entry in log.history_since(0)] == [2, 1]
@@ -321,8 +302,8 @@ def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Pa
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path, is_running):
     """H1: RESTORE keeps the watermarks although the rows are gone."""
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
-    run(sink, {Q0: 5}, rows(Q0, 3, 5))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     DeltaTable(path).restore(1)
     if not is_running:
         sink = DeltaSink(path)
@@ -333,7 +314,7 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
 
 
 def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     batch = sink.begin(GROUP, [Q0])
     files = batch.task_writer().write(iter([rows(Q0, 3, 5)]))
     DeltaTable(path).restore(0)
@@ -343,27 +324,27 @@ def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, 
 
 
 def test_a_restore_before_the_last_commit_is_long_dealt_with(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     DeltaTable(path).restore(0)
     sink.rewind(GROUP, {Q0: 0})
     restarted = DeltaSink(path)
     restarted.prepare(SCHEMA)
 
-    run(restarted, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(restarted, {Q0: 3}, rows(Q0, 0, 3))
 
     assert offsets_in(path) == [0, 1, 2]
     assert restarted.begin(GROUP, [Q0]).watermarks == {Q0: 3}
 
 
 def test_a_restore_does_not_concern_a_group_that_never_wrote(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     DeltaTable(path).restore(0)
 
     assert sink.begin("another", [Q0]).watermarks == {Q0: 0}
 
 
 def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     for number in range(25):
         write_deltalake(path, pa.table(rows(Q1, number, number + 1)), mode="append")
     restarted = DeltaSink(path)
@@ -374,11 +355,11 @@ def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, 
 
 def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path):
     """F5: an operator moves a group back to have its rows again."""
-    run(sink, {Q0: 5}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
     DeltaTable(path).delete("queueOffset >= 2")
 
     sink.rewind(GROUP, {Q0: 2})
-    run(sink, {Q0: 5}, rows(Q0, 2, 5, "again"))
+    run_batch(sink, {Q0: 5}, rows(Q0, 2, 5, "again"))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
@@ -438,7 +419,7 @@ def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: 
     sink = DeltaSink(path)
     sink.prepare(SCHEMA)
 
-    run(sink, {Q0: 2}, rows(Q0, 0, 2))
+    run_batch(sink, {Q0: 2}, rows(Q0, 0, 2))
 
     assert offsets_in(path) == [0, 1]
 
@@ -450,8 +431,8 @@ def test_a_path_may_have_spaces_and_letters_of_any_kind(tmp_path: Path):
     other.prepare(SCHEMA)
 
     for start in range(0, 6, 2):
-        run(sink, {Q0: start + 1}, rows(Q0, start, start + 1))
-        run(other, {Q0: start + 2}, rows(Q0, start + 1, start + 2))
+        run_batch(sink, {Q0: start + 1}, rows(Q0, start, start + 1))
+        run_batch(other, {Q0: start + 2}, rows(Q0, start + 1, start + 2))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4, 5]
 
@@ -536,8 +517,8 @@ def test_a_constraint_added_while_the_query_runs_is_refused(sink: DeltaSink, pat
 
 
 def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 10}, rows(Q0, 0, 10))
-    run(sink, {Q0: 20}, rows(Q0, 10, 20))
+    run_batch(sink, {Q0: 10}, rows(Q0, 0, 10))
+    run_batch(sink, {Q0: 20}, rows(Q0, 10, 20))
 
     dataset = DeltaTable(path).to_pyarrow_dataset()
     wanted = pc.field("queueOffset") >= 15
@@ -549,7 +530,7 @@ def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path):
 
 
 def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 1}, rows(Q0, 0, 1))
+    run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
 
     metadata = json.loads(DeltaTable(path).history(1)[0]["userMetadata"])
     assert metadata["consumerGroup"] == GROUP
@@ -573,8 +554,8 @@ def test_a_task_loads_no_delta_rs(sink: DeltaSink):
 
 
 def test_only_queues_that_grow_are_written(sink: DeltaSink, path: Path):
-    run(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5))
-    run(sink, {Q0: 6, Q1: 2}, rows(Q0, 5, 6))
+    run_batch(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5))
+    run_batch(sink, {Q0: 6, Q1: 2}, rows(Q0, 5, 6))
 
     actions = map(json.loads, (path / "_delta_log" / f"{2:020d}.json").read_text().splitlines())
     transactions = [action["txn"] for action in actions if "txn" in action]

@@ -1,0 +1,39 @@
+"""Rows of two queues for a sink's table, and a whole micro-batch as the committer makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow as pa
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+GROUP = "order-etl"
+Q0 = MessageQueue("orders", "broker-a", 0)
+Q1 = MessageQueue("orders", "broker-a", 1)
+POSITION = (
+    ("topic", pa.string()),
+    ("brokerName", pa.string()),
+    ("queueId", pa.int32()),
+    ("queueOffset", pa.int64()),
+)
+"""The columns every row has."""
+
+
+def batch_of(schema: pa.Schema, rows: Iterable[tuple[object, ...]]) -> pa.RecordBatch:
+    """Rows of a queue, an offset and further values, in the order of the columns."""
+    made = [dict(zip(schema.names, (*queue, *rest), strict=True)) for queue, *rest in rows]  # type: ignore[misc]
+    return pa.RecordBatch.from_pylist(made, schema=schema)
+
+
+def run_batch(
+    sink: DeltaSink,
+    acked: Mapping[MessageQueue, int],
+    *batches: pa.RecordBatch,
+    queues: Iterable[MessageQueue] = (Q0, Q1),
+    group: str = GROUP,
+) -> int | None:
+    """One micro-batch; the version of its commit."""
+    batch = sink.begin(group, queues)
+    return batch.commit(batch.task_writer().write(iter(batches)), acked)
