@@ -12,10 +12,10 @@ BACKEND  ?= sim
 SEED     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test kill-test chaos fuzz bench docs site lock wheel clean
+.PHONY: help venv check test kill-test chaos stress option-test fuzz bench docs site lock wheel clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 venv: ## The environment with everything for development: .venv, Delta jars
 	@$(ENV) dev true
@@ -33,6 +33,9 @@ test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
+option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"
+	@$(ENV) dev python -m tests.ignored_options $(ARGS)
+
 kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and real broker
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
@@ -41,6 +44,10 @@ chaos: SECONDS = 900
 chaos: ## Break everything around 3 applications of a group: SECONDS=900 BACKEND=sim SEED=7
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m tests.groups.chaos --seconds $(SECONDS) --backend $(BACKEND) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+stress: SECONDS = 600
+stress: ## Read a stream while its topics and brokers change at random, on the simulator: SECONDS=600 SEED=7
+	@$(CHECK) python -m tests.source.stress --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: ## Feed mutated bytes to everything that reads foreign ones: SECONDS=300, ARGS="frames --seed 7"
 	@$(CHECK) python -m fuzz --seconds $(SECONDS) $(ARGS)

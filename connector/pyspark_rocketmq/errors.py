@@ -26,6 +26,10 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     ├─ NoWritableQueue                  retryable: a topic without a queue to send to
     ├─ OffsetError
     │  ├─ DataLoss                      messages were deleted before they were read
+    │  │  ├─ MessagesExpired            by the broker's retention
+    │  │  ├─ LogTailLost                with the end of the log: a replica that lacked it was promoted
+    │  │  ├─ TopicDeleted               with their topic
+    │  │  └─ QueueRemoved               with their queue: the topic has fewer now
     │  ├─ OffsetRegressed               a stored value would move back where it must not
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
@@ -257,6 +261,50 @@ class DataLoss(OffsetError):
             "or reset the group's offset for this queue."
         )
         return f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}. {remedy}"
+
+
+class MessagesExpired(DataLoss):
+    """The broker deleted messages (``fileReservedTime``, disk space) before they were read."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: older messages were deleted "
+            "before they were read. Set failOnDataLoss=false to go on at the first available offset, or reset the "
+            "group's offset for this queue; and let brokers keep messages longer (fileReservedTime), or read more at once."
+        )
+
+
+class LogTailLost(DataLoss):
+    """The log ends before an offset that it had reached: messages that were there are not any more."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log ends before what "
+            "was read or planned. A slave that lacked the newest messages may have become master, or the topic was made "
+            "anew. New messages get offsets that were used before. Set failOnDataLoss=false to go on at the end, with "
+            "what comes from now on, or reset the group's offset for this queue to read again from another place."
+        )
+
+
+class TopicDeleted(DataLoss):
+    """The topic is no longer on a broker that answers."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Messages that were not read are "
+            "lost. Set failOnDataLoss=false to go on without it (made anew, it is read from its start), or leave it out "
+            "of the query's topics."
+        )
+
+
+class QueueRemoved(DataLoss):
+    """The topic has fewer queues, and one of them was not read to its end."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Give the topic its queues back "
+            "(mqadmin updateTopic -r) until they are read, or set failOnDataLoss=false to go on without it."
+        )
 
 
 class OffsetRegressed(OffsetError):

@@ -32,6 +32,18 @@ def int_between(low: int, high: int) -> Parser[int]:
     return parse
 
 
+_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration_ms(text: str) -> int:
+    """Parser of a duration as Spark writes them, such as ``15m``, into milliseconds; a bare number is milliseconds."""
+    found = re.fullmatch(r"(\d{1,15}) *([a-z]*)", text.strip().lower())
+    unit = (found[2] or "ms") if found else ""
+    if found is None or unit not in _DURATION_UNITS_MS:
+        raise ValueError(f"is no duration such as 15m; units are {', '.join(_DURATION_UNITS_MS)}")
+    return int(found[1]) * _DURATION_UNITS_MS[unit]
+
+
 def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
     """Parser of several values separated by commas, each of them once."""
 

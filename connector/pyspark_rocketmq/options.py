@@ -25,7 +25,7 @@ from pyspark_rocketmq.option_parsers import (
     text_value,
 )
 from pyspark_rocketmq.option_set import option
-from pyspark_rocketmq.position_options import PositionOptions
+from pyspark_rocketmq.pace_options import PaceOptions
 from pyspark_rocketmq.store_spec import StoreSpec, offset_store
 from pyspark_rocketmq.subscriptions import (
     EVERYTHING,
@@ -39,7 +39,7 @@ _PROPERTIES: Final = "properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ReadOptions(PositionOptions):
+class ReadOptions(PaceOptions):
     """Options of the source, for batch and for streams."""
 
     topic: str | None = option(
@@ -87,30 +87,6 @@ class ReadOptions(PositionOptions):
         doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": "*"}`, or with '
         'conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in '
         "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
-    )
-    max_offsets_per_trigger: int | None = option(
-        "maxOffsetsPerTrigger",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="messages",
-        doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
-        "every queue with a backlog gets at least one.",
-    )
-    min_partitions: int | None = option(
-        "minPartitions",
-        parse=int_between(1, 1_000_000),
-        default=None,
-        default_text="one per queue",
-        unit="tasks",
-        doc="About how many tasks read at least: the ranges of long queues are split, in proportion to their length, so "
-        "that one queue too is read by many tasks. Not with `consumerGroup`, which reads a queue in order.",
-    )
-    max_records_per_partition: int | None = option(
-        "maxRecordsPerPartition",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="messages",
-        doc="Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.",
     )
     pull_threshold_for_queue: int | None = option(
         "pullThresholdForQueue",
@@ -223,29 +199,6 @@ class ReadOptions(PositionOptions):
         doc="Whether there is a column `properties`, the map of all of them and the dearest to decode. `false` leaves it "
         "out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with `consumerGroup`.",
     )
-    pull_batch_size: int = option(
-        "pullBatchSize",
-        parse=int_between(1, 1024),
-        default=32,
-        unit="messages",
-        doc="Messages asked for in one pull. A broker gives at most 32 unless "
-        "`maxTransferCountOnMessageInMemory` was raised there.",
-    )
-    pulls_in_flight: int = option(
-        "pullsInFlight",
-        parse=int_between(1, 256),
-        default=16,
-        unit="requests",
-        doc="Pulls under way at once on a task's connection to its broker.",
-    )
-    route_refresh_ms: int = option(
-        "routeRefreshMs",
-        parse=int_between(1, 3_600_000),
-        default=30_000,
-        unit="ms",
-        doc="How long it may take until new queues, brokers and, with `topicPattern`, topics are found; Java's "
-        "`pollNameServerInterval`.",
-    )
 
     def subscribed(self) -> dict[str, str]:
         """Each topic that is asked for by name, with its expression; none with ``topicPattern``."""
@@ -330,7 +283,7 @@ class ReadOptions(PositionOptions):
         )
         names = [("consumerGroup", self.consumer_group or "", 255)]
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
-        problems += self._of_plain_reads() + self._column_problems()
+        problems += self.pace_problems() + self._of_plain_reads() + self._column_problems()
         return problems + self.security_problems() + self.name_problems(names)
 
     def _reads(self, topic: str) -> bool:
@@ -346,6 +299,8 @@ class ReadOptions(PositionOptions):
             ("includeColumns", self.include_columns, whole),
             ("propertyColumns", self.property_columns, whole),
             ("decodeProperties=false", not self.decode_properties, whole),
+            ("maxBytesPerTrigger", self.max_bytes_per_trigger, "which has 'pullThresholdSizeForQueue'"),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "whose retries must not wait"),
             ("minPartitions", self.min_partitions, in_order),
             ("maxRecordsPerPartition", self.max_records_per_partition, in_order),
         )

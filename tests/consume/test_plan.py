@@ -212,7 +212,7 @@ def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps):
 def test_the_end_itself_is_no_gap():
     made = plan({0: (30, 30)}, {0: QueueProgress(30)})
 
-    assert made == Plan(ranges=(), gaps=(), next_due_s=None)
+    assert made == Plan(ranges=(), gaps=(), readable=0, next_due_s=None)
 
 
 def test_a_suspended_queue_reports_its_gap_when_it_is_due():
@@ -249,6 +249,30 @@ def test_a_longer_backlog_never_gets_less(wanted, limit):
     by_demand = sorted(zip(wanted, shares, strict=True))
 
     assert all(a[1] <= b[1] + 1 for a, b in pairwise(by_demand))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.floats(0.1, 5000)), min_size=1, max_size=12),
+    st.integers(1, 1_000_000),
+)
+def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(queues, limit):
+    """maxBytesPerTrigger: and it is used up, to less than a message of each queue."""
+    sizes = {queue(number): max(1.0, size) for number, (_, size) in enumerate(queues)}
+
+    made = plan_ranges(
+        {queue(number): bounds(0, length) for number, (length, _) in enumerate(queues)},
+        {queue(number): QueueProgress(0) for number in range(len(queues))},
+        limits=ReadLimits(max_bytes_per_trigger=limit),
+        now_s=NOW_S,
+        message_bytes=sizes.__getitem__,
+    )
+
+    taken = sum(sizes[each.queue] * each.count for each in made.ranges)
+    waiting = sum(sizes[queue(number)] * length for number, (length, _) in enumerate(queues))
+    assert len(made.ranges) == len(queues)
+    assert taken <= limit + sum(sizes.values())
+    assert taken >= min(limit, waiting) - sum(sizes.values()) - len(queues)
+    assert made.readable == sum(length for length, _ in queues)
 
 
 _PROGRESS = st.builds(

@@ -68,3 +68,31 @@ def test_a_master_that_calls_itself_a_replica_changes_nothing():
     chosen.suggested(0, 0, now_s=0.0)
 
     assert chosen.broker_id == 0
+
+
+def test_a_preferred_replica_is_pulled_from_without_being_suggested():
+    """readFrom=slave: the master's suggestion of itself is not followed."""
+    chosen = PullFrom([2, 1], prefers_replica=True)
+    assert chosen.broker_id == 1
+    chosen.suggested(1, 0, now_s=0.0)
+
+    assert chosen.broker_id == 1
+    assert not chosen.is_away
+
+
+def test_a_preferred_replica_that_failed_is_preferred_again_after_a_while():
+    """readFrom=slave: what it lacks is read from the master."""
+    chosen = PullFrom([1], prefers_replica=True)
+    assert chosen.disappointed(1, now_s=0.0)
+    assert (chosen.broker_id, chosen.is_away) == (0, True)
+
+    chosen.suggested(0, 0, now_s=AVOIDED_S - 0.1)
+    assert chosen.broker_id == 0
+    chosen.suggested(0, 0, now_s=AVOIDED_S)
+    assert (chosen.broker_id, chosen.is_away) == (1, False)
+
+
+def test_without_a_replica_the_master_is_preferred():
+    chosen = PullFrom([], prefers_replica=True)
+
+    assert (chosen.broker_id, chosen.is_away) == (0, False)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,9 @@ from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
+from pyspark_rocketmq.datasource.vanished import Vanished
 from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
@@ -35,6 +36,7 @@ class FakeView:
         self.down: dict[str, RocketMQError] = {}
         self.not_in_route: set[str] = set()
         self.absent: dict[str, RocketMQError] = {}
+        self.gone: dict[MessageQueue, DataLoss | None] = {}
 
     def snapshot(self) -> Snapshot:
         if "everything" in self.down:
@@ -53,6 +55,9 @@ class FakeView:
             unreachable=dict(self.down),
             absent=self.absent,
         )
+
+    def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
+        return [Vanished(each.queue, self.gone[each.queue]) for each in known if each.queue in self.gone]
 
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets

@@ -114,6 +114,7 @@ def test_the_page_of_errors_has_all_of_them_and_says_which_are_tried_again() -> 
     parents = {cls.__base__ for cls in _errors()} - {
         errors.BrokerError,
         errors.ConnectFailed,
+        errors.DataLoss,
         errors.SinkConflict,
     }
     known = {cls.__name__: "yes" if cls.retryable else "no" for cls in _errors() if cls not in parents}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import ConsumerData
@@ -84,6 +84,17 @@ def test_where_a_group_begins_is_told_in_rocketmqs_words(
 ) -> None:
     """A3, F2."""
     assert told(**given).consume_from_where is where
+
+
+def test_a_member_gets_the_queues_its_strategy_gives_it() -> None:
+    """allocateMessageQueueStrategy, B2"""
+    clock = FakeClock()
+    given = options(allocateMessageQueueStrategy="byConfig:orders/broker-a/1")
+    member = join_group(given, "me", MemoryOffsetStore("strategy", clock=clock), clock)
+    member.stop(0.0)
+    queues = [MessageQueue("orders", "broker-a", number) for number in range(3)]
+
+    assert list(member._machine._allocate("me", queues, ["me", "other"])) == queues[1:2]
 
 
 def test_a_member_never_waits_as_long_as_a_pull_may() -> None:

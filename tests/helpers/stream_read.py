@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -62,6 +63,10 @@ class StreamUnderTest:
         """The same as queue offsets by queue, in the order of the rows."""
         rows = self.next()
         return None if rows is None else offsets_by_queue(rows)
+
+    def latest(self) -> dict[str, Any]:
+        """What Spark shows as the source's latest offset."""
+        return self._reader.reportLatestOffset()
 
     def planned(self) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
         """The ranges of the newest batch, as the checkpoint has them."""

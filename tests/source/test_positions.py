@@ -148,6 +148,7 @@ def test_a_read_begins_where_a_group_stands(topics: Topics) -> None:
     options = {"startingOffsets": "group", "startingGroup": "reader"}
 
     assert topics.offsets(topic, **options) == {0: [3, 4], 1: [0, 1]}
+    assert topics.offsets(topic, offsetStore="broker:", **options) == {0: [3, 4], 1: [0, 1]}
     assert topics.sim.committed_offset("reader", MessageQueue(topic, "broker-a", 0)) == 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_rocketmq.errors import DataLoss
+from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 
 
@@ -40,7 +40,8 @@ class OffsetGap:
 
     def to_error(self) -> DataLoss:
         """The error of ``failOnDataLoss=true``: queue, wanted, available and the remedy."""
-        return DataLoss(str(self.queue), self.wanted, f"offsets {self.min_offset} to {self.max_offset}")
+        kind = MessagesExpired if self.wanted < self.min_offset else LogTailLost
+        return kind(str(self.queue), self.wanted, f"offsets {self.min_offset} to {self.max_offset}")
 
     def __str__(self) -> str:
         return (

@@ -9,15 +9,16 @@ The rules, in the order in which they apply to a queue:
 4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was suspended at
    its first message is tried with one delivery's worth: it may well stop there again, and the more its backlog
    grows the less of the others' share is to go into reading what is not delivered.
-5. The total limit is shared in proportion to what is left, at least one offset each.
+5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
 6. A stalled queue (nothing committed although read: autoCommit=false accumulates) gets its share times the
    plans it has stood still plus one, or it would read the same messages for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from math import ceil
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
@@ -53,6 +54,8 @@ class ReadLimits:
 
     max_offsets_per_trigger: int | None = None
     """Over all queues, as in Spark's Kafka source."""
+    max_bytes_per_trigger: int | None = None
+    """Over all queues, by the sizes that are known; each queue gets at least one offset."""
     pull_threshold_for_queue: int | None = None
     """Per queue: RocketMQ's flow control (D13)."""
 
@@ -65,6 +68,8 @@ class Plan:
     """Sorted by queue; none is empty."""
     gaps: tuple[OffsetGap, ...]
     """Sorted by queue; the shell decides by failOnDataLoss."""
+    readable: int
+    """Offsets that could be read now if nothing were limited."""
     next_due_s: float | None
     """When the first suspended queue with something to read is due; None when none is suspended."""
 
@@ -83,6 +88,7 @@ def plan_ranges(
     caps: Mapping[MessageQueue, int] | None = None,
     stalled: Mapping[MessageQueue, int] | None = None,
     skip_gaps: bool = False,
+    message_bytes: Callable[[MessageQueue], float] | None = None,
 ) -> Plan:
     """Plan every queue of ``bounds`` that has something to read and is not suspended.
 
@@ -98,8 +104,15 @@ def plan_ranges(
         caps: Exclusive ends not to go beyond (``availableNow``); queues missing here are left out.
         stalled: Plans in a row after which a queue's next offset stood still without a suspension.
         skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
+        message_bytes: How large a message of a queue is, about; needed for a limit in bytes.
     """
-    planner = _Planner(limits=limits, now_s=now_s, stalled=stalled or _NOT_STALLED, skip_gaps=skip_gaps)
+    planner = _Planner(
+        limits=limits,
+        now_s=now_s,
+        stalled=stalled or _NOT_STALLED,
+        skip_gaps=skip_gaps,
+        message_bytes=message_bytes,
+    )
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
         planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
     return planner.plan()
@@ -109,8 +122,15 @@ class _Planner:
     """One plan in the making."""
 
     def __init__(
-        self, *, limits: ReadLimits, now_s: float, stalled: Mapping[MessageQueue, int], skip_gaps: bool
+        self,
+        *,
+        limits: ReadLimits,
+        now_s: float,
+        stalled: Mapping[MessageQueue, int],
+        skip_gaps: bool,
+        message_bytes: Callable[[MessageQueue], float] | None,
     ) -> None:
+        self._message_bytes = message_bytes
         self._limits = limits
         self._now_s = now_s
         self._stalled = stalled
@@ -156,6 +176,7 @@ class _Planner:
                 for (queue, progress, _), length in zip(self._candidates, lengths, strict=True)
             ),
             gaps=tuple(self._gaps),
+            readable=sum(length for _, _, length in self._candidates),
             next_due_s=self._next_due_s,
         )
 
@@ -178,11 +199,25 @@ class _Planner:
         wanted = readable if threshold is None else [min(length, threshold) for length in readable]
         limit = self._limits.max_offsets_per_trigger
         shares = wanted if limit is None else share_limit(wanted, limit)
+        shares = self._within_bytes(shares)
         if not self._stalled:
             return shares
         return [
             min(share * (1 + self._stalled.get(queue, 0)), length)
             for (queue, _, length), share in zip(self._candidates, shares, strict=True)
+        ]
+
+    def _within_bytes(self, lengths: list[int]) -> list[int]:
+        limit = self._limits.max_bytes_per_trigger
+        if limit is None or self._message_bytes is None:
+            return lengths
+        sizes = [max(1.0, self._message_bytes(queue)) for queue, _, _ in self._candidates]
+        wanted = [ceil(length * size) for length, size in zip(lengths, sizes, strict=True)]
+        if sum(wanted) <= limit:
+            return lengths
+        return [
+            min(length, max(1, int(share / size)))
+            for length, share, size in zip(lengths, share_limit(wanted, limit), sizes, strict=True)
         ]
 
 

@@ -26,14 +26,23 @@ from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.expressions import ExpressionCheck
 from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
 from pyspark_rocketmq.datasource.retry_bounds import RetryBounds
-from pyspark_rocketmq.errors import NoPermission, OptionError, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.datasource.vanished import Vanished, VanishedQueues
+from pyspark_rocketmq.errors import (
+    NoPermission,
+    OptionError,
+    RocketMQError,
+    TopicDeleted,
+    TopicNotFound,
+    TransportError,
+)
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.position_options import NoMatchStrategy
 from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
 _BROKERS_AT_ONCE = 16
 
@@ -83,6 +92,7 @@ class ClusterView:
             else None
         )
         self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
+        self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
         self._expressions = ExpressionCheck(
             AdminClient(pool, clock, self._timeout_s, namespace=namespace),
             options.consumer_group or PLAIN_SOURCE_GROUP,
@@ -145,6 +155,25 @@ class ClusterView:
             absent=routes.absent,
             replicas=_replicas(routes, addresses),
         )
+
+    def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
+        """Queues of ``known`` that are gone for good; those of brokers out of sight are not.
+
+        Args:
+            known: Where each queue would be read next (``end``).
+            snapshot: The newest look; None if no topic was to be seen.
+        """
+        missing = known
+        if snapshot is not None:
+            missing = [
+                each
+                for each in known
+                if each.queue not in snapshot.bounds and each.queue.broker_name not in snapshot.unreachable
+            ]
+        found = self._vanished.look(missing)
+        if self._matching is not None:
+            self._seen -= {queue.topic for queue, loss in found if isinstance(loss, TopicDeleted)}
+        return found
 
     def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
         """The routes' queues by broker and topic, sorted; a route serves many plans."""
@@ -227,9 +256,10 @@ class ClusterView:
         """Where ``startingGroup`` stands; queues without an offset of it are left out."""
         group = self._options.starting_group
         assert group is not None
-        if self._options.offset_store is not None:
+        store = self._options.offset_store
+        if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
             name = str(ProgressName(self._options.namespace or "", group, None))
-            rows = open_offset_store(self._options.offset_store).read(name)
+            rows = open_offset_store(store).read(name)
             return {queue: rows[queue].next_offset for queue in queues if queue in rows}
         known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
         return {queue: offset for queue, offset in known.items() if offset >= 0}

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
+from pyspark_rocketmq.pace_options import DEFAULT_IN_FLIGHT_BYTES
 from pyspark_rocketmq.subscriptions import EVERYTHING
 
 
@@ -35,6 +36,10 @@ class QueuePartition(InputPartition):
     """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
     """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
+    prefers_replica: bool = False
+    """Whether pulls go to a replica without a suggestion."""
+    max_in_flight_bytes: int = DEFAULT_IN_FLIGHT_BYTES
+    """Stored bytes asked for or here and not decoded."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     """Holds credentials: its repr, and so this class's, leaves them out."""
     columns: tuple[str, ...] | None = None

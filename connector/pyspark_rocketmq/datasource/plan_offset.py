@@ -15,6 +15,7 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 _VERSION = 1
+_SHOWN = 200
 
 Offset = dict[str, Any]
 """What Spark stores: a nested dict with str keys."""
@@ -42,15 +43,30 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
     """The sequence number and the ranges, sorted by queue.
 
     Raises:
-        OffsetError: If the checkpoint was written by a newer version, or is not ours.
+        OffsetError: If the checkpoint was written by a newer version, is not ours, or is damaged.
     """
-    if offset.get("v") != _VERSION:
+    if "v" not in offset:
         raise OffsetError(
-            f"The checkpoint holds a RocketMQ offset of version {offset.get('v')!r}; this release reads version "
+            f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another source's. Use the "
+            "checkpoint location of this query, or a new one."
+        )
+    if offset["v"] != _VERSION:
+        raise OffsetError(
+            f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads version "
             f"{_VERSION}. Use the release that wrote it, or a new checkpoint location: a consumer group continues "
             "from its offset store."
         )
-    ranges = (
+    try:
+        return offset["seq"], tuple(sorted(_ranges_of(offset["plan"]), key=lambda planned: planned.queue))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OffsetError(
+            f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. Use a new checkpoint "
+            "location: a consumer group continues from its offset store, any other query where startingOffsets says."
+        ) from error
+
+
+def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
+    return (
         QueueRange(
             queue=MessageQueue(topic, broker_name, int(queue_id)),
             start=entry["from"],
@@ -60,8 +76,12 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             uncommitted=entry.get("uncommitted", ""),
             put_back=entry.get("putBack", ""),
         )
-        for topic, brokers in offset["plan"].items()
+        for topic, brokers in plan.items()
         for broker_name, queues in brokers.items()
         for queue_id, entry in queues.items()
     )
-    return offset["seq"], tuple(sorted(ranges, key=lambda planned: planned.queue))
+
+
+def _shortened(offset: Mapping[str, Any]) -> str:
+    text = str(dict(offset))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

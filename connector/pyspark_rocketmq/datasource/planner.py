@@ -16,6 +16,7 @@ from pyspark_rocketmq.client.retry import call_with_retry
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges
 from pyspark_rocketmq.datasource.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
+from pyspark_rocketmq.datasource.message_sizes import MessageSizes
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
 from pyspark_rocketmq.datasource.progress import ProgressSource
 from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
@@ -51,6 +52,8 @@ class MicroBatchPlanner:
         progress: ProgressSource,
         clock: Clock,
         pause: Callable[[float], None],
+        *,
+        sizes: MessageSizes | None = None,
     ) -> None:
         self._options = options
         self._view = view
@@ -59,8 +62,14 @@ class MicroBatchPlanner:
         self._pause = pause
         self._limits = ReadLimits(
             max_offsets_per_trigger=options.max_offsets_per_trigger,
+            max_bytes_per_trigger=options.max_bytes_per_trigger,
             pull_threshold_for_queue=options.pull_threshold_for_queue,
         )
+        self._sizes = sizes
+        self._planned_at_s: float | None = None
+        """When the last plan with something to run was made."""
+        self._gone: set[MessageQueue] = set()
+        """Queues of the newest checkpoint that are no longer there: what comes under their names is new."""
         self._caps: dict[MessageQueue, int] | None = None
         self._in_contact = False
         self._is_ready = False
@@ -139,6 +148,8 @@ class MicroBatchPlanner:
             attempt = self._attempt(previous)
             if isinstance(attempt, _Attempt):
                 if attempt.ranges:
+                    if self._waits_for_more(attempt.plan):
+                        return start
                     return self._remember(plan_to_offset(seq + 1, attempt.ranges), attempt.ranges)
                 trouble = self._missing_error(attempt.snapshot, previous) or self._unsettled_error()
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
@@ -147,12 +158,24 @@ class MicroBatchPlanner:
                 due_s = attempt.plan.next_due_s
             else:
                 trouble, due_s = attempt, None
+                if self._caps is not None and not self._caps:
+                    return start
                 if self._caps is None:
                     logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
                     return start
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _waits_for_more(self, plan: Plan) -> bool:
+        """Whether there is too little to read, and time to wait for more (``minOffsetsPerTrigger``)."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or plan.readable >= least or plan.gaps:
+            return False
+        if self._caps is not None or self._planned_at_s is None:
+            return False
+        waited_s = self._clock.monotonic_s() - self._planned_at_s
+        return waited_s < self._options.trigger_delay_ms() / 1000
 
     def _await_ready(self) -> None:
         """At the first plan; a group that takes longer gets its first micro-batch at a later trigger."""
@@ -177,14 +200,43 @@ class MicroBatchPlanner:
         try:
             self._progress.begin_reading()
             snapshot = self._look()
+            previous = self._without_vanished(previous, snapshot)
             plan = self._plan(snapshot, self._progress.read(previous, snapshot))
             return _Attempt(snapshot, plan, self._progress.compose(previous, plan))
         except RocketMQError as error:
             if not _may_pass(error):
                 raise
+            if isinstance(error, TopicNotFound):
+                self._without_vanished(previous, None)
             return error
 
+    def _without_vanished(
+        self, previous: Sequence[QueueRange], snapshot: Snapshot | None
+    ) -> Sequence[QueueRange]:
+        """Positions of queues that are there or may come back.
+
+        Raises:
+            DataLoss: If a queue is gone that was not read to its end, and ``failOnDataLoss`` is true.
+        """
+        if not self._progress.begins_in_checkpoint:
+            return previous
+        for queue, loss in self._view.vanished(previous, snapshot):
+            if loss is not None and self._options.fail_on_data_loss:
+                raise loss
+            if queue not in self._gone:
+                logger.warning(
+                    "queue is gone, going on without it %s: %s", queue, loss or "it was read to its end"
+                )
+            self._gone.add(queue)
+            if self._caps is not None:
+                self._caps.pop(queue, None)
+        if not self._gone:
+            return previous
+        return [planned for planned in previous if planned.queue not in self._gone]
+
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
+        self._planned_at_s = self._clock.monotonic_s()
+        self._gone.clear()
         self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
         return offset
 
@@ -203,6 +255,8 @@ class MicroBatchPlanner:
         return plan if offset == known_offset else offset_to_plan(offset)
 
     def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueProgress]) -> Plan:
+        if self._sizes is not None:
+            self._sizes.look(progress, snapshot)
         plan = plan_ranges(
             {queue: snapshot.bounds[queue] for queue in progress},
             progress,
@@ -211,6 +265,7 @@ class MicroBatchPlanner:
             caps=self._caps,
             stalled=self._progress.stalled(progress),
             skip_gaps=not self._options.fail_on_data_loss,
+            message_bytes=None if self._sizes is None else self._sizes.of,
         )
         for gap in plan.gaps:
             if self._options.fail_on_data_loss:
@@ -267,6 +322,7 @@ class MicroBatchPlanner:
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._in_contact = True
+        self._newest = snapshot.bounds
         self._addresses, self._replicas = snapshot.addresses, snapshot.replicas
         return snapshot
 

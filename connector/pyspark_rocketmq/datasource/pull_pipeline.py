@@ -35,7 +35,6 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT_BYTES: Final = 64 << 20
 _BATCH_BYTES: Final = 2 << 20
 """Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
@@ -82,7 +81,7 @@ class PullPipeline:
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
+        max_in_flight_bytes: int | None = None,
     ) -> None:
         """Connect to nobody yet.
 
@@ -90,10 +89,13 @@ class PullPipeline:
             partitions: Ranges of one set of options; more brokers and topics than one are allowed.
             clock: Measures patience and silence.
             sleep: Waits when every range waits.
-            max_in_flight_bytes: Bytes of stored messages asked for or here and not yet handed out.
+            max_in_flight_bytes: Bytes of stored messages asked for or here and not yet handed out; by default what the
+                partitions say.
         """
         self._clock = clock or SystemClock()
         self._sleep = sleep
+        if max_in_flight_bytes is None:
+            max_in_flight_bytes = max((each.max_in_flight_bytes for each in partitions), default=0)
         self._max_bytes = max_in_flight_bytes
         self._depth = max((each.pulls_in_flight for each in partitions), default=1)
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)

@@ -29,6 +29,7 @@ from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.pace_options import ReadFrom
 from pyspark_rocketmq.wire.columnar import decode_together
 from pyspark_rocketmq.wire.subscription import build_subscription
 
@@ -76,7 +77,11 @@ def partitions_of(
                 max_bytes=None
                 if options.consumer_group is None
                 else options.pull_threshold_size_for_queue << 20,
-                replicas=replicas.get(queue_range.queue.broker_name, {}),
+                replicas=replicas.get(queue_range.queue.broker_name, {})
+                if options.read_from is not ReadFrom.MASTER
+                else {},
+                prefers_replica=options.read_from is ReadFrom.SLAVE,
+                max_in_flight_bytes=options.max_in_flight_bytes,
                 connection=ConnectionSettings.of(options),
                 columns=None if options.consumer_group is not None else options.columns(),
                 property_columns=options.property_columns,

@@ -7,6 +7,7 @@ Between :mod:`~pyspark_rocketmq.consume.pull_window`, which knows offsets only, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullSeries, PullStatus
@@ -14,7 +15,17 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.pull_from import MASTER_ID, PullFrom
 from pyspark_rocketmq.consume.pull_window import AnswerOutcome, PullStep, PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.errors import BrokerError, DataLoss, OffsetError, RocketMQError, SystemBusy
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    DataLoss,
+    LogTailLost,
+    MessagesExpired,
+    OffsetError,
+    QueueRemoved,
+    RocketMQError,
+    SystemBusy,
+    TopicDeleted,
+)
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
@@ -31,6 +42,13 @@ _FLOW_CONTROL_PAUSE_S: Final = 0.02
 """``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota is full again soon."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
 """A micro-batch ends when its slowest range does, so a broker in trouble keeps other brokers' queues waiting."""
+
+_GONE: Final[Mapping[int, type[DataLoss]]] = {
+    ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
+    ResponseCode.INVALID_PARAMETER: QueueRemoved,
+}
+"""How a broker refuses to pull what it no longer has; the second for a queue id beyond the topic's
+(``PullMessageProcessor.processRequest``)."""
 
 
 class TailLost(OffsetError):
@@ -78,7 +96,7 @@ class RangePull:
         self.series = PullSeries(_request(partition))
         """What the steps are sent as."""
         self._clock = clock
-        self._from = PullFrom(partition.replicas)
+        self._from = PullFrom(partition.replicas, prefers_replica=partition.prefers_replica)
         self._troubles: list[RocketMQError] = []
         """Met since the last ``settle``."""
         self._patience: Deadline | None = None
@@ -147,7 +165,12 @@ class RangePull:
     def take_in(self, step: PullStep, by: int, outcome: PullResult | RocketMQError) -> None:
         """Take what broker ``by`` answered."""
         if isinstance(outcome, RocketMQError):
-            self.lost(step, by, outcome)
+            loss = self._queue_is_gone(step, outcome) if by == MASTER_ID else None
+            if loss is not None and not self.partition.fail_on_data_loss:
+                self._tell_gap(step.queue_offset, self.partition.planned.end, str(outcome))
+                self._advance(step, self.partition.planned.end, b"")
+            else:
+                self.lost(step, by, loss or outcome)
         elif outcome.status is PullStatus.FOUND or (
             by == MASTER_ID and outcome.status is PullStatus.NO_MATCHED_MSG
         ):
@@ -211,7 +234,7 @@ class RangePull:
             return
         self._advance(step, result.next_begin_offset, result.body)
         self._patience, self._pause_s, self._has_met_reset = None, _FIRST_PAUSE_S, False
-        if result.suggest_which_broker_id != by:
+        if result.suggest_which_broker_id != by or self._from.is_away:
             self._from.suggested(by, result.suggest_which_broker_id, self._clock.monotonic_s())
 
     def _advance(self, step: PullStep, next_begin_offset: int, body: PulledBody) -> AnswerOutcome:
@@ -244,6 +267,12 @@ class RangePull:
         )
         return None
 
+    def _queue_is_gone(self, step: PullStep, error: RocketMQError) -> DataLoss | None:
+        """The loss that a refusal stands for: the queue was there when the range was planned; a group plans anew."""
+        if self.partition.with_marker or not isinstance(error, BrokerError) or error.code not in _GONE:
+            return None
+        return _GONE[error.code](str(self.partition.planned.queue), step.queue_offset, str(error))
+
     def _skip_gap(self, step: PullStep, result: PullResult) -> None:
         """Row F4: the offsets asked for are gone, or not there any more."""
         planned = self.partition.planned
@@ -251,7 +280,8 @@ class RangePull:
         is_ahead = result.next_begin_offset > step.queue_offset
         if self.partition.fail_on_data_loss:
             where = f"{planned.queue} at {self.partition.address}"
-            self.lost(step, MASTER_ID, DataLoss(where, step.queue_offset, available))
+            kind = MessagesExpired if step.queue_offset < result.min_offset else LogTailLost
+            self.lost(step, MASTER_ID, kind(where, step.queue_offset, available))
         elif not is_ahead and self.partition.with_marker:
             lost_tail = TailLost(
                 f"{planned.queue}: {self.partition.address} has offsets {available}, so the range that was planned "

@@ -15,15 +15,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
+from pyspark_rocketmq.datasource.message_sizes import MessageSizes
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
@@ -50,9 +53,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _planner(self) -> MicroBatchPlanner:
         clock = SystemClock()
-        view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
+        pool = process_pool(ConnectionSettings.of(self._options))
+        view = ClusterView(self._options, pool, clock)
         progress = _progress(self._options, view, clock, self.timing)
-        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep)
+        sizes = None
+        if self._options.max_bytes_per_trigger is not None:
+            timeout_s = self._options.request_timeout_ms / 1000
+            brokers = BrokerClient(pool, clock, timeout_s, namespace=self._options.namespace or "")
+            sizes = MessageSizes(brokers, PLAIN_SOURCE_GROUP)
+        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep, sizes=sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}

@@ -1,0 +1,57 @@
+"""How the cluster is reached: what the options make of requests and connections."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.client.outgoing import describe_request
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.errors import RequestTimeout, SystemBusy
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.batch_read import planned_batch
+from tests.helpers.scripted_server import ScriptedServer
+
+REQUIRED = {"nameServers": "n:1", "topic": "orders"}
+
+
+def test_requests_are_signed_with_the_token_of_temporary_credentials() -> None:
+    """securityToken, A5"""
+    given = {"accessKey": "user", "secretKey": "secret", "securityToken": "token"}
+    signer = ConnectionSettings.of(ReadOptions.parse(REQUIRED | given)).signer()
+    assert signer is not None
+
+    assert signer(RemotingCommand(code=105)).ext_fields["SecurityToken"] == "token"
+
+
+def test_certificates_are_looked_at_as_the_options_say() -> None:
+    """tlsVerifyCertificate, tlsVerifyHostname, A5: what either means is tested with the transport."""
+    given = {"useTls": "true", "tlsVerifyCertificate": "false", "tlsVerifyHostname": "false"}
+
+    settings = ConnectionSettings.of(ReadOptions.parse(REQUIRED | given))
+
+    assert (settings.tls_verify_certificate, settings.tls_verify_hostname) == (False, False)
+
+
+def test_a_server_that_says_nothing_is_waited_for_as_long_as_the_option_says() -> None:
+    """requestTimeoutMs"""
+    with (
+        ScriptedServer(lambda peer, request: None) as server,
+        pytest.raises(RequestTimeout, match=r"within 0\.0[123]"),
+    ):
+        planned_batch(nameServers=server.address, topic="orders", requestTimeoutMs="30", retryTimeoutMs="0")
+
+
+def test_a_busy_server_is_asked_again_for_as_long_as_the_option_says() -> None:
+    """retryTimeoutMs: with none it is asked once, and else three times at first contact."""
+    asked: list[str] = []
+
+    def busy(peer, request):  # type: ignore[no-untyped-def]
+        asked.append(describe_request(request))
+        peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
+
+    with ScriptedServer(busy) as server, pytest.raises(SystemBusy):
+        planned_batch(nameServers=server.address, topic="orders", retryTimeoutMs="0")
+
+    assert len(asked) == 1

@@ -1,0 +1,208 @@
+"""What becomes of a stream when topics, queues or messages are no longer there (row F4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, QueueRemoved, TopicDeleted
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
+from tests.datasource.test_planner import A0, A1, B0, Planning
+from tests.helpers.stream_read import offsets_by_queue
+from tests.helpers.wait import wait_until
+from tests.real_broker import plain_remoting
+from tests.source.conftest import Topics
+
+
+def delete(topics: Topics, topic: str) -> None:
+    """From broker and name server, as ``mqadmin deleteTopic`` does."""
+    plain_remoting.call(
+        topics.sim.broker_addresses["broker-a"], RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}
+    )
+    plain_remoting.call(topics.sim.name_servers, RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": topic})
+
+
+def test_a_deleted_topic_ends_the_query(topics: Topics) -> None:
+    """failOnDataLoss, F4: also when it was the only one, and although it was read to its end."""
+    topic = topics.make(2)
+    stream = topics.stream(topic, routeRefreshMs="1")
+    assert stream.next_offsets() == {MessageQueue(topic, "broker-a", 0): [0, 1]}
+
+    delete(topics, topic)
+
+    with pytest.raises(
+        TopicDeleted, match=rf"queue=0: offset 2 was to be read next, but .* has no topic {topic} any more"
+    ):
+        stream.next_offsets()
+
+
+def test_a_stream_goes_on_without_a_deleted_topic_and_reads_it_from_its_start_when_made_anew(
+    topics: Topics,
+) -> None:
+    """failOnDataLoss, topicPattern: as Spark's "subscribe topic by pattern with topic recreation between batches"."""
+    first, second = (topics.make(3, topic=name) for name in ("again-1", "again-2"))
+    stream = topics.stream(None, topicPattern="again-.", routeRefreshMs="1", failOnDataLoss="false")
+    assert stream.next_offsets() is not None
+
+    delete(topics, first)
+    topics.put(second, 0, 1)
+    assert stream.next_offsets() == {MessageQueue(second, "broker-a", 0): [3]}
+    assert first not in stream.planned()
+    topics.make(2, topic=first)
+
+    assert stream.next_offsets() == {MessageQueue(first, "broker-a", 0): [0, 1]}
+
+
+def test_a_topic_deleted_while_the_query_is_stopped_is_noticed(topics: Topics) -> None:
+    """F4, topicPattern: the checkpoint knows it."""
+    kept, gone = (topics.make(1, topic=name) for name in ("stopped-1", "stopped-2"))
+    stream = topics.stream(None, topicPattern="stopped-.", routeRefreshMs="1")
+    assert stream.next_offsets() is not None
+    delete(topics, gone)
+    topics.put(kept, 0, 1)
+
+    stream.restart()
+    with pytest.raises(TopicDeleted, match=f"topic={gone}"):
+        stream.next_offsets()
+    stream.restart(failOnDataLoss="false")
+
+    assert stream.next_offsets() == {MessageQueue(kept, "broker-a", 0): [1]}
+
+
+def test_a_topic_deleted_while_it_is_read_ends_the_range_or_the_query(topics: Topics) -> None:
+    """F4: as Spark's "delete a topic when a Spark job is running"."""
+    topic = topics.make(3)
+    stream = topics.stream(topic, failOnDataLoss="false")
+    assert stream.plan()
+    delete(topics, topic)
+
+    assert stream.run().num_rows == 0
+    (task,) = topics.planned(topics.make(3))
+    with pytest.raises(TopicDeleted, match="offset 0 was to be read next"):
+        list(
+            read_queue(
+                replace(task, planned=replace(task.planned, queue=task.planned.queue._replace(topic=topic)))
+            )
+        )
+
+
+def test_a_queue_that_was_removed_before_it_was_read_ends_the_query(topics: Topics) -> None:
+    """F4: and not if it was read to its end."""
+    topic = topics.make(1, 1)
+    stream = topics.stream(topic, routeRefreshMs="1")
+    assert stream.next_offsets() is not None
+    topics.put(topic, 1, 2)
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])
+
+    with pytest.raises(QueueRemoved, match=r"queue=1: offset 1 was to be read next, but .* reaches to 3"):
+        wait_until(stream.next_offsets, 10.0)
+
+    whole = topics.stream(topic, routeRefreshMs="1")
+    assert whole.next_offsets() == {MessageQueue(topic, "broker-a", 0): [0]}
+
+
+def test_a_broker_that_is_away_is_no_deleted_topic(topics: Topics) -> None:
+    """A2: its topics are forgotten by the name servers all the same."""
+    topic = topics.make(1)
+    stream = topics.stream(topic, routeRefreshMs="1", requestTimeoutMs="1000", retryTimeoutMs="1000")
+    assert stream.plan()
+    topics.sim.stop_broker("broker-a")
+    try:
+        assert stream.plan() is False
+    finally:
+        topics.sim.start_broker("broker-a")
+    topics.put(topic, 0, 1)
+
+    assert wait_until(stream.plan, 10.0)
+    assert offsets_by_queue(stream.run()) == {MessageQueue(topic, "broker-a", 0): [1]}
+
+
+def test_a_promoted_slave_without_the_tail_is_recognised_and_nothing_is_read_again() -> None:
+    """F4: the end is below what was read; with failOnDataLoss=false reading goes on there, never at 0."""
+    with SimCluster(brokers=1, replicas=1) as sim:
+        sim.set_replica_lag("broker-a", 4)
+        topics = Topics(sim)
+        topic = topics.make(10)
+        queue = MessageQueue(topic, "broker-a", 0)
+        stream = topics.stream(topic, routeRefreshMs="1", requestTimeoutMs="1000", retryTimeoutMs="5000")
+        assert stream.next_offsets() == {queue: list(range(10))}
+        sim.promote_replica("broker-a")
+
+        with pytest.raises(
+            LogTailLost, match="offset 10 was wanted, but the broker has offsets 0 to 6: its log ends"
+        ):
+            wait_until(stream.plan, 10.0)
+        stream.restart(failOnDataLoss="false")
+        read = stream.next_offsets()
+        topics.put(topic, 0, 2)
+        after = stream.next_offsets()
+        close_idle_lines()
+
+    assert read == {}
+    assert after == {queue: [6, 7]}
+
+
+def test_expired_messages_have_an_error_of_their_own() -> None:
+    planning = Planning({A0: (5, 9)})
+    assert planning.next() == [(A0, 5, 9)]
+    planning.view.bounds[A0] = (12, 20)
+
+    with pytest.raises(
+        MessagesExpired, match="offset 9 was wanted, but the broker has offsets 12 to 20: older messages"
+    ):
+        planning.next()
+
+
+def test_available_now_ends_although_a_queue_is_gone() -> None:
+    """failOnDataLoss: what is gone is not waited for."""
+    loss = TopicDeleted(str(A1), 2, "gone")
+    planning = Planning({A0: (0, 5), A1: (0, 5)}, failOnDataLoss="false", maxOffsetsPerTrigger="4")
+    planning.planner.prepare_available_now()
+    assert planning.next() == [(A0, 0, 2), (A1, 0, 2)]
+    del planning.view.bounds[A1]
+    planning.view.gone[A1] = loss
+
+    assert planning.next() == [(A0, 2, 5)]
+    assert planning.next() is None
+    assert planning.pauses == []
+
+
+def test_a_queue_that_is_gone_begins_anew_when_it_comes_back() -> None:
+    planning = Planning({A0: (0, 5), A1: (0, 5)}, failOnDataLoss="false")
+    assert planning.next() is not None
+    del planning.view.bounds[A1]
+    planning.view.gone[A1] = TopicDeleted(str(A1), 5, "gone")
+    assert planning.next() is None
+
+    planning.view.gone.clear()
+    planning.view.bounds[A1] = (0, 3)
+
+    assert planning.next() == [(A1, 0, 3)]
+    assert planning.next() is None
+
+
+def test_a_queue_read_to_its_end_may_go(caplog: pytest.LogCaptureFixture) -> None:
+    planning = Planning({A0: (0, 5), B0: (0, 5)})
+    assert planning.next() is not None
+    del planning.view.bounds[B0]
+    planning.view.gone[B0] = None
+
+    planning.view.bounds[A0] = (0, 6)
+
+    assert planning.next() == [(A0, 5, 6)]
+    assert "it was read to its end" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [MessagesExpired, LogTailLost, TopicDeleted, QueueRemoved])
+def test_every_loss_tells_what_where_wanted_available_and_what_to_do(kind: type[DataLoss]) -> None:
+    text = str(kind(str(A0), 7, "offsets 1 to 5"))
+
+    assert str(A0) in text
+    assert "7" in text
+    assert "offsets 1 to 5" in text
+    assert "failOnDataLoss=false" in text
