@@ -61,6 +61,13 @@ def test_the_schema_spark_is_told_is_that_of_the_columns() -> None:
     assert source.schema().simpleString() == "struct<queueId:int,body:binary,n:string>"
 
 
+def test_a_stream_of_ranges_has_tickets_in_the_place_of_messages() -> None:
+    """handOverRanges"""
+    group = {"consumerGroup": "g", "offsetStore": "/lake/offsets", "handOverRanges": "true"}
+
+    assert DefaultSource(REQUIRED | group).schema().simpleString() == "struct<plannedRange:binary>"
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
