@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
+from jobs.errors import JobFailed
 from jobs.listeners import check_listener
 from jobs.progress import RowCounter, await_query
 from jobs.session import spark_session
@@ -19,21 +23,40 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         StreamingQueryException: If the query failed.
     """
     # Before Spark starts: a wrong name should not cost ten seconds.
-    check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
+    if settings.listener is not None:
+        check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
     counter = RowCounter()
     with spark_session("consume") as spark:
         for path in settings.py_files:
             spark.sparkContext.addPyFile(path)
         consumer = _consumer(settings)
         consumer.register_batch_listener(counter)
+        monitor = rmq.QueryMonitor()
+        monitor.watch(spark, consumer)
         query = consumer.start(
             spark,
             sink=rmq.DeltaSink(settings.sink),
             checkpoint=settings.checkpoint,
             trigger=settings.trigger.keywords(),
         )
-        await_query(query, counter, None, console)
+        with _endpoint(settings, monitor):
+            await_query(query, counter, None, console, monitor)
     console.print(f"rows committed: {counter.rows}")
+
+
+@contextmanager
+def _endpoint(settings: ConsumeSettings, monitor: rmq.QueryMonitor) -> Iterator[None]:
+    """Serve metrics where they are asked for."""
+    if settings.metrics_port is None:
+        yield
+        return
+    where = f"metricsHost={settings.metrics_host}, metricsPort={settings.metrics_port}"
+    try:
+        endpoint = rmq.PrometheusEndpoint(monitor, settings.metrics_port, host=settings.metrics_host)
+    except OSError as error:
+        raise JobFailed(f"Metrics cannot be served at {where}: {error.strerror}.") from error
+    with closing(endpoint):
+        yield
 
 
 def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
@@ -60,8 +83,16 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
             consumer.subscribe(wanted.topic, sql=wanted.expression)
         else:
             consumer.subscribe(wanted.topic, wanted.expression)
-    # By its name, which lets an administrator have single messages consumed by the planner.
-    consumer.register_message_listener(
-        settings.listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
-    )
+    if settings.body_schema is not None:
+        consumer.register_message_table(
+            rmq.json_body(settings.body_schema),
+            message_columns=settings.message_columns,
+            bad_record_column=settings.bad_record_column,
+        )
+    else:
+        assert settings.output_schema is not None
+        # By its name, which lets an administrator have single messages consumed by the planner.
+        consumer.register_message_listener(
+            settings.listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
+        )
     return consumer

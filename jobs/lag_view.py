@@ -10,6 +10,7 @@ from typing import Any
 from jobs.offset_view import iso
 from pyspark_rocketmq.consume.statistics import status_of
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.lag import QueueLag
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.wire.client_info import ProcessQueueInfo
@@ -44,14 +45,17 @@ class LagView:
     @property
     def lag(self) -> int | None:
         """Messages stored and not yet consumed."""
-        return None if self.bounds is None else max(0, self.bounds.max_offset - self.row.next_offset)
+        return self._lag.messages
 
     @property
     def lag_s(self) -> float | None:
         """For how long the next message has waited; 0 when there is none."""
-        if self.lag == 0:
-            return 0.0
-        return None if self.next_stored_at_s is None else max(0.0, self.now_s - self.next_stored_at_s)
+        return self._lag.seconds(self.now_s)
+
+    @property
+    def _lag(self) -> QueueLag:
+        max_offset = None if self.bounds is None else self.bounds.max_offset
+        return QueueLag(self.row.next_offset, max_offset, self.next_stored_at_s)
 
     @property
     def is_suspended(self) -> bool:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.lag import QueueLag
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 
@@ -22,7 +23,8 @@ class OffsetView:
     @property
     def lag(self) -> int | None:
         """Messages stored and not yet consumed."""
-        return None if self.bounds is None else max(0, self.bounds.max_offset - self.row.next_offset)
+        max_offset = None if self.bounds is None else self.bounds.max_offset
+        return QueueLag(self.row.next_offset, max_offset).messages
 
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order; times as ISO 8601 in UTC."""

@@ -20,20 +20,18 @@ from jobs.settings import OffsetsLagSettings
 from jobs.stored_groups import read_groups
 from jobs.tables import lag_table, totals_table
 from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.pull import PullStatus
 from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.stored_time import stored_at_s
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.messages import decode_messages
 
 logger = logging.getLogger(__name__)
 
@@ -176,19 +174,11 @@ class _Look:
         return {queue: at_s for queue, at_s in stored if at_s is not None}
 
     def _stored_at_s(self, address: BrokerAddress, row: OffsetRow) -> float | None:
-        request = PullRequest(
-            consumer_group=PLAIN_SOURCE_GROUP, queue=row.queue, queue_offset=row.next_offset, max_msg_nums=1
-        )
         try:
-            pulled = self._brokers.pull(address, request)
-            if pulled.status is not PullStatus.FOUND:
-                return None
-            messages = decode_messages(pulled.body, row.queue.broker_name)
+            return stored_at_s(self._brokers, address, row.queue, row.next_offset)
         except RocketMQError as error:
             logger.warning("next message not read group=%s %s: %s", row.consumer_group, row.queue, error)
             return None
-        times = [one.store_timestamp for one in messages if one.queue_offset >= row.next_offset]
-        return times[0] / 1000 if times else None
 
     def _options(self, topic: str) -> ReadOptions:
         return ReadOptions.parse(

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jobs.errors import JobFailed
+from pyspark_rocketmq.monitoring.figures import BatchFigures
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.streaming.committer import BatchReport
 
 _POLL_S = 0.25
@@ -78,8 +80,25 @@ def failure_sentence(text: str) -> str:
     return next(iter(text.strip().splitlines()), "no reason given")
 
 
-def await_query(query: StreamingQuery, counter: RowCounter, total: int | None, console: Console) -> None:
+def behind_text(figures: BatchFigures) -> str:
+    """Where a query's queues are, for one line beside the rows; empty while it is not known."""
+    if figures.lag is None:
+        return ""
+    age = "" if not figures.lag_s else f" for {figures.lag_s:.1f} s"
+    suspended = f", {figures.suspended} queues suspended" if figures.suspended else ""
+    return f"{figures.lag} messages behind{age}{suspended}"
+
+
+def await_query(
+    query: StreamingQuery,
+    counter: RowCounter,
+    total: int | None,
+    console: Console,
+    monitor: QueryMonitor | None = None,
+) -> None:
     """Wait until ``query`` ends, showing committed rows; ``total`` is None when there is no end.
+
+    With ``monitor``, how far behind the query is, too.
 
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
@@ -90,12 +109,20 @@ def await_query(query: StreamingQuery, counter: RowCounter, total: int | None, c
         # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
         while query.isActive:
             time.sleep(_POLL_S)
-            bar.update(task, completed=counter.rows)
+            behind = _behind(query, monitor)
+            bar.update(task, completed=counter.rows, description=" · ".join(("rows committed", *behind)))
             if not console.is_terminal and time.monotonic() >= line_due_s:
-                console.print(f"rows committed: {counter.rows}" + (f" of {total}" if total else ""))
+                rows = f"rows committed: {counter.rows}" + (f" of {total}" if total else "")
+                console.print(" · ".join((rows, *behind)))
                 line_due_s += _LINE_EVERY_S
         bar.update(task, completed=counter.rows)
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
         raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error
+
+
+def _behind(query: StreamingQuery, monitor: QueryMonitor | None) -> list[str]:
+    state = None if monitor is None else monitor.queries().get(str(query.runId))
+    text = "" if state is None else behind_text(state.latest)
+    return [text] if text else []

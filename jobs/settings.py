@@ -13,7 +13,7 @@ from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
-from pyspark_rocketmq.option_parsers import boolean, int_between, text_value
+from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, text_value
 from pyspark_rocketmq.option_set import OptionSet, option
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
@@ -196,15 +196,38 @@ class ConsumeSettings(ClusterAccess):
     sql_filter: str | None = like_source("sql_filter", default=None)
     subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
     consumer_group: str = like_source("consumer_group", doc=_GROUP_DOC)
-    listener: str = option(
+    listener: str | None = option(
         "listener",
         parse=parse_listener_name,
+        instead=("bodySchema",),
+        default_text="required, or `bodySchema`",
         doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the current directory.",
     )
-    output_schema: str = option(
+    output_schema: str | None = option(
         "outputSchema",
         parse=text_value,
+        instead=("bodySchema",),
+        default_text="required, or `bodySchema`",
         doc="Columns the listener emits, as DDL such as 'order_id string, step string'.",
+    )
+    body_schema: str | None = option(
+        "bodySchema",
+        parse=text_value,
+        default=None,
+        doc="In place of a listener: each message's body is JSON and becomes a row with these columns, as DDL.",
+    )
+    message_columns: tuple[str, ...] = option(
+        "messageColumns",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="With bodySchema: columns of the message to keep besides its position, such as 'keys,tags,properties'.",
+    )
+    bad_record_column: str = option(
+        "badRecordColumn",
+        parse=text_value,
+        default="badRecord",
+        doc="With bodySchema: the column that holds the bodies which are no such JSON.",
     )
     sink: str = option("sink", parse=parse_location, doc="The Delta table for the emitted rows: path or URI.")
     offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
@@ -288,6 +311,18 @@ class ConsumeSettings(ClusterAccess):
         doc="How Spark runs the listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
         "state.",
     )
+    metrics_port: int | None = option(
+        "metricsPort",
+        parse=int_between(1, 65_535),
+        default=None,
+        doc="Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics.",
+    )
+    metrics_host: str = option(
+        "metricsHost",
+        parse=text_value,
+        default="127.0.0.1",
+        doc="Address at which metricsPort listens; 0.0.0.0: all of this machine's.",
+    )
     max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
     pull_batch_size: int = like_source("pull_batch_size", default=32)
@@ -301,6 +336,12 @@ class ConsumeSettings(ClusterAccess):
             {"topic": self.topic, "topics": self.topics, "subscriptions": self.subscriptions},
             {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
         )
+        if self.body_schema is not None:
+            problems += [
+                f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or becomes a row"
+                for key, value in (("listener", self.listener), ("outputSchema", self.output_schema))
+                if value is not None
+            ]
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")

@@ -27,9 +27,12 @@ _HOME_OF = {
     "MessageQueue": "model",
     "OptionError": "errors",
     "PandasListener": "streaming.pandas_listener",
+    "PrometheusEndpoint": "monitoring.prometheus",
     "PushConsumer": "streaming.push_consumer",
+    "QueryMonitor": "monitoring.query_monitor",
     "RocketMQError": "errors",
     "consume_orderly": "streaming.orderly_engine",
+    "json_body": "streaming.message_table",
     "register": "datasource.format",
 }
 

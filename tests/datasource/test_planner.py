@@ -485,3 +485,17 @@ def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> Non
 
     assert planning.planner.addresses({"broker-a", "broker-b"}).keys() == {"broker-a", "broker-b"}
     assert sum(planning.pauses) < 5
+
+
+def test_what_the_brokers_hold_is_reported_as_of_the_last_look() -> None:
+    """B5: it becomes ``latestOffset`` in Spark's progress; a limited plan does not hide the backlog."""
+    planning = Planning({A0: (0, 100), B0: (0, 50)}, maxOffsetsPerTrigger="10")
+    planning.next()
+    planning.view.bounds[A0] = (0, 120)
+
+    planning.next()
+
+    assert {queue: bounds.max_offset for queue, bounds in planning.planner.newest().items()} == {
+        A0: 120,
+        B0: 50,
+    }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.monitoring.figures import BatchFigures
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -22,6 +25,7 @@ from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.retries import rows_but_retries
 from tests.helpers.spark_session import SPILL_THRESHOLD
+from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -56,6 +60,7 @@ class Consumption:
     def drain(self, listener: object = emit_step, *, checkpoint: str = "checkpoint", **settings: Any) -> None:
         subscription = settings.pop("subscription", "*")
         hooks = settings.pop("hooks", ())
+        monitor = settings.pop("monitor", None)
         consumer = PushConsumer(
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
@@ -68,6 +73,8 @@ class Consumption:
         consumer.register_batch_listener(self.reports.append)
         for hook in hooks:
             consumer.register_consume_message_hook(hook)
+        if monitor is not None:
+            monitor.watch(self.spark, consumer)
         query = consumer.start(
             self.spark,
             sink=DeltaSink(self.sink),
@@ -96,11 +103,22 @@ def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, 
 
 
 def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consumption) -> None:
-    """D1, D2, F1, A4: the whole path from a broker to a Delta table."""
+    """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table, and how far behind it is on the way."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
+    told: list[BatchFigures] = []
 
-    consumption.drain()
+    with closing(QueryMonitor()) as monitor:
+        monitor.register_listener(told.append)
+        consumption.drain(monitor=monitor, max_offsets_per_trigger=300)
+        wait_until(lambda: len(told) == 2, 30, reason="Spark telling of both batches")
 
+    assert [(one.planned, one.read, one.acknowledged, one.rows) for one in told] == [
+        (300, 300, 300, 300),
+        (200, 200, 200, 200),
+    ]
+    assert [(one.lag, one.lag_s is not None) for one in told] == [(200, True), (0, True)], (
+        "Spark tells what brokers hold"
+    )
     report = check_sink(consumption.sink, expected)
     assert report.is_clean, str(report)
     assert sum(consumption.next_offsets().values()) == 500

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.progress import RowCounter, failure_sentence
+from jobs.progress import RowCounter, behind_text, failure_sentence
+from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.monitoring.figures import figures_of
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.committer import BatchReport
+from tests.monitoring.events import NOW_S, Q0, planned, progress
 
 FROM_THE_PLANNER = """\
 [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] \
@@ -67,3 +70,16 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
         )
 
     assert (counter.rows, counter.given_back) == (15, 3)
+
+
+def test_beside_the_rows_is_how_far_the_query_is_behind():
+    figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
+
+    assert behind_text(figures) == "30 messages behind"
+    assert behind_text(figures.with_stored_times({Q0: NOW_S - 2})) == "30 messages behind for 2.0 s"
+
+
+def test_what_no_broker_told_is_not_shown():
+    figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
+
+    assert behind_text(figures) == ""

@@ -115,6 +115,25 @@ def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyP
     assert (report.acks, report.rows, report.sink_version, report.refused) == ((ACK,), 7, 4, ())
 
 
+def test_the_report_says_where_all_queues_of_this_member_are_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B5, H5: those with a part in the batch after it, a suspended one as it was."""
+    waiting, foreign = (QUEUE._replace(queue_id=number) for number in (4, 5))
+    batch = Batch(monkeypatch, ACK)
+    batch.store.claim(GROUP, "me", {waiting: 3})
+    batch.store.claim(GROUP, "somebody else", {foreign: 9})
+
+    batch.commit_it(with_sink=False)
+
+    [report] = batch.reports
+    assert [(row.queue, row.next_offset, row.reconsume_times) for row in report.offsets] == [
+        (QUEUE, 7, 2),
+        (waiting, 3, 0),
+    ]
+    assert report.offsets[0].suspended_until_s == 1_500.0
+
+
 def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch, ACK)
 

@@ -35,6 +35,8 @@ class QueueAck:
     """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED or, concurrent, THREADS_LOST."""
     listener_s: float
     """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
+    read: int = 0
+    """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
     """Where an operator wants the queue consumed from next: told by the broker while the range was read."""
     dead_letters: int = 0

@@ -9,7 +9,7 @@ again and the sink drops what it has; the offsets are never ahead of the data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -19,7 +19,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.statistics import RecentFigures
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import ArrowEngine, BatchTask, Evaluated
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
@@ -42,6 +42,8 @@ class BatchReport:
     """Table version of the data commit; None when nothing was written."""
     refused: tuple[QueueCommit, ...]
     """Queues that belong to another consumer by now, or were reset while the batch ran."""
+    offsets: tuple[OffsetRow, ...] = ()
+    """Where this consumer's queues are after the batch, those that had no part in it included; by queue."""
 
 
 BatchListener = Callable[[BatchReport], None]
@@ -84,8 +86,8 @@ class BatchCommitter:
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()
-        queues = self._store.read(self._group).keys()
-        sink_batch = self._sink.begin(self._group, queues) if self._sink is not None else None
+        rows = self._store.read(self._group)
+        sink_batch = self._sink.begin(self._group, rows.keys()) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
         evaluated = BatchTask(writer, self._engine).run(batch)
         acks = evaluated.acks
@@ -116,6 +118,7 @@ class BatchCommitter:
             left_out=evaluated.emitted - added,
             sink_version=version,
             refused=result.refused,
+            offsets=_own_rows(rows, acks, result),
         )
         self._log(report, result)
         self._tell(report)
@@ -215,6 +218,23 @@ class BatchCommitter:
             sum(ack.failed for ack in report.acks),
             report.sink_version,
         )
+
+
+def _own_rows(
+    rows: Mapping[MessageQueue, OffsetRow], acks: Sequence[QueueAck], result: CommitResult
+) -> tuple[OffsetRow, ...]:
+    """Those of whoever had the acknowledged queues when the batch began, with what the batch has stored since."""
+    owners = {rows[ack.queue].owner for ack in acks if ack.queue in rows}
+    gone = {refused.queue for refused in result.refused}
+    own = {queue: row for queue, row in rows.items() if row.owner in owners and queue not in gone}
+    for stored in result.accepted:
+        if stored.queue in own:
+            own[stored.queue] = own[stored.queue]._replace(
+                next_offset=stored.next_offset,
+                reconsume_times=stored.reconsume_times,
+                suspended_until_s=stored.suspended_until_s,
+            )
+    return tuple(own[queue] for queue in sorted(own))
 
 
 def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:

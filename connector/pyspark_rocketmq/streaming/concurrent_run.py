@@ -116,6 +116,7 @@ class ConcurrentRun:
             self._planned,
             **self._offsets.reached(machine.done, machine.all_failures),
             suspended_until_s=self._suspended_until_s(),
+            read=len(self._messages),
             consumed=machine.done,
             failed=self._failed,
             sent_back=self._sent_back,

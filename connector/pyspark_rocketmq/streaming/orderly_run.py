@@ -127,6 +127,7 @@ class OrderlyRun:
             self._planned,
             **self._offsets.reached(machine.committed, machine.put_back),
             suspended_until_s=self._suspended_until_s(),
+            read=len(self._messages),
             consumed=machine.committed,
             failed=self._failed,
             dead_letters=self._sent_back,

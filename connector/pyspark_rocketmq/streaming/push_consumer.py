@@ -7,7 +7,7 @@ committer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +34,7 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
+from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
@@ -118,6 +119,7 @@ class PushConsumer:
         )
         self._subscriptions: dict[str, str | dict[str, str]] = {}
         self._listener: Any = None
+        self._table: MessageTable | None = None
         self._is_orderly = True
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
@@ -160,6 +162,21 @@ class PushConsumer:
         self._listener = listener
         self._is_orderly = orderly
 
+    def register_message_table(
+        self, decode: Decode, *, message_columns: Sequence[str] = (), bad_record_column: str = "badRecord"
+    ) -> None:
+        """Make a row of every message, in place of a listener.
+
+        Args:
+            decode: From the column of bodies to a struct whose fields become columns: ``json_body("order_id string")``, or a
+                function with Spark's own ``from_avro``, ``from_protobuf`` … in a mode that gives null for what cannot be decoded.
+            message_columns: Columns of the source to keep besides the position, such as ``keys`` and ``properties``.
+            bad_record_column: The column, binary, with the bodies that could not be decoded.
+        """
+        self._table = MessageTable(
+            decode=decode, message_columns=tuple(message_columns), bad_record_column=bad_record_column
+        )
+
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
         """Have ``hook`` called on the executors before and after each call of the listener (row D10)."""
         self._hooks.append(hook)
@@ -167,6 +184,14 @@ class PushConsumer:
     def register_batch_listener(self, listener: BatchListener) -> None:
         """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
         self._batch_listeners.append(listener)
+
+    def source_options(self) -> dict[str, str]:
+        """The options with which the query reads, secrets included; for whoever looks at the same cluster.
+
+        Raises:
+            OptionError: With everything that is wrong with the configuration.
+        """
+        return self._source_options()
 
     def start(
         self,
@@ -193,16 +218,15 @@ class PushConsumer:
             RocketMQError: If the executors' Python lacks this package.
         """
         options = self._source_options(sink)
-        assert self._output_schema is not None
-        schema = listener_schema(self._output_schema)
+        _check_classic(spark)
         check_speculation(spark)
         check_worker_python(spark)
         register(spark)
-        if sink is not None:
-            sink.prepare(to_arrow_schema(sink_schema(schema), timezone="UTC"))
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
-        rows, engine = self._engine(messages, schema, parsed)
+        rows, engine, schema = self._rows(messages, parsed)
+        if sink is not None:
+            sink.prepare(to_arrow_schema(schema, timezone="UTC"))
         started = _Started()
         committer = self._committer(parsed, sink, started.query_id, engine)
         query = (
@@ -217,6 +241,17 @@ class PushConsumer:
         )
         started.set(str(query.id))
         return query
+
+    def _rows(
+        self, messages: DataFrame, options: ReadOptions
+    ) -> tuple[DataFrame, ArrowEngine | None, StructType]:
+        """What the committer gets, what it makes the engine's rows of that with, and the columns of the sink."""
+        if self._table is not None:
+            rows = self._table.rows(messages)
+            return rows, None, StructType(rows.schema.fields[:-1])
+        assert self._output_schema is not None
+        schema = listener_schema(self._output_schema)
+        return *self._engine(messages, schema, options), sink_schema(schema)
 
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
@@ -271,8 +306,14 @@ class PushConsumer:
     def _problems(self, sink: DeltaSink | None) -> list[str]:
         """What is wrong with listener, hooks and sink."""
         problems = []
-        if self._listener is None:
-            problems.append("no listener is registered; call register_message_listener() first")
+        if self._listener is None and self._table is None:
+            problems.append(
+                "no listener is registered; call register_message_listener() or register_message_table() first"
+            )
+        if self._listener is not None and self._table is not None:
+            problems.append(
+                "a listener and a table of messages are registered; a message goes to one of them"
+            )
         if sink is not None and self._settings.store_spec.startswith("broker:"):
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
@@ -285,6 +326,20 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
+
+
+def _check_classic(spark: SparkSession) -> None:
+    """Refuse a session of Spark Connect, whose ``foreachBatch`` runs at the server.
+
+    Raises:
+        RocketMQError: With what can be done instead.
+    """
+    if not isinstance(spark, SparkSession):
+        raise RocketMQError(
+            "A PushConsumer commits data and offsets in this process, and with Spark Connect foreachBatch runs in a process of "
+            "the server. Start it with a classic session, where the driver is (spark-submit, or a notebook without Connect); "
+            "format('rocketmq') by itself can be read through Spark Connect."
+        )
 
 
 class _Started:

@@ -1,0 +1,118 @@
+"""The figures of a :class:`QueryMonitor` as Prometheus metrics, made when they are scraped.
+
+Needs the library ``prometheus-client``: ``pip install 'pyspark-rocketmq[prometheus]'``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor, QueryState
+
+_QUERY: Final = ("query",)
+_QUEUE: Final = ("query", "topic", "broker", "queue")
+_PREFIX: Final = "pyspark_rocketmq_"
+
+
+class QueryCollector(Collector):
+    """For a registry of one's own: ``registry.register(QueryCollector(monitor))``."""
+
+    def __init__(self, monitor: QueryMonitor) -> None:
+        self._monitor = monitor
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; ages are as of now, so that those of a query that hangs grow."""
+        states = list(self._monitor.queries().values())
+        yield from self._of_queries(states)
+        yield from self._of_queues(states)
+
+    def _of_queries(self, states: list[QueryState]) -> Iterator[Metric]:
+        batches = _counter("batches", "Micro-batches.", _QUERY)
+        rows = _counter("rows", "Rows added to the consumer's sink.", _QUERY)
+        seconds = _gauge("batch_seconds", "Duration of the last micro-batch.", _QUERY)
+        ended = _gauge("last_batch_timestamp_seconds", "Unix time of the last micro-batch's end.", _QUERY)
+        for state in states:
+            labels = [state.latest.query]
+            batches.add_metric(labels, state.batches)
+            rows.add_metric(labels, state.rows)
+            seconds.add_metric(labels, state.latest.duration_s)
+            ended.add_metric(labels, state.latest.at_s)
+        yield from (batches, rows, seconds, ended)
+
+    def _of_queues(self, states: list[QueryState]) -> Iterator[Metric]:
+        now_s = self._monitor.now_s()
+        lag = _gauge("lag_messages", "Messages stored and not yet consumed.", _QUEUE)
+        lag_s = _gauge("lag_seconds", "For how long the queue's next message has waited.", _QUEUE)
+        suspended = _gauge(
+            "suspended", "1 while the queue waits because its listener gave a message back.", _QUEUE
+        )
+        times = _gauge("reconsume_times", "How often the queue's next message was given back.", _QUEUE)
+        planned = _gauge("planned_messages", "Offsets planned for the last micro-batch.", _QUEUE)
+        read = _gauge("read_messages", "Messages read in the last micro-batch.", _QUEUE)
+        passed = _counter("acknowledged_messages", "Messages passed, dead letters included.", _QUEUE)
+        retried = _counter("retried_deliveries", "Deliveries given back by the listener.", _QUEUE)
+        dead = _counter("dead_letters", "Messages given up.", _QUEUE)
+        for state in states:
+            for one in state.latest.queues:
+                topic, broker_name, queue_id = one.queue
+                labels = [state.latest.query, topic, broker_name, str(queue_id)]
+                values = [
+                    (lag, one.lag.messages if one.lag else None),
+                    (lag_s, one.lag.seconds(now_s) if one.lag else None),
+                    (suspended, one.is_suspended(now_s)),
+                    (times, one.reconsume_times),
+                    (planned, one.planned),
+                    (read, one.read),
+                ]
+                for family, value in values:
+                    if value is not None:
+                        family.add_metric(labels, value)
+            for (topic, broker_name, queue_id), sums in state.queues.items():
+                labels = [state.latest.query, topic, broker_name, str(queue_id)]
+                passed.add_metric(labels, sums.acknowledged)
+                retried.add_metric(labels, sums.retried)
+                dead.add_metric(labels, sums.dead_letters)
+        yield from (lag, lag_s, suspended, times, planned, read, passed, retried, dead)
+
+
+class PrometheusEndpoint:
+    """``http://HOST:PORT/metrics`` of one monitor, served by threads of this process."""
+
+    def __init__(self, monitor: QueryMonitor, port: int, *, host: str = "127.0.0.1") -> None:
+        """Begin to serve.
+
+        Args:
+            monitor: Whose figures.
+            port: 0 takes a free one, see :attr:`port`.
+            host: Address to listen at: this machine only, unless another is given; the figures need no password.
+
+        Raises:
+            OSError: If the port is taken.
+        """
+        registry = CollectorRegistry()
+        registry.register(QueryCollector(monitor))
+        self._server, self._thread = start_http_server(port, host, registry)
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, text, labels=labels)

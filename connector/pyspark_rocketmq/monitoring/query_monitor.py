@@ -1,0 +1,209 @@
+"""``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
+
+Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the query's thread,
+before that. Both leave what they have here and go on: figures are made, brokers asked and listeners called on a thread
+of the monitor's own, so that a broker that is away delays neither Spark nor the query.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.monitoring.figures import BatchFigures, figures_of
+from pyspark_rocketmq.monitoring.stored_times import StoredTimes
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+
+logger = logging.getLogger(__name__)
+
+_REPORTS_KEPT: Final = 100
+"""Of batches whose progress has not come; Spark drops events when its listeners are too slow."""
+
+FiguresListener = Callable[[BatchFigures], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotals:
+    """What one query did with one queue since the monitor began."""
+
+    acknowledged: int = 0
+    retried: int = 0
+    dead_letters: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryState:
+    """What is known of one running query."""
+
+    latest: BatchFigures
+    batches: int = 0
+    """Micro-batches since the monitor began, as the other sums."""
+    rows: int = 0
+    queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
+
+    def after(self, figures: BatchFigures) -> QueryState:
+        """The state with one more batch."""
+        totals = dict(self.queues)
+        for one in figures.queues:
+            before = totals.get(one.queue, QueueTotals())
+            totals[one.queue] = QueueTotals(
+                before.acknowledged + one.acknowledged,
+                before.retried + one.retried,
+                before.dead_letters + one.dead_letters,
+            )
+        return QueryState(
+            latest=figures,
+            batches=self.batches + 1,
+            rows=self.rows + (figures.rows or 0),
+            queues=totals,
+        )
+
+
+class QueryMonitor(StreamingQueryListener):
+    """Figures of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
+
+    One log line for each micro-batch, at INFO; :meth:`queries` for whoever asks; listeners for whoever wants to be told.
+    """
+
+    def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
+        """Make a monitor; ``watch`` has it see something.
+
+        Args:
+            options: The source's options, for how long messages of queries without a consumer have waited: their brokers
+                are asked with them. None: of such queries the lag is known in messages only.
+            clock: The system's unless given.
+
+        Raises:
+            OptionError: If the options are wrong.
+        """
+        self._clock = clock or SystemClock()
+        self._default_times = None if options is None else StoredTimes(ReadOptions.parse(options))
+        self._listeners: list[FiguresListener] = []
+        self._guard = threading.Lock()
+        self._reports: dict[tuple[str, int], tuple[BatchReport, StoredTimes | None]] = {}
+        self._queries: dict[str, QueryState] = {}
+        self._waiting = 0
+        self._thread = ThreadPoolExecutor(1, "rocketmq-monitor")
+
+    def watch(self, spark: SparkSession, consumer: PushConsumer | None = None) -> None:
+        """Listen to the queries of ``spark``, and to ``consumer``, which is not started yet.
+
+        Once for each consumer; a session is listened to once however often it is named.
+
+        Raises:
+            OptionError: If the consumer's configuration is wrong.
+        """
+        if consumer is not None:
+            times = StoredTimes(ReadOptions.parse(consumer.source_options()))
+            consumer.register_batch_listener(partial(self.batch_committed, times=times))
+        if self.spark is None:
+            self.spark = spark
+            spark.streams.addListener(self)
+
+    def register_listener(self, listener: FiguresListener) -> None:
+        """Have ``listener`` called with the figures of each micro-batch, on the monitor's thread."""
+        self._listeners.append(listener)
+
+    def queries(self) -> dict[str, QueryState]:
+        """The running queries by run id, as of their last micro-batches."""
+        with self._guard:
+            return dict(self._queries)
+
+    def now_s(self) -> float:
+        """Wall-clock seconds by the monitor's clock, by which ages and suspensions are told."""
+        return self._clock.now_s()
+
+    def close(self) -> None:
+        """Stop listening; figures on their way are finished first."""
+        if self.spark is not None:
+            self.spark.streams.removeListener(self)
+            self.spark = None
+        self._thread.shutdown()
+
+    def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
+        """A consumer has committed a batch (``BatchListener``); Spark will tell of the same batch."""
+        with self._guard:
+            self._reports[report.query_id, report.batch_id] = report, times
+            while len(self._reports) > _REPORTS_KEPT:
+                del self._reports[next(iter(self._reports))]
+
+    # --- Spark's listener ---------------------------------------------------------------------------------------------
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing: a query is known from its first micro-batch on."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing: the figures of the last micro-batch hold."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """A micro-batch has ended."""
+        progress = json.loads(event.progress.json)
+        with self._guard:
+            found = self._reports.pop((progress["id"], progress["batchId"]), (None, self._default_times))
+            self._waiting += 1
+        self._thread.submit(self._take_in, progress, *found)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """A query has ended; its figures would only grow old."""
+        self._thread.submit(self._forget, str(event.runId))
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _take_in(
+        self, progress: Mapping[str, Any], report: BatchReport | None, times: StoredTimes | None
+    ) -> None:
+        try:
+            figures = figures_of(progress, report, self._clock.now_s())
+            if figures is not None:
+                self._tell(figures if times is None or self._is_behind() else _with_times(figures, times))
+        except Exception:
+            # The root of a thread nobody looks at; the query is not disturbed.
+            logger.exception("figures of a batch were not made")
+        finally:
+            with self._guard:
+                self._waiting -= 1
+
+    def _is_behind(self) -> bool:
+        """Whether newer figures wait: brokers are then asked for those, and not for these too."""
+        with self._guard:
+            return self._waiting > 1
+
+    def _tell(self, figures: BatchFigures) -> None:
+        with self._guard:
+            state = self._queries.get(figures.run_id, QueryState(latest=figures))
+            self._queries[figures.run_id] = state.after(figures)
+        logger.info("batch %s", figures.line())
+        for listener in self._listeners:
+            try:
+                listener(figures)
+            except Exception:
+                logger.exception("a listener of figures failed query=%s", figures.query)
+
+    def _forget(self, run_id: str) -> None:
+        with self._guard:
+            self._queries.pop(run_id, None)
+
+
+def _with_times(figures: BatchFigures, times: StoredTimes) -> BatchFigures:
+    behind = {one.queue: one.lag.next_offset for one in figures.queues if one.lag and one.lag.messages}
+    return figures.with_stored_times(times.ask(behind))

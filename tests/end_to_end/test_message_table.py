@@ -1,0 +1,112 @@
+"""Messages as rows, without a listener: decoded by Spark's own functions, bad ones kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as sf
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.model import ConsumeFromWhere, Message
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.message_table import json_body
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+
+pytestmark = pytest.mark.spark
+
+TIMEOUT_S = 120
+BODIES = [
+    b'{"order_id": "o1", "amount": 1.5, "at": "2026-01-02T03:04:05Z"}',
+    b"{not json",
+    b'{"order_id": "o2", "amount": "much"}',
+    b'{"order_id": "o3", "unknown": 7}',
+    b" ",
+    b"\xff\xfe",
+    b'[{"order_id": "o4"}]',
+]
+
+
+def consumer_of(cluster: ClusterUnderTest, topic: str, folder: Path) -> PushConsumer:
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=DeltaOffsetStore(str(folder / "offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    )
+    consumer.subscribe(topic)
+    return consumer
+
+
+@SIM_ONLY
+def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H1, F1: seven messages, seven rows, each once; what is no such JSON keeps its body, and the query goes on."""
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    with Producer((cluster.name_servers,), "p") as producer:
+        for body in BODIES:
+            producer.send(Message(topic=topic, body=body, properties={"KEYS": "k"}), sharding_key="k")
+    consumer = consumer_of(cluster, topic, tmp_path)
+    consumer.register_message_table(
+        json_body("order_id string, amount double, at timestamp"), message_columns=["keys", "properties"]
+    )
+
+    for _ in range(2):
+        query = consumer.start(
+            spark,
+            sink=DeltaSink(tmp_path / "table"),
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"availableNow": True},
+        )
+        assert query.awaitTermination(TIMEOUT_S)
+
+    rows = spark.read.format("delta").load(str(tmp_path / "table")).orderBy("queueOffset").collect()
+    assert [(row.queueOffset, row.order_id, row.amount) for row in rows] == [
+        (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None), (6, None, None),
+    ]  # fmt: skip
+    bad = {row.queueOffset: bytes(row.badRecord) for row in rows if row.badRecord is not None}
+    assert bad == {at: BODIES[at] for at in (1, 2, 4, 5, 6)}
+    assert {(row.topic, row.brokerName, row["keys"]) for row in rows} == {(topic, "broker-a", "k")}
+    assert rows[0]["at"].isoformat() == "2026-01-02T03:04:05"
+    assert rows[0].properties["KEYS"] == "k"
+
+
+def exploded(body: Column) -> Column:
+    return sf.explode(sf.from_json(body.cast("string"), "array<struct<id string>>"))
+
+
+@SIM_ONLY
+@pytest.mark.parametrize(
+    "case",
+    [
+        (lambda body: body.cast("string"), {}, "into string, but the columns of a table come from a struct"),
+        (json_body("topic string"), {}, "topic"),
+        (json_body("keys string"), {"message_columns": ["keys"]}, "would have column.* keys"),
+        (json_body("a string"), {"message_columns": ["key"]}, "no message column key"),
+        (json_body("badRecord string"), {}, "badRecord"),
+        (exploded, {}, "generator|GENERATOR"),
+    ],
+    ids=["no struct", "position", "twice", "unknown", "bad record's", "several rows of one"],
+)
+def test_a_table_that_cannot_be_made_is_refused_before_anything_starts(
+    spark: SparkSession,
+    cluster: ClusterUnderTest,
+    tmp_path: Path,
+    case: tuple[Callable[[Column], Column], dict[str, list[str]], str],
+) -> None:
+    """H1: above all what would take an ack row away."""
+    decode, more, problem = case
+    consumer = consumer_of(cluster, cluster.create_topic(queues=1), tmp_path)
+    consumer.register_message_table(decode, **more)
+
+    with pytest.raises(Exception, match=problem) as caught:
+        consumer.start(spark, sink=DeltaSink(tmp_path / "table"), checkpoint=str(tmp_path / "c"))
+
+    assert isinstance(caught.value, SchemaError) or "UNSUPPORTED_GENERATOR" in str(caught.value)
+    assert not (tmp_path / "table").exists()

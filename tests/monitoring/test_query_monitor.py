@@ -1,0 +1,177 @@
+"""Events in, figures out: whatever fails on the way, and what Prometheus scrapes of it."""
+
+from __future__ import annotations
+
+import logging
+import urllib.request
+import uuid
+from contextlib import closing
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
+from tests.helpers.cluster import SIM_ONLY
+from tests.monitoring.events import Q0, QUERY_ID, RUN_ID, ack, offset_row, planned, progress, report
+
+
+def event(batch_id=3, *, queue=Q0, start=0, end=10, latest=40, epoch=1):
+    plan = plan_to_offset(batch_id + 1, [planned(queue, start, end, epoch=epoch)])
+    found = progress(end=plan, latest={queue: latest}, batch_id=batch_id)
+    return QueryProgressEvent(StreamingQueryProgress.fromJson(found))
+
+
+@pytest.fixture
+def monitor(clock):
+    with closing(QueryMonitor(clock=clock)) as made:
+        yield made
+
+
+@pytest.fixture
+def told(monitor):
+    found = []
+    monitor.register_listener(found.append)
+    return found
+
+
+def test_a_batch_is_told_with_what_its_consumer_reported(monitor, told):
+    """B5: Spark tells of it after the consumer did."""
+    monitor.batch_committed(
+        report(acks=[ack(Q0, next_offset=4, consumed=4, failed=1)], rows=[offset_row(Q0, 4)])
+    )
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    (figures,) = told
+    assert (figures.batch_id, figures.acknowledged, figures.lag) == (3, 4, 36)
+
+
+def test_a_report_belongs_to_its_own_batch_only(monitor, told):
+    monitor.batch_committed(report(acks=[ack(Q0, next_offset=4)], rows=[offset_row(Q0, 4)], batch_id=2))
+    monitor.onQueryProgress(event(batch_id=3))
+    monitor.close()
+
+    assert [figures.acknowledged for figures in told] == [0]
+
+
+def test_sums_grow_and_end_with_their_query(monitor, told):
+    for batch_id in (3, 4):
+        rows, acks = [offset_row(Q0, 10)], [ack(Q0, next_offset=10, consumed=5, failed=1, dead_letters=1)]
+        monitor.batch_committed(report(acks=acks, rows=rows, batch_id=batch_id))
+        monitor.onQueryProgress(event(batch_id))
+    seen = []
+    monitor.register_listener(lambda figures: seen.append(monitor.queries()[RUN_ID]))
+    monitor.onQueryProgress(event(5))
+    monitor.onQueryTerminated(QueryTerminatedEvent(uuid.UUID(QUERY_ID), uuid.UUID(RUN_ID), None, None))
+    monitor.close()
+
+    assert (seen[-1].batches, seen[-1].rows) == (3, 14)
+    totals = seen[-1].queues[Q0]
+    assert (totals.acknowledged, totals.retried, totals.dead_letters) == (10, 2, 2)
+    assert monitor.queries() == {}
+
+
+def test_a_listener_that_fails_disturbs_nobody(monitor, told, caplog):
+    def fail(figures):
+        raise ValueError("no")
+
+    monitor._listeners.insert(0, fail)
+    monitor.onQueryProgress(event())
+    monitor.close()
+
+    assert len(told) == 1
+    assert "a listener of figures failed query=etl" in caplog.text
+
+
+def test_every_batch_is_one_line_of_the_log(monitor, caplog):
+    caplog.set_level(logging.INFO, "pyspark_rocketmq.monitoring")
+
+    for batch_id in (3, 4):
+        monitor.onQueryProgress(event(batch_id, epoch=0))
+    monitor.close()
+
+    assert [record.getMessage().split(" seconds")[0] for record in caplog.records] == [
+        "batch query=etl batch=3",
+        "batch query=etl batch=4",
+    ]
+
+
+def test_reports_without_a_progress_are_forgotten_some_time(monitor):
+    """Spark drops events when its listeners are too slow."""
+    for batch_id in range(1000):
+        monitor.batch_committed(report(acks=[], rows=[], batch_id=batch_id))
+
+    assert len(monitor._reports) == 100
+
+
+def test_wrong_options_are_refused_before_anything_is_watched():
+    with pytest.raises(OptionError, match="did you mean 'nameServers'"):
+        QueryMonitor({"nameServer": "n:1", "topic": "orders"})
+
+
+def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(cluster):
+    """B5: the same question as job ``offsets lag`` asks; a queue that is not behind costs none."""
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    queue = MessageQueue(topic, "broker-a", 0)
+    with Producer((cluster.name_servers,), "p") as producer:
+        producer.send_batch([Message(topic=topic, body=b"x")] * 3, queue)
+    told = []
+    with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
+        monitor.register_listener(told.append)
+        for end in (1, 3):
+            monitor.onQueryProgress(event(queue=queue, end=end, latest=3, epoch=0))
+            while monitor._waiting:
+                pass
+
+    behind, caught_up = told
+    assert behind.lag == 2
+    assert 0 <= behind.lag_s < 600
+    assert behind.queues[0].lag.next_stored_at_s > 1_600_000_000
+    assert (caught_up.lag, caught_up.lag_s) == (0, 0.0)
+
+
+@SIM_ONLY
+def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(cluster, caplog):
+    """A2"""
+    topic = cluster.create_topic(queues=2, brokers=["broker-b"])
+    cluster.stop_broker("broker-b")
+    told = []
+    with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
+        monitor.register_listener(told.append)
+        monitor.onQueryProgress(event(queue=MessageQueue(topic, "broker-b", 0), end=1, latest=3, epoch=0))
+
+    (figures,) = told
+    assert (figures.lag, figures.lag_s) == (2, None)
+
+
+def test_prometheus_scrapes_what_is_known_now(monitor, clock):
+    """B5, D3, E4: gauges of the last batch, sums of all; the wait of a message grows between batches."""
+    acks = [ack(Q0, next_offset=4, read=9, consumed=4, failed=2, dead_letters=1)]
+    rows = [offset_row(Q0, 4, suspended_until_s=clock.now_s() + 60, reconsume_times=3)]
+    monitor.batch_committed(report(acks=acks, rows=rows))
+    monitor.onQueryProgress(event())
+    monitor._thread.submit(int).result(10)
+
+    with closing(PrometheusEndpoint(monitor, 0)) as endpoint:
+        url = f"http://127.0.0.1:{endpoint.port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+
+    samples = {
+        sample.name.removeprefix("pyspark_rocketmq_"): (sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    of_queue = {"query": "etl", "topic": "orders", "broker": "broker-a", "queue": "0"}
+    assert samples["lag_messages"] == (of_queue, 36)
+    assert {name: value for name, (_, value) in samples.items()} == {
+        "lag_messages": 36, "suspended": 1, "reconsume_times": 3, "planned_messages": 10, "read_messages": 9,
+        "acknowledged_messages_total": 4, "retried_deliveries_total": 2, "dead_letters_total": 1, "batches_total": 1,
+        "rows_total": 7, "batch_seconds": 1.25, "last_batch_timestamp_seconds": clock.now_s(),
+    }  # fmt: skip
