@@ -5,6 +5,7 @@
 #   demo           produce ordered order events, consume them into a Delta table, check that nothing
 #                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
 #   consume        run a message listener (module:function) as a streaming consumer into a Delta table
+#   replay         read queues again, into a Delta table or another topic; no group's offsets are touched
 #   offsets show   print a consumer group's progress from its offset table, with the broker's bounds
 #   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
 #

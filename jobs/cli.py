@@ -24,6 +24,7 @@ from jobs.settings import (
     DemoSettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
+    ReplaySettings,
     load_settings,
 )
 from pyspark_rocketmq.errors import OptionError, RocketMQError
@@ -109,6 +110,14 @@ def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
     settings = load_settings(ConsumeSettings, "consume", conf, pairs)
     import_module("jobs.consume").consume(settings, _console())
+
+
+@cli.command(cls=JobCommand, settings=ReplaySettings)
+@_settings_options
+def replay(conf: Path | None, pairs: Sequence[str]) -> None:
+    """Read queues again, into a Delta table or another topic, without touching any group's offsets."""
+    settings = load_settings(ReplaySettings, "replay", conf, pairs)
+    import_module("jobs.replay").replay(settings, _console())
 
 
 @cli.group(cls=JobGroup)

@@ -17,7 +17,7 @@ from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.streaming.committer import BatchReport
 
 _POLL_S = 0.25
-_LINE_EVERY_S = 5.0
+LINE_EVERY_S = 5.0
 """Where there is no terminal, a line now and then takes the bar's place."""
 
 
@@ -103,7 +103,7 @@ def await_query(
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
     """
-    line_due_s = time.monotonic() + _LINE_EVERY_S
+    line_due_s = time.monotonic() + LINE_EVERY_S
     with progress_bar(console) as bar:
         task = bar.add_task("rows committed", total=total)
         # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
@@ -114,7 +114,7 @@ def await_query(
             if not console.is_terminal and time.monotonic() >= line_due_s:
                 rows = f"rows committed: {counter.rows}" + (f" of {total}" if total else "")
                 console.print(" · ".join((rows, *behind)))
-                line_due_s += _LINE_EVERY_S
+                line_due_s += LINE_EVERY_S
         bar.update(task, completed=counter.rows)
     try:
         query.awaitTermination()

@@ -13,8 +13,16 @@ from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
-from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, text_value
+from pyspark_rocketmq.option_parsers import (
+    MAX_TOPIC_LENGTH,
+    boolean,
+    int_between,
+    list_of,
+    resource_name,
+    text_value,
+)
 from pyspark_rocketmq.option_set import OptionSet, option
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
@@ -397,3 +405,45 @@ class OffsetsLagSettings(ClusterAccess):
         doc="How long one request to a name server, a broker or a member of the group may take; who does not answer "
         "in that time leaves empty columns.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ReplaySettings(ReadOptions):
+    """Options of job ``replay``: those of a batch read, and where the messages go."""
+
+    to_table: str | None = option(
+        "toTable",
+        parse=parse_location,
+        default=None,
+        doc="The Delta table to add the messages to that it does not have yet: path or URI; made if missing.",
+    )
+    to_topic: str | None = option(
+        "toTopic",
+        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        default=None,
+        doc="The topic to send the messages to, in place of toTable.",
+    )
+    record: str | None = option(
+        "record",
+        parse=parse_location,
+        default=None,
+        doc="With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or URI; made if missing.",
+    )
+    offsets_per_step: int = option(
+        "offsetsPerStep",
+        parse=int_between(1, 2**31 - 1),
+        default=200_000,
+        unit="offsets",
+        doc="About how many offsets are read between two commits.",
+    )
+
+    def cross_field_problems(self) -> list[str]:
+        """One target, and a record for what keeps none itself; nothing that only streams have."""
+        problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
+        if (self.to_table is None) == (self.to_topic is None):
+            problems.append("give one of the options 'toTable' and 'toTopic'")
+        if (self.to_topic is None) != (self.record is None):
+            problems.append(
+                "options 'toTopic' and 'record' go together: a topic does not tell what was replayed into it"
+            )
+        return problems

@@ -29,6 +29,7 @@ BODIES = [
     b" ",
     b"\xff\xfe",
     b'[{"order_id": "o4"}]',
+    b"{}",
 ]
 
 
@@ -47,7 +48,7 @@ def consumer_of(cluster: ClusterUnderTest, topic: str, folder: Path) -> PushCons
 def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H1, F1: seven messages, seven rows, each once; what is no such JSON keeps its body, and the query goes on."""
+    """H1, F1: eight messages, eight rows, each once; what is no such JSON keeps its body, and the query goes on."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     with Producer((cluster.name_servers,), "p") as producer:
         for body in BODIES:
@@ -69,9 +70,10 @@ def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     rows = spark.read.format("delta").load(str(tmp_path / "table")).orderBy("queueOffset").collect()
     assert [(row.queueOffset, row.order_id, row.amount) for row in rows] == [
         (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None), (6, None, None),
+        (7, None, None),
     ]  # fmt: skip
     bad = {row.queueOffset: bytes(row.badRecord) for row in rows if row.badRecord is not None}
-    assert bad == {at: BODIES[at] for at in (1, 2, 4, 5, 6)}
+    assert bad == {at: BODIES[at] for at in (1, 2, 4, 5, 6, 7)}
     assert {(row.topic, row.brokerName, row["keys"]) for row in rows} == {(topic, "broker-a", "k")}
     assert rows[0]["at"].isoformat() == "2026-01-02T03:04:05"
     assert rows[0].properties["KEYS"] == "k"

@@ -11,6 +11,7 @@ from jobs.settings import (
     DemoSettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
+    ReplaySettings,
     Trigger,
     load_settings,
 )
@@ -216,3 +217,52 @@ def test_offsets_lag_needs_the_table_and_the_cluster():
         "offsetStore",
         "nameServers",
     ]
+
+
+REPLAY = ("nameServers=127.0.0.1:9876", "topic=orders")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "problem"),
+    [
+        ((), "give one of the options 'toTable' and 'toTopic'"),
+        (("toTable=/t", "toTopic=copy", "record=/r"), "give one of the options 'toTable' and 'toTopic'"),
+        (("toTopic=copy",), "options 'toTopic' and 'record' go together"),
+        (("toTable=/t", "record=/r"), "options 'toTopic' and 'record' go together"),
+        (("toTable=/t", "consumerGroup=g", "offsetStore=/o"), "a batch read touches no group's offsets"),
+        (("toTable=/t", "startingOfsets=earliest"), "did you mean 'startingOffsets'"),
+    ],
+)
+def test_a_replay_has_one_target_and_no_group(pairs, problem):
+    """H3"""
+    assert [found for found in problems_of(ReplaySettings, *REPLAY, *pairs) if problem in found]
+
+
+def test_a_replay_takes_the_options_of_a_read():
+    """H3: they are not declared a second time."""
+    settings = load_settings(
+        ReplaySettings, "replay", None, [*REPLAY, "toTable=/lake/t", "minPartitions=8", "startingTimestamp=5"]
+    )
+
+    assert (settings.to_table, settings.min_partitions, settings.starting_timestamp) == ("/lake/t", 8, 5)
+    assert settings.offsets_per_step == 200_000
+
+
+def test_listener_and_body_schema_exclude_each_other():
+    problems = problems_of(ConsumeSettings, *CONSUME, "bodySchema=a string")
+
+    assert [problem.split(" exclude")[0] for problem in problems] == [
+        "options 'bodySchema' and 'listener'",
+        "options 'bodySchema' and 'outputSchema'",
+    ]
+
+
+def test_a_body_schema_stands_for_a_listener():
+    pairs = [pair for pair in CONSUME if not pair.startswith(("listener", "outputSchema"))]
+
+    settings = load_settings(
+        ConsumeSettings, "consume", None, [*pairs, "bodySchema=a string, b int", "messageColumns=keys, tags"]
+    )
+
+    assert (settings.listener, settings.body_schema) == (None, "a string, b int")
+    assert settings.message_columns == ("keys", "tags")

@@ -15,6 +15,9 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
+_TABLE_OPTION = "option."
+"""How the options of a table in Spark's catalog begin."""
+
 
 class DefaultSource(DataSource):
     """``spark.read.format("rocketmq")`` and ``spark.readStream.format("rocketmq")``."""
@@ -61,6 +64,12 @@ class DefaultSource(DataSource):
         return RocketMQStreamReader(options)
 
     def _read_options(self) -> ReadOptions:
+        if any(key.startswith(_TABLE_OPTION) for key in self.options):
+            problem = (
+                "rocketmq cannot be a table of Spark's catalog: Spark gives a Python data source none of the table's options "
+                "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
+            )
+            raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
         return ReadOptions.parse(dict(self.options))
 
 

@@ -1,7 +1,7 @@
 """A consumer without a listener: every message is one row, its body decoded by Spark's own functions.
 
-Rule 1: every message is passed. A body that cannot be decoded is a row, too, with nulls and the body in a column of its own: one
-bad record must not stop a queue.
+Rule 1: every message is passed. A body of which no column could be decoded is a row, too, with nulls and the body in a column of its own:
+one bad record must not stop a queue.
 Rule 2: decoding is an expression on one row and leaves ack rows alone, so that no row of the engine can be lost or doubled by it.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,7 @@ from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS, listener_schema
 
 Decode = Callable[[Column], Column]
-"""From a body, binary, to a struct; null where it cannot be decoded."""
+"""From a body, binary, to a struct; null, or nulls in all its fields, where it cannot be decoded."""
 
 _BODY = "body"
 _CORRUPT = "_corrupt"
@@ -83,7 +85,12 @@ class MessageTable:
                 "with from_json, from_avro or from_protobuf, or wrap the value: sf.struct(value.alias('name'))."
             )
         self._check_names(listener_schema(into).fieldNames())
-        is_bad = sf.col(ACK_COLUMN).isNull() & sf.col("_decoded").isNull()
+        # Not "the struct is null": in its permissive mode Avro gives a struct of nulls.
+        is_bad = reduce(
+            and_,
+            (sf.col("_decoded")[name].isNull() for name in into.fieldNames()),
+            sf.col(ACK_COLUMN).isNull(),
+        )
         return decoded.select(
             *POSITION_COLUMNS,
             *(sf.col("_decoded")[name].alias(name) for name in into.fieldNames()),

@@ -1,0 +1,235 @@
+"""``Replay``: reads ranges of queues once more and writes them where they are wanted, in steps that are each whole.
+
+Rule 1: what is replayed is fixed when it is planned: neither new messages nor new queues join in on the way.
+Rule 2: no group is named, so none is touched; brokers see pulls of ``pyspark-rocketmq-source``.
+Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each step is a MERGE by
+position, in one commit. A topic has no such thing: what was replayed is recorded, a step after its messages are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.consume.split import split_ranges
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
+from pyspark_rocketmq.replay.record import ReplayRecord
+from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, SENT_SCHEMA, ReadRanges, ResendRanges, run_tasks
+from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
+
+OnStep = Callable[[int, int], None]
+"""Told how many offsets are done, and of how many, before the first step and after each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySummary:
+    """What one run did."""
+
+    queues: int
+    planned: int
+    """Offsets between the starting and the ending positions."""
+    recorded: int
+    """Of these, replayed into the same topic by earlier runs and left out."""
+    written: int
+    """Rows added to the table, or messages sent: less than planned where a filter left some out, a run before had written
+    them to the table, or offsets hold no message."""
+    steps: int
+    seconds: float
+
+
+class Replay:
+    """One reading of queues, to one target or several."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str] | ReadOptions,
+        *,
+        offsets_per_step: int = 200_000,
+    ) -> None:
+        """Prepare; nothing is asked of the cluster yet.
+
+        Args:
+            spark: A classic session, for a table one with Delta Lake.
+            options: Those of ``spark.read.format("rocketmq")``: what to read, from where to where, how.
+            offsets_per_step: About how many offsets are read between two commits; a run that fails leaves whole steps.
+
+        Raises:
+            OptionError: If an option is wrong, or is one of streams.
+        """
+        self._spark = spark
+        self._options = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
+        self._offsets_per_step = offsets_per_step
+        problems = self._options.problems_of_batch()
+        if problems:
+            raise OptionError(tuple(problems), where="options of a replay")
+
+    def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
+        """Add every message that the Delta table at ``path`` does not have yet, by its position; it is made if missing.
+
+        Each step is one commit, and adds nothing twice even when several runs write at the same time.
+
+        Raises:
+            SchemaError: If the table has other columns than the messages.
+            OptionError: If a column of the position is not read.
+            RocketMQError: If messages cannot be read.
+        """
+        options = self._options
+        names = spark_schema(
+            consumer_mode=False, columns=options.columns(), property_columns=options.property_columns
+        )
+        missing = [name for name in POSITION_COLUMNS if name not in names.fieldNames()]
+        if missing:
+            problem = f"option 'includeColumns' leaves out {', '.join(missing)}, by which a table is kept free of doubles"
+            raise OptionError((problem,))
+        DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
+        table = DeltaTable.forPath(self._spark, path)
+        _check_columns(path, table.toDF().columns, names.fieldNames())
+
+        def write(parts: list[QueuePartition]) -> int:
+            rows = run_tasks(self._spark, ReadRanges(parts), len(parts), names)
+            merged = (
+                table.alias("t")
+                .merge(rows.alias("s"), _same_position([part.planned for part in parts]))
+                .whenNotMatchedInsertAll()
+                .execute()
+            )
+            [counts] = merged.collect()
+            return int(counts["num_inserted_rows"])
+
+        return self._run(self._partitions(options), write, on_step, in_order=False)
+
+    def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
+        """Send the messages to ``topic``, each queue's to one queue in their order, with keys, tags and properties.
+
+        Delays, transactions and what else brokers wrote about the first delivery are left out; ``REPLAYED_FROM`` is added.
+
+        Args:
+            topic: Must exist, unless its brokers create topics; none of those that are read.
+            record: Path or URI of the Delta table that tells later runs what was replayed; made if missing. Not for two runs
+                to one topic at the same time.
+            on_step: Told of progress.
+
+        Raises:
+            OptionError: If the topic is one of those that are read.
+            RocketMQError: If messages cannot be read or sent. What the step under way has sent will be sent again.
+        """
+        options = self._options
+        whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
+        partitions = {
+            queue: replace(one, columns=RESEND_COLUMNS) for queue, one in self._partitions(whole).items()
+        }
+        if topic in {queue.topic for queue in partitions}:
+            problem = (
+                f"topic '{topic}' is read and cannot be written to as well; to have its consumers read messages again, reset "
+                "their group's offsets"
+            )
+            raise OptionError((problem,), where="options of a replay")
+        targets = self._targets(topic, partitions)
+        recorded = ReplayRecord(
+            record, _full_name(options, topic), lambda source: options.subscription_of(source).expression
+        )
+
+        def write(parts: list[QueuePartition]) -> int:
+            send = ResendRanges(parts, options.name_servers, targets, options.request_timeout_ms / 1000)
+            sent = run_tasks(self._spark, send, len(parts), SENT_SCHEMA).collect()
+            recorded.add([part.planned for part in parts])
+            return sum(row["sent"] for row in sent)
+
+        return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
+
+    def _run(
+        self,
+        partitions: Mapping[MessageQueue, QueuePartition],
+        write: Callable[[list[QueuePartition]], int],
+        on_step: OnStep | None,
+        *,
+        in_order: bool,
+        done: Mapping[MessageQueue, Collection[tuple[int, int]]] | None = None,
+    ) -> ReplaySummary:
+        """Step by step; ``in_order`` keeps a queue's range in one task."""
+        begun_s = time.monotonic()
+        planned = [one.planned for _, one in sorted(partitions.items())]
+        left = without(planned, done or {})
+        total = sum(one.count for one in left)
+        steps = steps_of(left, self._offsets_per_step)
+        written = finished = 0
+        for step in steps:
+            if on_step is not None:
+                on_step(finished, total)
+            parts = step if in_order else self._split(step)
+            written += write([replace(partitions[part.queue], planned=part) for part in parts])
+            finished += sum(one.count for one in step)
+        if on_step is not None:
+            on_step(finished, total)
+        return ReplaySummary(
+            queues=len(planned),
+            planned=sum(one.count for one in planned),
+            recorded=sum(one.count for one in planned) - total,
+            written=written,
+            steps=len(steps),
+            seconds=time.monotonic() - begun_s,
+        )
+
+    def _split(self, step: Sequence[QueueRange]) -> list[QueueRange]:
+        """For all cores, however few queues there are."""
+        wanted = self._options.min_partitions or self._spark.sparkContext.defaultParallelism
+        return split_ranges(step, min_partitions=wanted, max_records=self._options.max_records_per_partition)
+
+    @staticmethod
+    def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
+        """One for each queue with messages, as a batch plans it."""
+        whole = dataclasses.replace(options, min_partitions=None, max_records_per_partition=None)
+        planned = RocketMQBatchReader(whole).partitions()
+        return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
+
+    def _targets(self, topic: str, sources: Collection[MessageQueue]) -> dict[MessageQueue, MessageQueue]:
+        options = self._options
+        producer = Producer(
+            options.name_servers,
+            PLAIN_SOURCE_GROUP,
+            pool=process_pool(ConnectionSettings.of(options)),
+            send_timeout_s=options.request_timeout_ms / 1000,
+            namespace=options.namespace or "",
+        )
+        queues = producer.queues(topic)
+        return {source: target_queue(source, queues) for source in sources}
+
+
+def _same_position(ranges: Sequence[QueueRange]) -> str:
+    """When a row of the table is a row that was read; the bounds are for Delta to skip files by."""
+    same = " AND ".join(f"t.{name} = s.{name}" for name in POSITION_COLUMNS)
+    topics = ", ".join(f"'{topic}'" for topic in sorted({one.queue.topic for one in ranges}))
+    first, end = min(one.start for one in ranges), max(one.end for one in ranges)
+    return f"{same} AND t.topic IN ({topics}) AND t.queueOffset >= {first} AND t.queueOffset < {end}"
+
+
+def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> None:
+    more, less = sorted(set(has) - set(wanted)), sorted(set(wanted) - set(has))
+    if more or less:
+        differences = " and ".join(
+            [f"lacks {', '.join(less)}"] * bool(less) + [f"has {', '.join(more)} besides"] * bool(more)
+        )
+        raise SchemaError(
+            f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose the columns with "
+            "includeColumns and propertyColumns as the table has them, or another table."
+        )
+
+
+def _full_name(options: ReadOptions, topic: str) -> str:
+    return f"{options.namespace}%{topic}" if options.namespace else topic

@@ -1,0 +1,184 @@
+"""Queues read again into a table and into another topic: whole, in order, and nothing twice however often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.errors import OffsetNotFound, OptionError, SchemaError
+from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
+from pyspark_rocketmq.replay.replay import Replay
+from pyspark_rocketmq.replay.resent_message import REPLAYED_FROM
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+
+pytestmark = pytest.mark.spark
+
+PER_QUEUE = 30
+
+
+@pytest.fixture
+def topic(cluster: ClusterUnderTest) -> str:
+    """Two queues on broker-a with 30 messages each."""
+    topic = cluster.create_topic(queues=2, brokers=["broker-a"])
+    produce(cluster, topic, range(PER_QUEUE))
+    return topic
+
+
+def produce(cluster: ClusterUnderTest, topic: str, numbers: Sequence[int]) -> None:
+    with Producer((cluster.name_servers,), "p") as producer:
+        for queue in producer.queues(topic):
+            producer.send_batch(
+                [
+                    Message(
+                        topic=topic,
+                        body=f"{queue.queue_id}:{number}".encode(),
+                        properties={
+                            "KEYS": f"k{number}",
+                            "TAGS": "even" if number % 2 == 0 else "odd",
+                            "colour": "blue",
+                        },
+                        flag=number,
+                    )
+                    for number in numbers
+                ],
+                queue,
+            )
+
+
+def options_of(cluster: ClusterUnderTest, topic: str, **more: str) -> dict[str, str]:
+    return {"nameServers": cluster.name_servers, "topic": topic} | more
+
+
+def only_first(topic: str, count: int) -> dict[str, str]:
+    ends = f'{{"{topic}": {{"broker-a": {{"0": {count}, "1": {count}}}}}}}'
+    return {"endingOffsets": ends}
+
+
+def test_a_table_gets_every_message_once_however_often_it_is_replayed(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """H3: in steps, split over tasks, with ranges that overlap; the group's offsets are not there to be touched."""
+    path = str(tmp_path / "table")
+    told: list[tuple[int, int]] = []
+    first = Replay(
+        spark, options_of(cluster, topic, minPartitions="6", **only_first(topic, 20)), offsets_per_step=25
+    )
+
+    one = first.to_table(path, lambda done, total: told.append((done, total)))
+    again = first.to_table(path)
+    produce(cluster, topic, range(PER_QUEUE, PER_QUEUE + 5))
+    more = Replay(spark, options_of(cluster, topic)).to_table(path)
+
+    assert (one.queues, one.planned, one.written, one.steps) == (2, 40, 40, 2)
+    assert told == [(0, 40), (20, 40), (40, 40)]
+    assert (again.planned, again.written) == (40, 0)
+    assert (more.planned, more.written) == (70, 30)
+    rows = spark.read.format("delta").load(path).orderBy("queueId", "queueOffset").collect()
+    assert [(row.queueId, row.queueOffset) for row in rows] == [(q, at) for q in (0, 1) for at in range(35)]
+    assert {row.properties["colour"] for row in rows} == {"blue"}
+    address = BrokerAddress(cluster.broker_addresses["broker-a"])
+    brokers = BrokerClient(process_pool(), SystemClock(), 5)
+    with pytest.raises(OffsetNotFound):
+        brokers.query_consumer_offset(
+            address, PLAIN_SOURCE_GROUP, MessageQueue(topic, "broker-a", 0), set_zero_if_not_found=False
+        )
+
+
+def test_a_topic_gets_the_messages_in_order_with_all_they_had_and_once(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """H3, G2: a second run sends only what came since."""
+    copy = cluster.create_topic(queues=2, brokers=["broker-a", "broker-b"])
+    record = str(tmp_path / "record")
+
+    first = Replay(spark, options_of(cluster, topic), offsets_per_step=25).to_topic(copy, record)
+    again = Replay(spark, options_of(cluster, topic)).to_topic(copy, record)
+    produce(cluster, topic, range(PER_QUEUE, PER_QUEUE + 5))
+    more = Replay(spark, options_of(cluster, topic)).to_topic(copy, record)
+
+    assert (first.planned, first.recorded, first.written, first.steps) == (60, 0, 60, 3)
+    assert (again.planned, again.recorded, again.written, again.steps) == (60, 60, 0, 0)
+    assert (more.planned, more.recorded, more.written) == (70, 60, 10)
+    register(spark)
+    rows = spark.read.format("rocketmq").options(**options_of(cluster, copy)).load()
+    found = rows.orderBy("brokerName", "queueId", "queueOffset").collect()
+    assert [(row.brokerName, row.queueId, bytes(row.body).decode()) for row in found] == [
+        ("broker-a", queue, f"{queue}:{number}") for queue in (0, 1) for number in range(35)
+    ]
+    seventh = found[7]
+    assert (seventh["keys"], seventh.tags, seventh.flag, seventh.properties["colour"]) == (
+        "k7",
+        "odd",
+        7,
+        "blue",
+    )
+    assert seventh.properties[REPLAYED_FROM] == f"{topic}/broker-a/0/7"
+
+
+@SIM_ONLY
+def test_a_run_that_fails_is_taken_up_by_the_next_one(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """H3: whole steps are recorded; of the one that failed, what was sent comes again and can be told by its property."""
+    copy = cluster.create_topic(queues=2, brokers=["broker-a"])
+    record = str(tmp_path / "record")
+    steps = 0
+
+    def fail_in_the_third(done: int, total: int) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Replay(spark, options_of(cluster, topic), offsets_per_step=20).to_topic(
+            copy, record, fail_in_the_third
+        )
+    rest = Replay(spark, options_of(cluster, topic, subscription="*")).to_topic(copy, record)
+
+    assert (rest.recorded, rest.written) == (40, 20)
+    register(spark)
+    found = spark.read.format("rocketmq").options(**options_of(cluster, copy)).load()
+    assert found.count() == found.select(f"properties.{REPLAYED_FROM}").distinct().count() == 60
+
+
+@SIM_ONLY
+def test_a_filter_is_part_of_what_is_replayed(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """A4, H3"""
+    copy = cluster.create_topic(queues=2, brokers=["broker-a"])
+
+    summary = Replay(spark, options_of(cluster, topic, subscription="even")).to_topic(
+        copy, str(tmp_path / "r")
+    )
+
+    assert (summary.planned, summary.written) == (60, 30)
+
+
+@SIM_ONLY
+def test_what_cannot_be_replayed_is_refused_before_anything_is_written(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
+    """H3"""
+    replay = Replay(spark, options_of(cluster, topic))
+    spark.range(1).write.format("delta").save(str(tmp_path / "other"))
+
+    with pytest.raises(OptionError, match="is read and cannot be written to"):
+        replay.to_topic(topic, str(tmp_path / "record"))
+    with pytest.raises(OptionError, match="leaves out queueId"):
+        Replay(spark, options_of(cluster, topic, includeColumns="topic,brokerName,queueOffset")).to_table("x")
+    with pytest.raises(SchemaError, match=r"lacks body.* and has id besides"):
+        replay.to_table(str(tmp_path / "other"))
+    with pytest.raises(OptionError, match="consumerGroup"):
+        Replay(spark, options_of(cluster, topic, consumerGroup="g", offsetStore=str(tmp_path)))
+    assert not (tmp_path / "record").exists()

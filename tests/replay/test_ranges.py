@@ -1,0 +1,70 @@
+"""What is left to replay, in which steps, and where it goes: every offset in exactly one place."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
+
+A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
+
+stretches = st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda one: (one[0], one[0] + one[1]))
+
+
+def planned(queue, start, end):
+    return QueueRange(queue=queue, start=start, end=end)
+
+
+def offsets(ranges):
+    return [(one.queue, at) for one in ranges for at in range(one.start, one.end)]
+
+
+@given(
+    st.dictionaries(st.sampled_from([A0, A1, B0]), stretches),
+    st.dictionaries(st.sampled_from([A0, A1]), st.lists(stretches)),
+)
+def test_what_is_left_is_what_was_not_done(wanted, done):
+    """H3"""
+    ranges = [planned(queue, *stretch) for queue, stretch in wanted.items()]
+
+    left = without(ranges, done)
+
+    gone = {(queue, at) for queue, parts in done.items() for start, end in parts for at in range(start, end)}
+    assert offsets(left) == [one for one in offsets(ranges) if one not in gone]
+    assert all(one.count > 0 for one in left)
+
+
+@given(st.dictionaries(st.sampled_from([A0, A1, B0]), st.lists(stretches, max_size=3)), st.integers(1, 30))
+def test_steps_hold_every_offset_once_and_each_queue_in_order(wanted, most):
+    """H3"""
+    ranges = [
+        one for queue, parts in wanted.items() for one in without([planned(queue, 0, 60)], {queue: parts})
+    ]
+
+    steps = steps_of(ranges, most)
+
+    for queue in wanted:
+        in_steps = [one for step in steps for one in offsets(step) if one[0] == queue]
+        assert in_steps == [one for one in offsets(ranges) if one[0] == queue]
+    for step in steps:
+        assert len({one.queue for one in step}) == len(step)
+        # Each queue's part is rounded by itself.
+        assert 0 < sum(one.count for one in step) < most + len(step)
+
+
+def test_queues_move_together():
+    """H3: a long queue beside a short one does not wait until that is done."""
+    steps = steps_of([planned(A0, 0, 90), planned(A1, 5, 15)], 25)
+
+    assert [[one.count for one in step] for step in steps] == [[22, 2], [23, 3], [22, 2], [23, 3]]
+
+
+def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one():
+    """H3, G2: else its messages would change places."""
+    targets = [MessageQueue("copy", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("c", 0))]
+
+    assert target_queue(A1, targets) == targets[1]
+    assert target_queue(B0, targets) == target_queue(B0, targets[::-1])
+    assert target_queue(B0, targets) in targets

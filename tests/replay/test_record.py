@@ -1,0 +1,60 @@
+"""What was replayed is known to later runs, of the same target and choice only."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.replay.record import ReplayRecord
+
+A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
+
+
+def every(topic):
+    return "*"
+
+
+def paid(topic):
+    return "paid"
+
+
+def stretch(queue, start, end):
+    return QueueRange(queue=queue, start=start, end=end)
+
+
+def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path):
+    """H3"""
+    ReplayRecord(tmp_path / "record", "copy", every).add([stretch(A0, 0, 5), stretch(B0, 3, 4)])
+    ReplayRecord(tmp_path / "record", "copy", every).add([stretch(A0, 5, 9)])
+
+    assert ReplayRecord(tmp_path / "record", "copy", every).done() == {
+        A0: [(0, 5), (5, 9)],
+        B0: [(3, 4)],
+    }
+
+
+def test_another_target_and_another_choice_are_other_replays(tmp_path):
+    """H3"""
+    ReplayRecord(tmp_path / "record", "copy", paid).add([stretch(A0, 0, 5)])
+
+    assert ReplayRecord(tmp_path / "record", "copy", every).done() == {}
+    assert ReplayRecord(tmp_path / "record", "copy-2", paid).done() == {}
+
+
+def test_looking_makes_no_table(tmp_path):
+    ReplayRecord(tmp_path / "record", "copy", every).done()
+
+    assert not DeltaTable.is_deltatable(str(tmp_path / "record"))
+
+
+def test_a_record_that_cannot_be_read_ends_the_run_before_it_sends(tmp_path):
+    """H3: without it everything would be sent again."""
+    record = ReplayRecord(tmp_path / "record", "copy", every)
+    record.add([stretch(A0, 0, 5)])
+    for file in (tmp_path / "record").glob("*.parquet"):
+        file.write_bytes(b"")
+
+    with pytest.raises(RocketMQError, match="what was replayed could not be read"):
+        record.done()
