@@ -33,14 +33,13 @@ def replay(settings: ReplaySettings, console: Console) -> None:
 
 def summary_text(summary: ReplaySummary, what: str) -> str:
     """One line."""
-    rate = summary.written / summary.seconds if summary.seconds else 0
     parts = [
         f"queues: {summary.queues}",
         f"offsets planned: {summary.planned}",
         *([f"replayed before: {summary.recorded}"] if summary.recorded else []),
         f"{what}: {summary.written}",
         f"steps: {summary.steps}",
-        f"{summary.seconds:.1f} s, {rate:,.0f} a second",
+        f"{summary.seconds:.1f} s",
     ]
     return " · ".join(parts)
 

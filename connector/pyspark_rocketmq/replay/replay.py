@@ -31,6 +31,7 @@ from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, SENT_SCHEMA, ReadRanges, ResendRanges, run_tasks
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
+from pyspark_rocketmq.streaming.speculation import check_speculation
 
 OnStep = Callable[[int, int], None]
 """Told how many offsets are done, and of how many, before the first step and after each."""
@@ -126,9 +127,10 @@ class Replay:
             on_step: Told of progress.
 
         Raises:
-            OptionError: If the topic is one of those that are read.
+            OptionError: If the topic is one of those that are read, or the session runs tasks twice.
             RocketMQError: If messages cannot be read or sent. What the step under way has sent will be sent again.
         """
+        check_speculation(self._spark)
         options = self._options
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
         partitions = {
