@@ -30,6 +30,7 @@ _HOME_OF = {
     "PrometheusEndpoint": "monitoring.prometheus",
     "PushConsumer": "streaming.push_consumer",
     "QueryMonitor": "monitoring.query_monitor",
+    "Replay": "replay.replay",
     "RocketMQError": "errors",
     "consume_orderly": "streaming.orderly_engine",
     "json_body": "streaming.message_table",
