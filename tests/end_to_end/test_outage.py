@@ -5,23 +5,30 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.end_to_end.test_orderly_consumer import emit_step
+from tests.groups.quick_source import source_with
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
+TIMING = MembershipTiming(rebalance_s=2.0, lock_renewal_s=1.0)
+"""A broker that comes back knows no locks: RocketMQ's members ask for them again only every 20 s."""
+
 
 def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A2: the query goes on with the other broker's queues and picks the rest up afterwards."""
+    source = source_with(TIMING)
+    monkeypatch.setattr(push_consumer, "register", lambda session: session.dataSource.register(source))
     topic = cluster.create_topic(queues=2)
     expected = dict(produce_orders(cluster.name_servers, topic, 40))
     consumed: dict[str, int] = dict.fromkeys(cluster.broker_addresses, 0)
@@ -30,7 +37,7 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
         for ack in report.acks:
             consumed[ack.broker_name] += ack.consumed
 
-    consumer = PushConsumer(
+    consumer = push_consumer.PushConsumer(
         consumer_group=cluster.unique_name("group"),
         name_servers=cluster.name_servers,
         offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
@@ -47,16 +54,16 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
         trigger={"processingTime": "200 milliseconds"},
     )
     try:
-        wait_until(lambda: sum(consumed.values()) == 200, 60, reason="The first orders")
+        wait_until(lambda: sum(consumed.values()) == 200, 120, reason="The first orders")
         expected |= produce_orders(cluster.name_servers, topic, 40, first=40)
         cluster.stop_broker("broker-b")
         on_a = consumed["broker-a"]
         expected |= produce_orders_on(cluster, topic, 20, first=80)
         wait_until(
-            lambda: consumed["broker-a"] >= on_a + 100, 60, reason="The orders sent to the broker that is up"
+            lambda: consumed["broker-a"] >= on_a + 100, 120, reason="The orders sent to the broker that is up"
         )
         cluster.start_broker("broker-b")
-        wait_until(lambda: sum(consumed.values()) == 500, 90, reason="Everything after the broker came back")
+        wait_until(lambda: sum(consumed.values()) == 500, 120, reason="Everything after the broker came back")
         assert query.isActive
     finally:
         query.stop()

@@ -12,15 +12,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from tests.groups.quick_source import QuickSource
+from tests.groups.quick_source import source_with
 from tests.helpers.spark_session import make_session
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint, stored_ms bigint, instance string"
@@ -47,15 +49,17 @@ class Listener:
         return ConsumeOrderlyStatus.SUCCESS
 
 
-def main(config: Mapping[str, str]) -> None:
+def main(config: Mapping[str, Any]) -> None:
     """Run until told to end."""
     work = Path(config["work"])
     work.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    spark = make_session(work)
+    # As many tries as a cluster gives a task.
+    spark = make_session(work, max_failures=4)
     spark.sparkContext.setLogLevel("WARN")
-    push_consumer.register = lambda session: session.dataSource.register(QuickSource)
+    source = source_with(MembershipTiming(**config["timing"]))
+    push_consumer.register = lambda session: session.dataSource.register(source)
     consumer = push_consumer.PushConsumer(
         consumer_group=config["group"],
         name_servers=config["nameServers"],

@@ -25,7 +25,7 @@ from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
 from tests.groups.running_application import Group, RunningApplication, wait_patiently
-from tests.groups.schedule import DISTURBING, Event, Kind, counted, schedule
+from tests.groups.schedule import DISTURBING, KILLS, Event, Kind, counted, schedule, seconds_for
 from tests.groups.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.harness import RealCluster
@@ -86,6 +86,8 @@ class Slot:
             Kind.KILL: self.application.kill,
             Kind.KILL_DRIVER: self.application.kill_driver,
             Kind.KILL_JVM: self.application.kill_jvm,
+            Kind.KILL_PLANNER: self.application.kill_planner,
+            Kind.KILL_WORKER: self.application.kill_worker,
             Kind.PAUSE: self.application.pause,
             Kind.RESUME: self.application.resume,
         }[event.kind]()
@@ -266,7 +268,8 @@ class Chaos:
     def _sum_up(self, verdict: str) -> None:
         counts: Counter[Kind] = counted(self._events)
         events = ", ".join(f"{kind} {counts[kind]}" for kind in Kind if counts[kind])
-        sys.stdout.write(f"\nevents: {events}\n{verdict}\nproblems: {len(self._problems)}\n")
+        killed = sum(counts[kind] for kind in KILLS)
+        sys.stdout.write(f"\nevents: {events}\nkills: {killed}\n{verdict}\nproblems: {len(self._problems)}\n")
         for problem in self._problems:
             sys.stdout.write(f"  - {problem.splitlines()[0]}\n")
 
@@ -279,6 +282,9 @@ def main() -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m tests.groups.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=900.0, help="until draining begins")
+    parser.add_argument(
+        "--kills", type=int, help="go on until so many processes were killed, instead of --seconds"
+    )
     parser.add_argument("--backend", choices=["sim", "real"], default="sim")
     parser.add_argument("--seed", type=int, help="of the schedule; another one each time by default")
     parser.add_argument("--keep", type=Path, help="folder for logs and tables, which is kept")
@@ -286,11 +292,16 @@ def main() -> None:
     seed = random.SystemRandom().randrange(1_000_000) if chosen.seed is None else chosen.seed
     folder = chosen.keep or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    sys.stdout.write(f"seed {seed}, {chosen.seconds:g} s on {chosen.backend}\n")
+    seconds = chosen.seconds
+    if chosen.kills is not None:
+        seconds = seconds_for(
+            seed, chosen.kills, slots=_SLOTS, brokers=("broker-a", "broker-b"), forgetful_s=FORGETFUL_S
+        )
+    sys.stdout.write(f"seed {seed}, {seconds:g} s on {chosen.backend}\n")
     is_clean = False
     try:
         with cluster_of(chosen.backend) as cluster:
-            chaos = Chaos(cluster, folder, seed, chosen.seconds)
+            chaos = Chaos(cluster, folder, seed, seconds)
             try:
                 is_clean = chaos.run()
             finally:

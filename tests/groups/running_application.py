@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyspark_rocketmq.consume.duties import MembershipTiming
-from tests.groups.quick_source import TIMING
 
 _REPO = Path(__file__).parent.parent.parent
-_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""Several share two cores, and most of their life is their start."""
 _POLL_S = 0.25
-_SESSION_FIELD = 3
+_PARENT_FIELD, _SESSION_FIELD = 1, 3
 """Of ``/proc/PID/stat``, counted after the name, which may hold anything."""
+_RUNNER, _DAEMON = "python_streaming_source_runner", "daemon"
+"""In the command lines of Spark's Python processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +73,13 @@ class RunningApplication:
             "group": group.group,
             "offsets": group.offsets,
             "sink": group.sink,
+            "timing": asdict(group.timing),
             "instance": instance,
             "work": str(group.folder / f"{instance}-work"),
             "checkpoint": str(group.folder / f"{checkpoint or instance}-checkpoint"),
         }
         environment = os.environ | {
             "PYTHONPATH": f"{_REPO / 'connector'}{os.pathsep}{_REPO}",
-            "JDK_JAVA_OPTIONS": _JVM,
-            TIMING: json.dumps(asdict(group.timing)),
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -131,6 +129,17 @@ class RunningApplication:
         self.was_ended = True
         self._signal(signal.SIGKILL, *(pid for pid in self._pids() if _name(pid) == "java"))
 
+    def kill_planner(self) -> None:
+        """SIGKILL to Spark's source runner, which ends the query and so the application."""
+        self.was_ended = True
+        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if _RUNNER in _command(pid)))
+
+    def kill_worker(self) -> None:
+        """SIGKILL to one Python worker, whose task Spark tries again; nothing if none is there in this moment."""
+        daemons = {pid for pid in self._pids() if _DAEMON in _command(pid)}
+        workers = sorted(pid for pid in daemons if _parent(pid) in daemons)
+        self._signal(signal.SIGKILL, *workers[-1:])
+
     def pause(self) -> None:
         """SIGSTOP to everything."""
         self._signal(signal.SIGSTOP, *self._pids())
@@ -160,15 +169,29 @@ class RunningApplication:
 
 
 def _session(pid: int) -> int | None:
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(after_name[_SESSION_FIELD])
+    return _stat(pid, _SESSION_FIELD)
+
+
+def _parent(pid: int) -> int | None:
+    return _stat(pid, _PARENT_FIELD)
+
+
+def _stat(pid: int, field: int) -> int | None:
+    after_name = _read(pid, "stat").rpartition(")")[2].split()
+    return int(after_name[field]) if after_name else None
 
 
 def _name(pid: int) -> str:
+    return _read(pid, "comm").strip()
+
+
+def _command(pid: int) -> str:
+    return _read(pid, "cmdline")
+
+
+def _read(pid: int, name: str) -> str:
+    """Empty when the process is gone."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""

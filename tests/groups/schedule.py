@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+_REST_S = 8.0
+"""How long an application is left alone that goes on as it is."""
 _START_S = 15.0
 """How long a new application is left alone, so that it is a member before it is disturbed."""
 _MOST_DISTURBED = 2
@@ -22,6 +24,8 @@ class Kind(StrEnum):
     KILL = "killed (-9)"
     KILL_DRIVER = "driver killed (-9)"
     KILL_JVM = "JVM killed (-9)"
+    KILL_PLANNER = "planner killed (-9)"
+    KILL_WORKER = "worker killed (-9)"
     PAUSE = "paused"
     RESUME = "goes on"
     BROKER_STOP = "broker stops"
@@ -43,13 +47,19 @@ class Event:
 _WEIGHTS = {
     Kind.STOP: 3,
     Kind.KILL: 3,
-    Kind.KILL_DRIVER: 1,
-    Kind.KILL_JVM: 1,
+    Kind.KILL_DRIVER: 2,
+    Kind.KILL_JVM: 2,
+    Kind.KILL_PLANNER: 2,
+    Kind.KILL_WORKER: 7,
     Kind.PAUSE: 4,
     Kind.BROKER_STOP: 2,
 }
 DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP}
 """What happens to an application that works."""
+KILLS = frozenset(
+    {Kind.KILL, Kind.KILL_DRIVER, Kind.KILL_JVM, Kind.KILL_PLANNER, Kind.KILL_WORKER, Kind.BROKER_STOP}
+)
+"""What ends a process without a word; a real broker is stopped that way."""
 _PAIRED = {Kind.PAUSE: Kind.RESUME, Kind.BROKER_STOP: Kind.BROKER_START}
 
 
@@ -76,7 +86,7 @@ def schedule(
         target, broker = rng.choice(list(slots)), rng.choice(list(brokers))
         pause_s, rest_s = rng.uniform(1.2, 2.2) * forgetful_s, rng.uniform(0.5, 8.0)
         same_name = rng.random() < 0.5
-        lasts_s = pause_s if kind is Kind.PAUSE else rest_s
+        lasts_s = {Kind.PAUSE: pause_s, Kind.KILL_WORKER: 0.0}.get(kind, rest_s)
         if at_s + lasts_s + _START_S > seconds:
             return sorted(events)
         if kind is Kind.BROKER_STOP:
@@ -88,12 +98,27 @@ def schedule(
             disturbed = sum(at_s < free_s for free_s in free_at_s.values())
             if at_s < free_at_s[target] or disturbed >= _MOST_DISTURBED:
                 continue
-            free_at_s[target] = at_s + lasts_s + (8.0 if kind is Kind.PAUSE else _START_S)
-        after = _PAIRED.get(kind, Kind.JOIN)
+            goes_on = kind in {Kind.PAUSE, Kind.KILL_WORKER}
+            free_at_s[target] = at_s + lasts_s + (_REST_S if goes_on else _START_S)
         events.append(Event(at_s=at_s, kind=kind, target=target))
+        if kind is Kind.KILL_WORKER:
+            continue
+        after = _PAIRED.get(kind, Kind.JOIN)
         events.append(Event(at_s=at_s + lasts_s, kind=after, target=target, same_name=same_name))
 
 
 def counted(events: Sequence[Event]) -> Counter[Kind]:
     """How many of each kind."""
     return Counter(event.kind for event in events)
+
+
+def seconds_for(
+    seed: int, kills: int, *, slots: Sequence[str], brokers: Sequence[str], forgetful_s: float
+) -> float:
+    """Seconds for which the schedule of ``seed`` has at least so many kills."""
+    seconds = 60.0
+    while True:
+        events = schedule(seed, seconds, slots=slots, brokers=brokers, forgetful_s=forgetful_s)
+        if sum(event.kind in KILLS for event in events) >= kills:
+            return seconds
+        seconds += 60.0

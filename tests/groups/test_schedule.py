@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.groups.schedule import Kind, counted, schedule
+from tests.groups.schedule import KILLS, Kind, counted, schedule, seconds_for
 
 SLOTS, BROKERS = ("a", "b", "c"), ("broker-a", "broker-b")
 
@@ -25,7 +25,7 @@ def test_what_begins_ends_and_one_application_always_works():
     for seed in range(50):
         up = dict.fromkeys((*SLOTS, *BROKERS), True)
         events = events_of(seed, 300.0)
-        for event in events:
+        for event in (each for each in events if each.kind is not Kind.KILL_WORKER):
             is_begin = event.kind in {Kind.JOIN, Kind.RESUME, Kind.BROKER_START}
             assert up[event.target] is not is_begin, (seed, event)
             up[event.target] = is_begin
@@ -33,3 +33,16 @@ def test_what_begins_ends_and_one_application_always_works():
             assert any(up[broker] for broker in BROKERS)
         assert all(up.values())
         assert max(event.at_s for event in events) <= 300.0
+
+
+def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_works():
+    for seed in range(5):
+        seconds = seconds_for(seed, 200, slots=SLOTS, brokers=BROKERS, forgetful_s=8.0)
+        events = events_of(seed, seconds)
+        assert sum(event.kind in KILLS for event in events) >= 200
+        up = dict.fromkeys(SLOTS, True)
+        for event in (each for each in events if each.target in SLOTS):
+            if event.kind is Kind.KILL_WORKER:
+                assert up[event.target], (seed, event)
+            else:
+                up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME}

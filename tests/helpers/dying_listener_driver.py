@@ -1,4 +1,4 @@
-"""A consumer whose listener ends its worker in several ways, each of them once, and then consumes the rest.
+"""Consumers, one by each engine, whose listener ends its worker in several ways, each once, and then consumes the rest.
 
 ``python -m tests.helpers.dying_listener_driver CONFIG_JSON``; a task may fail more often than the listener does.
 """
@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -70,15 +72,21 @@ class DyingListener:
 
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
-    work = Path(config["work"])
-    spark = make_session(work, max_failures=len(DEATHS) + 1)
+    spark = make_session(Path(config["work"]), max_failures=len(DEATHS) + 1)
+    for engine in config["engines"]:
+        _consume(spark, Path(config["work"], engine), engine, config)
+    spark.stop()
+
+
+def _consume(spark: SparkSession, work: Path, engine: str, config: Mapping[str, Any]) -> None:
+    work.mkdir()
     consumer = PushConsumer(
-        consumer_group=config["group"],
+        consumer_group=f"{config['group']}-{engine}",
         name_servers=config["nameServers"],
         offset_store=DeltaOffsetStore(str(work / "offsets")),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         consume_message_batch_max_size=7,
-        orderly_engine=config["engine"],
+        orderly_engine=engine,
     )
     consumer.subscribe(config["topic"])
     consumer.register_message_listener(DyingListener(work), output_schema=OUTPUT_SCHEMA)
@@ -89,7 +97,6 @@ def main(config: Mapping[str, Any]) -> None:
         trigger={"availableNow": True},
     )
     query.awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A consumer that kills itself with SIGKILL at given steps of its micro-batches, one after the other, and then finishes.
+"""Consumers that die together by SIGKILL, each at a given step of its micro-batch, again and again, and then finish.
 
 ``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.  It is
-its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the workers.
+its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the workers.  Each kind
+of consumer is a group of its own; the first that is at its point waits there for the others, so that one start of Spark
+serves them all.
 
 ``after_offset_commit`` and ``before_spark_commit`` are the last two moments our code has before Spark writes its own
 commit log entry: the offsets are stored, and the batch listeners are called.  Between the end of ``foreachBatch`` and
@@ -19,10 +21,14 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.datasource.format import DefaultSource
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
@@ -42,32 +48,50 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
+from tests.helpers.wait import wait_until
 
+CONCURRENT = "concurrent"
+CONSUMERS = ("state", "direct", CONCURRENT)
+"""The two engines of an orderly consumer, and a concurrent one."""
 KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
 
 
-@dataclass(frozen=True)
-class Killer:
-    """Kills the whole process group at one of its points a start, each time at least one batch later."""
+_MORE_DRAINS = 3
+_ALL_THERE_S = 200.0
+"""More than consumers need to come to their points on a busy machine."""
 
-    points: tuple[str, ...]
+
+@dataclass(frozen=True, kw_only=True)
+class Killer:
+    """Kills the whole process group when each consumer is at its point, each time at least one batch later."""
+
+    consumer: str
+    points: Mapping[str, Sequence[str]]
+    """By consumer, where it dies in its first, second … start."""
     folder: str
     process_group: int
     turn: int
-    """How often it had killed before this start; two tasks that reach the point at once are one death."""
-
-    @classmethod
-    def of_this_start(cls, points: Sequence[str], folder: Path) -> Killer:
-        """One whose turn is told by the marks that earlier ones left in ``folder``."""
-        return cls(tuple(points), str(folder), os.getpgid(0), len(list(folder.glob("killed-*"))))
+    """How often all had died before this start; two tasks that reach the point at once are one death."""
 
     def reached(self, point: str, batch_id: int | None = None) -> None:
         """Die here if this is the point and, where a batch is named, if its turn has come."""
         is_too_early = batch_id is not None and batch_id < self.turn
-        if self.points[self.turn : self.turn + 1] != (point,) or is_too_early:
+        if self.points[self.consumer][self.turn : self.turn + 1] != [point] or is_too_early:
             return
+        try:
+            self._mark(self.consumer).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        wait_until(
+            lambda: all(self._mark(each).exists() for each in self.points),
+            _ALL_THERE_S,
+            reason=f"Every consumer being where it dies for the {self.turn + 1}. time",
+        )
         Path(self.folder, f"killed-{self.turn}").touch()
         os.killpg(self.process_group, signal.SIGKILL)
+
+    def _mark(self, consumer: str) -> Path:
+        return Path(self.folder, f"arrived-{self.turn}-{consumer}")
 
 
 class KillingReader(RocketMQStreamReader):
@@ -168,41 +192,88 @@ def make_concurrent_listener(killer: Killer) -> Any:
     return on_orders
 
 
+class Consumer:
+    """One of the consumers: a group with its own tables and checkpoint."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        work = Path(config["work"])
+        self._config = config
+        self._work = work / name
+        self._is_concurrent = name == CONCURRENT
+        self.group = f"{config['group']}-{name}"
+        self.killer = Killer(
+            consumer=name,
+            points=config["points"],
+            folder=str(work),
+            process_group=os.getpgid(0),
+            turn=len(list(work.glob("killed-*"))),
+        )
+        self._engine = "direct" if self._is_concurrent else name
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Begin to consume what is there."""
+        store, sink = KillingStore(str(self._work / "offsets")), KillingSink(str(self._work / "sink"))
+        store.killer = sink.killer = self.killer
+        consumer = push_consumer.PushConsumer(
+            consumer_group=self.group,
+            name_servers=self._config["nameServers"],
+            offset_store=store,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            max_offsets_per_trigger=self._config["maxOffsetsPerTrigger"],
+            orderly_engine=self._engine,
+            # What is killed comes back under its name: its locks at the brokers are its own.
+            instance_name="killed",
+        )
+        consumer.subscribe(self._config["topic"])
+        consumer.register_message_listener(
+            (make_concurrent_listener if self._is_concurrent else make_listener)(self.killer),
+            orderly=not self._is_concurrent,
+            output_schema=OUTPUT_SCHEMA,
+        )
+        consumer.register_batch_listener(
+            lambda report: self.killer.reached("before_spark_commit", report.batch_id)
+        )
+        return consumer.start(
+            spark, sink=sink, checkpoint=str(self._work / "checkpoint"), trigger={"availableNow": True}
+        )
+
+    def has_everything(self) -> bool:
+        """Whether each message that was sent is in the sink."""
+        rows = DeltaTable(self._work / "sink").to_pyarrow_table(["order_id", "step"]).to_pylist()
+        return len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"]
+
+
+def _has_planner(query: StreamingQuery) -> bool:
+    return not query.isActive or "Initializing" not in query.status["message"]
+
+
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
-    killer = Killer.of_this_start(config["points"], work)
     spark = make_session(work)
+    consumers = {
+        consumer.group: consumer for consumer in (Consumer(name, config) for name in config["points"])
+    }
 
     class KillingSource(DefaultSource):
         def streamReader(self, schema: Any) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
-            return KillingReader(self._read_options(), killer)
+            options = self._read_options()
+            return KillingReader(options, consumers[str(options.consumer_group)].killer)
 
     push_consumer.register = lambda session: session.dataSource.register(KillingSource)
-    store, sink = KillingStore(str(work / "offsets")), KillingSink(str(work / "sink"))
-    store.killer = sink.killer = killer
-    consumer = push_consumer.PushConsumer(
-        consumer_group=config["group"],
-        name_servers=config["nameServers"],
-        offset_store=store,
-        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-        max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
-        orderly_engine=config.get("orderlyEngine", "direct"),
-        # What is killed comes back under its name: its locks at the brokers are its own.
-        instance_name="killed",
-    )
-    consumer.subscribe(config["topic"])
-    is_concurrent = config.get("isConcurrent", False)
-    consumer.register_message_listener(
-        (make_concurrent_listener if is_concurrent else make_listener)(killer),
-        orderly=not is_concurrent,
-        output_schema=OUTPUT_SCHEMA,
-    )
-    consumer.register_batch_listener(lambda report: killer.reached("before_spark_commit", report.batch_id))
-    query = consumer.start(
-        spark, sink=sink, checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
-    )
-    query.awaitTermination()
+    queries = []
+    for consumer in consumers.values():
+        queries.append(consumer.start(spark))
+        # Spark waits no longer than 10 s for the process that plans, and so many at once may take that on two cores.
+        wait_until(partial(_has_planner, queries[-1]), _ALL_THERE_S, reason="The start of a query")
+    for query in queries:
+        query.awaitTermination()
+    concurrent = next((each for each in consumers.values() if each.killer.consumer == CONCURRENT), None)
+    # A drain ends with what was there at its start; what was sent back during it comes with the next one.
+    for _ in range(_MORE_DRAINS):
+        if concurrent is None or concurrent.has_everything():
+            break
+        concurrent.start(spark).awaitTermination()
     spark.stop()
 
 

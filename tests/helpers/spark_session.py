@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 _REPO = Path(__file__).parent.parent.parent
 _DELTA_JARS = _REPO / ".cache" / "delta-jars-4.4.0"
 
+QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+"""C1 alone: a test's queries run for seconds, most of which a JVM would spend on compiling better code for later."""
 SPILL_THRESHOLD = 20_000
 """Rows after which every sort spills: a spilled sort loses the order within a group."""
 
@@ -28,10 +30,15 @@ def make_session(work: Path, *, python: str = sys.executable, max_failures: int 
     os.environ["PYSPARK_PYTHON"] = python
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # The daemon of workers forks, so what it imports must start no threads.
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Of the JVM that makes the command line of Spark's.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
     return (
         SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
-        .config("spark.jars", ",".join(map(str, jars)))
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.databricks.delta.snapshotPartitions", "1")
@@ -41,6 +48,7 @@ def make_session(work: Path, *, python: str = sys.executable, max_failures: int 
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={work / 'derby'}")
+        .config("spark.python.daemon.module", "tests.helpers.warm_daemon")
+        .config("spark.driver.extraJavaOptions", f"{QUICK_JVM} -Dderby.system.home={work / 'derby'}")
         .getOrCreate()
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 # Every delay level waits one second: tests check the order of retries, not RocketMQ's patience.
 _DELAY_LEVELS = " ".join(["1s"] * 18)
 
+# A send may wait 10 s for the broker's turn, not 200 ms: it is no error that the machine is busy with tests.
 _TEMPLATE = """\
 brokerClusterName=DefaultCluster
 brokerName={name}
@@ -32,6 +33,7 @@ enablePropertyFilter=true
 diskMaxUsedSpaceRatio=90
 fileReservedTime=72
 messageDelayLevel={delay_levels}
+waitTimeMillsInSendQueue=10000
 """
 
 

@@ -1,0 +1,34 @@
+"""Spark's daemon of Python workers, which has imported what every worker imports before it forks them.
+
+Only other people's packages: what the connector's own modules do when they are imported is done in each worker, as it
+is at users'. Spark runs it as ``python -m tests.helpers.warm_daemon WORKER_MODULE`` (``spark.python.daemon.module``).
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np  # noqa: F401
+import pandas as pd  # noqa: F401
+import pyarrow.compute as pc  # noqa: F401
+import pyspark.sql.pandas.serializers
+import pyspark.sql.types  # noqa: F401
+from pyspark.daemon import manager
+
+_THREADS = Path("/proc/self/task")
+
+
+def _refuse_threads() -> None:
+    """A fork takes one thread along, and whatever lock another one held; Spark's own daemon imports nothing for that."""
+    count = len(list(_THREADS.iterdir())) if _THREADS.is_dir() else threading.active_count()
+    if count > 1:
+        raise AssertionError(
+            f"Importing numpy, pandas, pyarrow and pyspark started {count - 1} threads, so workers cannot be forked "
+            f"afterwards: take {__name__} out of tests/helpers/spark_session.py."
+        )
+
+
+if __name__ == "__main__":
+    _refuse_threads()
+    manager()
