@@ -10,6 +10,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from tests.helpers.orders import produce_orders
+from tests.helpers.spark_session import QUICK_JVM
 
 REPO = Path(__file__).parent.parent.parent
 
@@ -70,7 +71,12 @@ def run_installed(lib: Path, *arguments: str) -> str:
         [sys.executable, *arguments],
         cwd=lib.parent,
         env=elsewhere
-        | {"PYTHONPATH": str(lib), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        | {
+            "PYTHONPATH": str(lib),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "JDK_JAVA_OPTIONS": QUICK_JVM,
+        },
         capture_output=True,
         text=True,
         timeout=240,
