@@ -239,7 +239,7 @@ class Consumer:
 
     def has_everything(self) -> bool:
         """Whether each message that was sent is in the sink."""
-        rows = DeltaTable(self._work / "sink").to_pyarrow_table(["order_id", "step"]).to_pylist()
+        rows = DeltaTable(self._work / "sink").to_pyarrow_table(columns=["order_id", "step"]).to_pylist()
         return len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"]
 
 
