@@ -112,6 +112,9 @@ _venv_is_usable() {
 
 _make_venv() {
   local log="$CACHE/venv.log"
+  [ ! -L "$VENV" ] ||
+    _refuse 3 "$VENV is a link, and the environment it leads to would be emptied to be made anew;" \
+      "make it where it is, or remove the link."
   _say "Making .venv with $("$BASE_PYTHON" --version 2>&1) …"
   : >"$VENV_INCOMPLETE"
   "$BASE_PYTHON" -m venv --clear "$VENV" >"$log" 2>&1 ||

@@ -212,6 +212,23 @@ def test_an_environment_that_was_left_half_made_is_made_anew(checkout, damage):
     assert "Python 3.11 or newer is needed" in one_line(result.stderr)
 
 
+def test_an_environment_behind_a_link_is_not_emptied(checkout):
+    """It may be another checkout's."""
+    checkout.java()
+    checkout.finished_environment()
+    checkout.command("python3", 'case "$*" in *version_info*) echo 3.11.7 ;; esac')
+    (checkout.root / ".cache/venv-incomplete").touch()
+    elsewhere = checkout.root.parent / "elsewhere"
+    (checkout.root / ".venv").rename(elsewhere)
+    (checkout.root / ".venv").symlink_to(elsewhere)
+
+    result = checkout.spark_submit("demo")
+
+    assert result.returncode == 3
+    assert "is a link" in one_line(result.stderr)
+    assert (elsewhere / "bin/python").exists()
+
+
 def test_a_changed_lock_file_is_installed_before_the_job_starts(checkout):
     checkout.java()
     checkout.finished_environment()
