@@ -212,6 +212,24 @@ def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
     assert "7fa1" not in repr(settings)
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("sqlFilter=a > 1", [("orders", "a > 1", True)]),
+        ("subscription=paid", [("orders", "paid", False)]),
+        ('subscriptions={"a": {"sql": "b > 1"}, "c": "d"}', [("a", "b > 1", True), ("c", "d", False)]),
+    ],
+)
+def test_a_consumer_subscribes_by_tags_or_by_conditions(given, wanted):
+    """A3, A4: sqlFilter, subscription and subscriptions."""
+    pairs = [pair for pair in CONSUME if not pair.startswith("topic=")]
+    topic = [] if given.startswith("subscriptions") else ["topic=orders"]
+
+    settings = load_settings(ConsumeSettings, "consume", None, [*pairs, *topic, given])
+
+    assert list(settings.subscribed()) == wanted
+
+
 def test_offsets_lag_needs_the_table_and_the_cluster():
     assert [problem.split("'")[1] for problem in problems_of(OffsetsLagSettings)] == [
         "offsetStore",

@@ -171,6 +171,22 @@ def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_unless_
     assert not ReadOptions.parse(consumer._source_options()).needs_locks()
 
 
+def test_a_consumer_subscribes_to_each_topic_by_tags_or_by_a_condition() -> None:
+    """A3, A4: ``DefaultMQPushConsumer.subscribe`` with ``MessageSelector.bySql``."""
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
+    consumer.subscribe("orders", "paid")
+    consumer.subscribe("payments", sql="amount > 10")
+    consumer.register_message_listener(
+        lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="step string"
+    )
+
+    parsed = ReadOptions.parse(consumer._source_options())
+
+    assert parsed.subscription_of("orders") == ("orders", "paid", False)
+    assert parsed.subscription_of("payments") == ("payments", "amount > 10", True)
+    assert parsed.subscription_of("%RETRY%g") == ("%RETRY%g", "*", False)
+
+
 @pytest.mark.parametrize("orderly", [True, False])
 def test_a_listener_s_name_is_told_to_the_planner(orderly: bool) -> None:
     """D12: which consumes single messages with it."""
