@@ -6,8 +6,11 @@
 #                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
 #   consume        run a message listener (module:function) as a streaming consumer into a Delta table
 #   replay         read queues again, into a Delta table or another topic; no group's offsets are touched
-#   offsets show   print a consumer group's progress from its offset table, with the broker's bounds
+#   offsets show   print a consumer group's progress from its offset store, with the broker's bounds
 #   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
+#   offsets reset  move a group: to a position, to a time, to where it once was; also skip, clone
+#   offsets history, offsets diff   what happened to a group's offsets
+#   completion     print what makes a shell complete all this: eval "$(./spark-submit.sh completion bash)"
 #
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
 #
@@ -22,12 +25,18 @@ usage() { sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 # Whether the job can do without a JVM.
 runs_without_spark() {
   local argument
-  [ "$1" != offsets ] || return 0
+  case "$1" in offsets | completion) return 0 ;; esac
   for argument in "$@"; do
     [ "$argument" != --help ] || return 0
   done
   return 1
 }
+
+# A shell asks what could be typed: nothing is made for that.
+if [ -n "${_SPARK_SUBMIT_COMPLETE:-}" ]; then
+  [ -x "$REPO_ROOT/.venv/bin/python" ] || exit 0
+  PYTHONPATH="$REPO_ROOT/connector:$REPO_ROOT" exec "$REPO_ROOT/.venv/bin/python" "$REPO_ROOT/jobs/main.py"
+fi
 
 case "${1:-}" in
   -h | --help | help)

@@ -83,6 +83,13 @@ class LagView:
         }
 
 
+LAG_COLUMNS = (
+    "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
+    "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
+)  # fmt: skip
+"""Those of ``LagView.columns``, for where there may be no queue."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagTotal:
     """All queues of one group and topic."""

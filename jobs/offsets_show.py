@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console
 
 from jobs.offset_view import OffsetView, view_offsets
+from jobs.output import OutputForm, print_csv, print_json
 from jobs.settings import OffsetsShowSettings
 from jobs.stored_groups import read_groups
 from jobs.tables import offset_table
@@ -21,7 +21,9 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
 
 
-def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bool) -> None:
+def show_offsets(
+    settings: OffsetsShowSettings, console: Console, form: OutputForm = OutputForm.TABLE
+) -> None:
     """Print the group's progress, or every group's.
 
     Raises:
@@ -32,10 +34,14 @@ def show_offsets(settings: OffsetsShowSettings, console: Console, *, as_json: bo
     for name, rows in groups.items():
         topics = {row.queue.topic for row in rows}
         views += view_offsets(rows, _bounds_of(topics, name.namespace, settings))
-    if as_json:
-        console.print_json(json.dumps([view.columns() for view in views]), indent=2)
-        return
-    print_offsets(views, console)
+    records = [view.columns() for view in views]
+    match form:
+        case OutputForm.JSON:
+            print_json(console, records)
+        case OutputForm.CSV:
+            print_csv(console, tuple(records[0]) if records else (), records)
+        case OutputForm.TABLE:
+            print_offsets(views, console)
 
 
 def print_offsets(views: Sequence[OffsetView], console: Console) -> None:

@@ -391,6 +391,27 @@ class OffsetsShowSettings(ClusterAccess):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsHistorySettings(OptionSet):
+    """Options of jobs ``offsets history`` and ``offsets diff``."""
+
+    offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
+    consumer_group: str = like_source("consumer_group", doc=_GROUP_DOC)
+    namespace: str | None = like_source("namespace", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsChangeSettings(ClusterAccess):
+    """Options of jobs ``offsets reset``, ``offsets skip`` and ``offsets clone``."""
+
+    offset_store: str = like_source("offset_store", doc=_OFFSET_STORE_DOC)
+    consumer_group: str = like_source("consumer_group", doc="The consumer group to move.")
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none: without bounds, times, and who is consuming"
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsLagSettings(ClusterAccess):
     """Options of job ``offsets lag``."""
 

@@ -1,47 +1,143 @@
-"""The rows of an existing offset table, chosen as a user names groups."""
+"""The groups of an existing offset store, chosen as a user names them, now and as they were."""
 
 from __future__ import annotations
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 from jobs.errors import JobFailed
+from jobs.moments import AtTime, AtVersion
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
 GroupRows = dict[ProgressName, list[OffsetRow]]
 
 
-def read_groups(path: str, consumer_group: str | None, namespace: str | None) -> GroupRows:
+class StoreSettings(Protocol):
+    """What of a job's settings names a group."""
+
+    @property
+    def offset_store(self) -> str:
+        """As option ``offsetStore``."""
+        ...
+
+    @property
+    def namespace(self) -> str | None:
+        """None: whatever it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """One group of a store, perhaps without rows."""
+
+    store: OffsetStore
+    name: ProgressName
+    rows: Mapping[MessageQueue, OffsetRow]
+
+    def changes(self) -> Sequence[StoredChange]:
+        """What can be gone back to, oldest first.
+
+        Raises:
+            JobFailed: If the store has no memory.
+        """
+        return self._history().changes(str(self.name))
+
+    def change_at(self, moment: AtTime | AtVersion) -> StoredChange:
+        """The change whose rows were the group's then.
+
+        Raises:
+            JobFailed: If the store has no memory.
+            OffsetError: If it does not go back so far.
+        """
+        changes = self.changes()
+        if isinstance(moment, AtTime):
+            return change_at(changes, str(self.name), moment.at_s)
+        return change_of_version(changes, str(self.name), moment.version)
+
+    def rows_at(self, moment: AtTime | AtVersion) -> Mapping[MessageQueue, OffsetRow]:
+        """The group's rows as they were then; raises as ``change_at``."""
+        return self.rows_of(self.change_at(moment))
+
+    def rows_of(self, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
+        """The group's rows right after ``change``."""
+        return self._history().rows_of(str(self.name), change)
+
+    def _history(self) -> OffsetHistory:
+        if StoreSpec.parse(self.store.spec).kind is not StoreKind.DELTA:
+            raise JobFailed(f"The offset store {self.store.spec} keeps no history; a Delta table does.")
+        return cast("OffsetHistory", self.store)
+
+
+def read_groups(spec: str, consumer_group: str | None, namespace: str | None) -> GroupRows:
     """The rows of every group, or of those called ``consumer_group``, all instances of a broadcasting one.
 
     ``namespace`` leaves out the groups of others.
 
     Raises:
-        JobFailed: If there is no such table or group.
+        JobFailed: If there is no such store or group.
     """
-    stored = {ProgressName.parse(name): name for name in _names_in(path)}
-    chosen = [name for name in stored if _is_meant(name, consumer_group, namespace)]
+    store = open_offset_store(spec)
+    chosen = _chosen(store, consumer_group, namespace)
     if consumer_group is not None and not chosen:
-        known = ", ".join(stored.values()) or "none"
-        raise JobFailed(
-            f"The offset table {path} holds nothing of consumer group '{consumer_group}'; its groups are: {known}."
-        )
-    store = open_offset_store(path)
-    return {name: list(store.read(stored[name]).values()) for name in chosen}
+        raise JobFailed(_unknown(store, consumer_group))
+    return {name: list(store.read(str(name)).values()) for name in chosen}
+
+
+def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool) -> StoredGroup:
+    """The one group called ``consumer_group`` (``GROUP@INSTANCE`` for an instance of several).
+
+    Raises:
+        JobFailed: If there is no such store or, with ``must_exist``, group; or if several are meant.
+    """
+    store = open_offset_store(settings.offset_store)
+    chosen = _chosen(store, consumer_group, settings.namespace)
+    if len(chosen) > 1:
+        names = ", ".join(str(name) for name in chosen)
+        raise JobFailed(f"'{consumer_group}' may be any of {names}; name one of them as it is written here.")
+    if not chosen and must_exist:
+        raise JobFailed(_unknown(store, consumer_group))
+    name = (
+        chosen[0] if chosen else ProgressName(settings.namespace or "", *_group_and_instance(consumer_group))
+    )
+    return StoredGroup(store, name, store.read(str(name)))
+
+
+def _chosen(store: OffsetStore, consumer_group: str | None, namespace: str | None) -> list[ProgressName]:
+    names = [ProgressName.parse(name) for name in store.groups()]
+    if not names:
+        raise JobFailed(f"There are no offsets at {_place(store)}; correct option 'offsetStore'.")
+    return [name for name in names if _is_meant(name, consumer_group, namespace)]
 
 
 def _is_meant(name: ProgressName, consumer_group: str | None, namespace: str | None) -> bool:
     if namespace is not None and name.namespace != namespace:
         return False
-    return consumer_group is None or consumer_group in (name.group, str(name._replace(instance=None)))
+    shared = name._replace(instance=None)
+    with_instance = str(name._replace(namespace=""))
+    return consumer_group is None or consumer_group in (name.group, str(shared), str(name), with_instance)
 
 
-def _names_in(path: str) -> list[str]:
-    """Of an existing table: opening a store would make a missing one."""
-    try:
-        partitions = DeltaTable(path.removeprefix("delta:")).partitions()
-    except TableNotFoundError as error:
-        raise JobFailed(f"There is no offset table at {path}; correct option 'offsetStore'.") from error
-    return sorted({partition["consumer_group"] for partition in partitions})
+def _group_and_instance(text: str) -> tuple[str, str | None]:
+    parsed = ProgressName.parse(text)
+    return parsed.group, parsed.instance
+
+
+def _unknown(store: OffsetStore, consumer_group: str) -> str:
+    known = store.groups()
+    near = difflib.get_close_matches(consumer_group, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return (
+        f"The offset store {_place(store)} holds nothing of consumer group '{consumer_group}'; its groups are: "
+        f"{', '.join(known)}.{hint}"
+    )
+
+
+def _place(store: OffsetStore) -> str:
+    return StoreSpec.parse(store.spec).place

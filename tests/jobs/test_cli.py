@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from click.shell_completion import ShellComplete
 
-from jobs.cli import cli, main
+from jobs.cli import COMPLETION_VARIABLE, cli, main
+from jobs.cli_parts import PROGRAM
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
 
 
@@ -36,7 +40,18 @@ def test_required_options_come_first_in_the_help(capsys):
     ("arguments", "hint"),
     [
         (("dmeo",), "There is no job 'dmeo'; did you mean 'demo'?"),
-        (("xyz",), "There is no job 'xyz'; known: consume, demo, offsets"),
+        (("xyz",), "There is no job 'xyz'; known: "),
+        (
+            ("offsets", "reset", "--to", "yesterday"),
+            "'yesterday' is neither earliest, latest, a queue offset, nor a time",
+        ),
+        (("offsets", "reset", "--queue", "0"), "'0' is not BROKER:ID, such as broker-a:0"),
+        (("offsets", "reset", "--as-of", "v1.5"), "'v1.5' is neither a time such as 2026-11-20T10:00"),
+        (("offsets", "reset"), "Say where to: one of --to and --as-of."),
+        (("offsets", "reset", "--to", "latest", "--as-of", "v3"), "Say where to: one of --to and --as-of."),
+        (("offsets", "reset", "--to", "latest", "--rewind-sink"), "--rewind-sink needs --sink"),
+        (("offsets", "skip", "--messages", "1"), "--messages needs --queue"),
+        (("offsets", "diff"), "Say what to compare"),
         (("offsets", "showw"), "did you mean 'show'?"),
         (("demo", "--optoin", "a=b"), "--option"),
         (("demo", "--option", "ordres=3"), "unknown option 'ordres'; did you mean 'orders'?"),
@@ -57,7 +72,7 @@ def test_a_failure_ends_with_code_1_and_its_sentence(capsys, tmp_path):
     code, _, err = run(capsys, "offsets", "show", "--option", f"offsetStore={tmp_path}/none")
 
     assert code == 1
-    assert err == f"There is no offset table at {tmp_path}/none; correct option 'offsetStore'.\n"
+    assert err == f"There are no offsets at {tmp_path}/none; correct option 'offsetStore'.\n"
 
 
 def test_ctrl_c_ends_with_code_130(capsys, monkeypatch):
@@ -71,8 +86,47 @@ def test_ctrl_c_ends_with_code_130(capsys, monkeypatch):
     assert (code, err.strip()) == (130, "Interrupted.")
 
 
-def test_showing_offsets_loads_no_spark():
-    program = "import sys, jobs.cli, jobs.offsets_show, jobs.offsets_lag; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
+def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path):
+    """They take longer to load than all the rest takes."""
+    DeltaOffsetStore(tmp_path).claim("etl", "me", {MessageQueue("orders", "broker-a", 0): 7})
+    program = (
+        "import sys, jobs.cli, jobs.offsets_lag, jobs.offset_change;"
+        f"jobs.cli.main(['offsets', 'show', '--json', '--option', 'offsetStore={tmp_path}']);"
+        "sys.exit(str({'pyspark', 'py4j', 'pandas', 'altair'} & set(sys.modules) or ''))"
+    )
 
     environment = {"PYTHONPATH": f"{ROOT / 'connector'}:{ROOT}"}
-    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.stderr.strip() == ""
+    assert '"nextOffset": 7' in done.stdout
+
+
+def test_help_shows_examples_that_can_be_copied(capsys):
+    _, out, _ = run(capsys, "offsets", "reset", "--help")
+
+    assert "  ./spark-submit.sh offsets reset --as-of v120 --force --conf order-etl.toml\n" in out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_complete(capsys, shell):
+    code, out, _ = run(capsys, "completion", shell)
+
+    assert code == 0
+    assert f"_SPARK_SUBMIT_COMPLETE={shell}_complete" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (("offsets", "re"), "reset"),
+        (("offsets", "reset", "--dry"), "--dry-run"),
+        (("offsets", "reset", "--option", "consumerg"), "consumerGroup="),
+        (("offsets", "show", "--format", "c"), "csv"),
+    ],
+)
+def test_jobs_options_and_keys_are_completed(words, completed):
+    complete = ShellComplete(cli, {}, PROGRAM, COMPLETION_VARIABLE)
+
+    assert [item.value for item in complete.get_completions(list(words[:-1]), words[-1])] == [completed]

@@ -12,6 +12,7 @@ from rich.console import Console
 from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
 from jobs.offsets_show import show_offsets
+from jobs.output import OutputForm
 from jobs.settings import OffsetsShowSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -28,10 +29,10 @@ def row(queue, next_offset=5, group="etl", suspended_until_s=None):
     )  # fmt: skip
 
 
-def shown(path, *, as_json=False, **settings):
+def shown(path, form=OutputForm.TABLE, **settings):
     output = io.StringIO()
     console = Console(file=output, width=200)
-    show_offsets(OffsetsShowSettings(offset_store=str(path), **settings), console, as_json=as_json)
+    show_offsets(OffsetsShowSettings(offset_store=str(path), **settings), console, form)
     return output.getvalue()
 
 
@@ -72,7 +73,7 @@ def test_times_are_iso_8601_in_utc():
 
 
 def test_json_holds_one_object_per_queue_of_the_group(table):
-    entries = json.loads(shown(table, as_json=True, consumer_group="etl"))
+    entries = json.loads(shown(table, form=OutputForm.JSON, consumer_group="etl"))
 
     assert [(entry["brokerName"], entry["queueId"], entry["nextOffset"]) for entry in entries] == [
         ("a", 0, 0),
@@ -97,7 +98,7 @@ def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path):
         store.claim(group, "me", {A0: 0})
 
     def groups(**settings):
-        entries = json.loads(shown(tmp_path / "offsets", as_json=True, **settings))
+        entries = json.loads(shown(tmp_path / "offsets", form=OutputForm.JSON, **settings))
         return [entry["consumerGroup"] for entry in entries]
 
     assert groups(consumer_group="etl") == ["etl@one", "etl@two", "shop%etl"]
@@ -110,7 +111,7 @@ def test_an_unknown_group_is_refused_with_the_known_ones(table):
 
 
 def test_a_missing_table_is_refused_and_not_made(tmp_path):
-    with pytest.raises(JobFailed, match="There is no offset table"):
+    with pytest.raises(JobFailed, match="There are no offsets"):
         shown(tmp_path / "nothing")
 
     assert not DeltaTable.is_deltatable(str(tmp_path / "nothing"))

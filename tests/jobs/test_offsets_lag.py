@@ -11,6 +11,7 @@ from rich.console import Console
 from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.offsets_lag import look_at_lag, show_lag
+from jobs.output import OutputForm
 from jobs.settings import OffsetsLagSettings
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -84,7 +85,7 @@ def test_a_member_s_lag_lock_and_epoch_are_shown(cluster, topic, table, join):
     member_id = join(group, "one", 4)
     output = io.StringIO()
 
-    show_lag(settings(cluster, table, consumer_group=group), Console(file=output, width=300), as_json=True)
+    show_lag(settings(cluster, table, consumer_group=group), Console(file=output, width=300), OutputForm.JSON)
 
     report = json.loads(output.getvalue())
     (total,) = report["totals"]
@@ -142,7 +143,7 @@ def test_a_group_without_members_still_has_a_lag(cluster, topic, table):
     table.claim(group, "gone", {MessageQueue(topic, "broker-a", 0): 2})
     output = io.StringIO()
 
-    show_lag(settings(cluster, table), Console(file=output, width=300), as_json=False)
+    show_lag(settings(cluster, table), Console(file=output, width=300))
 
     (view,) = look_at_lag(settings(cluster, table))
     assert (view.lag, view.holder) == (MESSAGES - 2, None)

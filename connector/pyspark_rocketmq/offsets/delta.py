@@ -25,13 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 from deltalake import (
     CommitProperties,
     DeltaTable,
     Field,
     PostCommitHookProperties,
-    QueryBuilder,
     Transaction,
     write_deltalake,
 )
@@ -56,7 +54,13 @@ from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
-from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, read_form, sql_literal, table_uri
+from pyspark_rocketmq.offsets.table_reading import (
+    STORAGE_ERRORS,
+    query_rows,
+    read_form,
+    sql_literal,
+    table_uri,
+)
 from pyspark_rocketmq.offsets.table_version import (
     NEWEST_VERSION,
     VERSION_PROPERTY,
@@ -296,10 +300,8 @@ class _Known(NamedTuple):
 
 
 def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns.
-    query = f"SELECT * FROM offsets WHERE {_group_predicate(consumer_group)}"  # noqa: S608 - a quoted literal
-    found = QueryBuilder().register("offsets", table).execute(query).read_all()
-    return rows_from_table(consumer_group, pa.table(found))
+    sql = f"SELECT * FROM rows WHERE {_group_predicate(consumer_group)}"  # noqa: S608 - a quoted literal
+    return rows_from_table(consumer_group, query_rows(table, sql))
 
 
 def _overwrite_group(

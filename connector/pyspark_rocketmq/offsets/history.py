@@ -80,17 +80,15 @@ def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float)
     return before[-1]
 
 
-def change_of_version(
-    changes: Iterable[StoredChange], consumer_group: str, version: int, *, newest: int
-) -> StoredChange:
-    """The change whose rows were the group's in ``version`` of the table, whose last one is ``newest``.
+def change_of_version(changes: Iterable[StoredChange], consumer_group: str, version: int) -> StoredChange:
+    """The change whose rows were the group's in ``version`` of the table; later versions are "now".
 
     Raises:
-        OffsetError: If there is no such version, or nothing of it is kept.
+        OffsetError: If nothing that old is kept.
     """
     known = list(changes)
     before = [change for change in known if change.version <= version]
-    if not before or version > newest:
+    if not before:
         raise OffsetError(_nothing_kept(consumer_group, known, f"of version {version}"))
     return before[-1]
 

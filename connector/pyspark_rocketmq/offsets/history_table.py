@@ -13,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.arrow_rows import SCHEMA, rows_from_table, rows_to_table
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.offsets.table_reading import sql_literal
+from pyspark_rocketmq.offsets.table_reading import query_rows, sql_literal
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class HistoryTable:
     def changes(self, consumer_group: str, before_version: int) -> list[StoredChange]:
         """The group's changes before a version of the offset table, oldest first."""
         found = self._query(
-            "SELECT DISTINCT version, changed_at, action FROM history "  # noqa: S608 - quoted literals
+            "SELECT DISTINCT version, changed_at, action FROM rows "  # noqa: S608 - quoted literals
             f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY version"
         )
         return [
@@ -90,7 +90,7 @@ class HistoryTable:
         """The group's rows by version of the offset table; a version that is not there is left out."""
         wanted = ", ".join(str(version) for version in sorted(versions)) or "NULL"
         found = self._query(
-            "SELECT * FROM history "  # noqa: S608 - quoted literals
+            "SELECT * FROM rows "  # noqa: S608 - quoted literals
             f"WHERE consumer_group = {sql_literal(consumer_group)} AND version IN ({wanted})"
         )
         split: dict[int, dict[MessageQueue, OffsetRow]] = {}
@@ -113,10 +113,10 @@ class HistoryTable:
     def _query(self, sql: str) -> pa.Table:
         table = self._opened()
         if table is None:
-            return _EMPTY
-        found = pa.table(QueryBuilder().register("history", table).execute(sql).read_all())
+            return _SCHEMA.empty_table()
+        found = query_rows(table, sql)
         # DataFusion answers in view types, which Arrow's own functions do not all take.
-        return found.cast(pa.schema([_EMPTY.schema.field(name) for name in found.column_names]))
+        return found.cast(pa.schema([_SCHEMA.field(name) for name in found.column_names]))
 
     def _opened(self) -> DeltaTable | None:
         try:
@@ -127,7 +127,7 @@ class HistoryTable:
     def _created(self) -> DeltaTable:
         return DeltaTable.create(
             self.path,
-            schema=_EMPTY.schema,
+            schema=_SCHEMA,
             mode="ignore",
             partition_by=["day"],
             description="Progress of RocketMQ consumer groups over the days",
@@ -135,7 +135,7 @@ class HistoryTable:
         )
 
 
-_EMPTY = pa.schema([*_ADDED, *SCHEMA]).empty_table()
+_SCHEMA = pa.schema([*_ADDED, *SCHEMA])
 
 
 def _to_table(moment: Moment) -> pa.Table:
@@ -145,4 +145,4 @@ def _to_table(moment: Moment) -> pa.Table:
     columns = [
         pa.repeat(pa.scalar(value, field.type), len(rows)) for value, field in zip(added, _ADDED, strict=True)
     ]
-    return pa.table([*columns, *rows.columns], schema=_EMPTY.schema)
+    return pa.table([*columns, *rows.columns], schema=_SCHEMA)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns, writer_features
@@ -19,6 +20,14 @@ STORAGE_ERRORS = (DeltaError, OSError)
 def sql_literal(text: str) -> str:
     """``text`` as delta-rs' SQL has it."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def query_rows(table: DeltaTable, sql: str) -> pa.Table:
+    """The answer to ``sql`` about ``rows``, as which it knows the version that ``table`` stands at."""
+    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns; from_stream, because
+    # pa.table() loads pandas to see whether it is given a DataFrame.
+    found = QueryBuilder().register("rows", table).execute(sql).read_all()
+    return pa.RecordBatchReader.from_stream(found).read_all()
 
 
 def table_uri(path: str | Path) -> str:

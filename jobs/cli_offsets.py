@@ -1,0 +1,212 @@
+"""The commands ``offsets …``: look at the progress of consumer groups, and move them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from jobs.cli_parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
+from jobs.moments import parse_moment
+from jobs.offset_moves import QueueChoice, parse_queue, parse_target
+from jobs.output import OutputForm
+from jobs.settings import (
+    OffsetsChangeSettings,
+    OffsetsHistorySettings,
+    OffsetsLagSettings,
+    OffsetsShowSettings,
+    load_settings,
+)
+
+_STORE: Final = "--option offsetStore=/lake/_offsets"
+_CONF: Final = "--conf order-etl.toml"
+"""With offsetStore, consumerGroup and nameServers in it."""
+
+
+class Parsed(click.ParamType[Any]):
+    """What a parser of ours reads; its ValueErrors end a sentence that begins with the option."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read one value."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"'{value}' {error}.", param, ctx)
+
+
+_MOMENT = Parsed("time|version", parse_moment)
+
+
+def _change_options(function: CallableT) -> CallableT:
+    """Add what every change takes, and hand it over as one ``Manner``."""
+
+    @wraps(function)
+    def with_manner(*, topics: Sequence[str], queues: Sequence[tuple[str, int]], **rest: Any) -> Any:
+        names = ("is_dry_run", "is_forced", "sink", "rewinds_sink")
+        given = {name: rest.pop(name) for name in names}
+        if given["rewinds_sink"] and given["sink"] is None:
+            raise click.UsageError(
+                "--rewind-sink needs --sink, the table whose watermarks are to be set back."
+            )
+        choice = QueueChoice(frozenset(topics), frozenset(queues))
+        # Loaded here: it brings delta-rs, which --help can do without.
+        manner = import_module("jobs.offset_change").Manner
+        return function(manner=manner(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
+
+    for add in (
+        click.option(
+            "--rewind-sink", "rewinds_sink", is_flag=True, help="Set the sink's watermarks back, too, so that rows "
+            "are written again. Refused while the query runs, and while those rows are still in the table."
+        ),
+        click.option("--sink", metavar="PATH", help="The group's Delta sink: show which rows it would drop as known."),
+        click.option(
+            "--force", "is_forced", is_flag=True, help="Also while the group runs: the batch under way is fenced off, the "
+            "query goes on from the new offsets."
+        ),
+        click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change and make none."),
+        click.option(
+            "--queue", "queues", multiple=True, type=Parsed("broker:id", parse_queue), help="Only this queue, such as "
+            "broker-a:0; repeatable."
+        ),
+        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable. The group's retry topic is "
+            "left alone unless it is named."),
+        output_options,
+        settings_options,
+    ):  # fmt: skip
+        with_manner = add(with_manner)
+    return with_manner  # type: ignore[return-value]
+
+
+@click.group(cls=JobGroup)
+def offsets() -> None:
+    """Look at the progress of consumer groups, and move it."""
+
+
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsShowSettings,
+    examples=(f"offsets show {_STORE}", f"offsets show --json {_CONF}"),
+)
+@settings_options
+@output_options
+def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
+    """Print the progress of consumer groups."""
+    settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
+    import_module("jobs.offsets_show").show_offsets(settings, open_console(), OutputForm(output))
+
+
+@offsets.command(cls=JobCommand, settings=OffsetsLagSettings, examples=(f"offsets lag {_CONF}",))
+@settings_options
+@output_options
+def lag(conf: Path | None, pairs: Sequence[str], output: str) -> None:
+    """Print how far consumer groups are behind, and who holds their queues."""
+    settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
+    import_module("jobs.offsets_lag").show_lag(settings, open_console(), OutputForm(output))
+
+
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsChangeSettings,
+    examples=(
+        f"offsets reset --to earliest --dry-run {_STORE} --option consumerGroup=order-etl --option nameServers=127.0.0.1:9876",
+        f"offsets reset --to 2026-11-20T10:00 --topic orders {_CONF}",
+        f"offsets reset --to 1200 --queue broker-a:0 {_CONF}",
+        f"offsets reset --as-of 2026-11-20T10:00 {_CONF}",
+        f"offsets reset --as-of v120 --force {_CONF}",
+        f"offsets reset --to earliest --sink /lake/orders --rewind-sink {_CONF}",
+    ),
+)
+@_change_options
+@click.option(
+    "--to",
+    "target",
+    type=Parsed("position", parse_target),
+    help="earliest, latest, a queue offset, or a time: from the first message stored then.",
+)
+@click.option(
+    "--as-of",
+    "moment",
+    type=_MOMENT,
+    help="Where the group itself was at a time or in a version (v120) of the store.",
+)
+def reset(conf: Path | None, pairs: Sequence[str], target: Any, moment: Any, manner: Any) -> None:
+    """Move a group: to a position in its queues, or to where it once was."""
+    if (target is None) == (moment is None):
+        raise click.UsageError("Say where to: one of --to and --as-of.")
+    settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
+    import_module("jobs.offset_change").reset(settings, target or moment, manner, open_console())
+
+
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsChangeSettings,
+    examples=(f"offsets skip {_CONF}", f"offsets skip --messages 1 --queue broker-a:0 {_CONF}"),
+)
+@_change_options
+@click.option(
+    "--messages", type=click.IntRange(min=1), help="How many of each queue; without it, all there are now."
+)
+def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, manner: Any) -> None:
+    """Pass messages over: a group's backlog, or a message that cannot be consumed."""
+    if messages is not None and not manner.choice.queues:
+        raise click.UsageError("--messages needs --queue: messages are counted in each queue.")
+    settings = load_settings(OffsetsChangeSettings, "offsets skip", conf, pairs)
+    import_module("jobs.offset_change").skip(settings, messages, manner, open_console())
+
+
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsChangeSettings,
+    examples=(f"offsets clone --from order-etl {_STORE} --option consumerGroup=order-etl-test",),
+)
+@_change_options
+@click.option("--from", "source", required=True, metavar="GROUP", help="The group whose offsets are taken.")
+def clone(conf: Path | None, pairs: Sequence[str], source: str, manner: Any) -> None:
+    """Move a group, perhaps a new one, to where another group of the same store stands."""
+    settings = load_settings(OffsetsChangeSettings, "offsets clone", conf, pairs)
+    import_module("jobs.offset_change").clone(settings, source, manner, open_console())
+
+
+@offsets.command(cls=JobCommand, settings=OffsetsHistorySettings, examples=(f"offsets history {_CONF}",))
+@settings_options
+@output_options
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many changes at most."
+)
+def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
+    """Print the changes of a group that can be gone back to, the newest first."""
+    settings = load_settings(OffsetsHistorySettings, "offsets history", conf, pairs)
+    import_module("jobs.offsets_history").show_history(settings, limit, OutputForm(output), open_console())
+
+
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsHistorySettings,
+    examples=(
+        f"offsets diff --from 2026-11-20T10:00 {_CONF}",
+        f"offsets diff --from v120 --to v140 {_CONF}",
+        f"offsets diff --with order-etl-test {_CONF}",
+    ),
+)
+@settings_options
+@output_options
+@click.option("--from", "since", type=_MOMENT, help="The earlier moment.")
+@click.option("--to", "until", type=_MOMENT, help="The later moment; now, if not given.")
+@click.option("--with", "other", metavar="GROUP", help="Another group of the same store, as it is now.")
+def diff(
+    conf: Path | None, pairs: Sequence[str], *, output: str, since: Any, until: Any, other: str | None
+) -> None:
+    """Print what changed between two moments of a group, or what is different in another group."""
+    if (since is None) == (other is None) or (other is not None and until is not None):
+        raise click.UsageError("Say what to compare: --from, perhaps with --to; or --with.")
+    settings = load_settings(OffsetsHistorySettings, "offsets diff", conf, pairs)
+    module = import_module("jobs.offsets_history")
+    module.show_diff(settings, other or module.Moments(since, until), OutputForm(output), open_console())

@@ -1,0 +1,115 @@
+"""What the commands of all jobs have in common: their options, their help, the console they print on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+from rich.console import Console
+
+from jobs.option_set import specs_of
+from jobs.output import OutputForm
+from pyspark_rocketmq.option_set import OptionSet
+
+PROGRAM: Final = "./spark-submit.sh"
+_LOG_WIDTH: Final = 140
+
+CallableT = TypeVar("CallableT", bound=Callable[..., Any])
+
+
+class JobGroup(click.Group):
+    """A group that guesses which command was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or refuse with the nearest name."""
+        if self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(self.commands))}"
+            ctx.fail(f"There is no job '{args[0]}'; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class JobCommand(click.Command):
+    """A command whose help lists what ``--option`` takes."""
+
+    def __init__(
+        self, *args: Any, settings: type[OptionSet], examples: Sequence[str] = (), **kwargs: Any
+    ) -> None:
+        """Take what ``click.Command`` takes.
+
+        Args:
+            args: Click's.
+            settings: The keys of ``--option``.
+            examples: What may follow the program's name, a line each.
+            kwargs: Click's.
+        """
+        super().__init__(*args, **kwargs)
+        self.settings = settings
+        self._examples = examples
+
+    @property
+    def option_keys(self) -> tuple[str, ...]:
+        """What ``--option`` takes."""
+        return tuple(spec.key for spec in specs_of(self.settings))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        """Write one entry an option, required ones first."""
+        specs = sorted(specs_of(self.settings), key=lambda spec: spec.default_text != "required")
+        with formatter.section("Keys of --option and of the --conf file"):
+            formatter.write_dl(
+                [
+                    (spec.key, f"{spec.doc} [{spec.default_text}{' ' + spec.unit if spec.unit else ''}]")
+                    for spec in specs
+                ]
+            )
+        if self._examples:
+            with formatter.section("Examples"):
+                for example in self._examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{PROGRAM} {example}\n")
+
+
+def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
+    assert isinstance(ctx.command, JobCommand)
+    return [f"{key}=" for key in ctx.command.option_keys if key.lower().startswith(incomplete.lower())]
+
+
+def settings_options(function: CallableT) -> CallableT:
+    """Add ``--conf`` and ``--option``."""
+    conf = click.option(
+        "--conf",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="TOML file with keys as below; tables only group. --option wins over it.",
+    )
+    pairs = click.option(
+        "--option",
+        "pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        shell_complete=_complete_key,
+        help="One setting; repeatable.",
+    )
+    return conf(pairs(function))
+
+
+def output_options(function: CallableT) -> CallableT:
+    """Add ``--format`` and ``--json``."""
+    form = click.option(
+        "--format",
+        "output",
+        type=click.Choice([form.value for form in OutputForm]),
+        default=OutputForm.TABLE.value,
+        show_default=True,
+    )
+    short = click.option("--json", "output", flag_value=OutputForm.JSON.value, help="As --format json.")
+    return form(short(function))
+
+
+def open_console() -> Console:
+    """Standard output; wide where nobody looks at it on a terminal, so that tables in logs stay whole."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)

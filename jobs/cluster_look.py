@@ -1,0 +1,158 @@
+"""What a cluster tells of the groups of one namespace: queues, addresses, members. Without Spark, and bounded.
+
+Each topic is looked at once, each group's members are asked once; who does not answer in time is left out, with a
+warning. The group's own offsets and figures are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from jobs.lag_view import Members
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+CALLS_AT_ONCE = 32
+
+
+class Reach(Protocol):
+    """What of a job's settings says how the cluster is reached."""
+
+    @property
+    def name_servers(self) -> Sequence[str] | None:
+        """``host:port`` of each."""
+        ...
+
+    @property
+    def request_timeout_ms(self) -> int:
+        """Of one request."""
+        ...
+
+    def access_options(self, namespace: str | None = None) -> dict[str, str]:
+        """As the data source takes them."""
+        ...
+
+
+class ClusterLook:
+    """One look; what was seen once is not asked for again."""
+
+    def __init__(self, reach: Reach, namespace: str, clock: Clock, threads: ThreadPoolExecutor) -> None:
+        """Connect to nobody yet; calls that may be made at the same time are made on ``threads``."""
+        self._options = {
+            "nameServers": ";".join(reach.name_servers or ()),
+            "requestTimeoutMs": str(reach.request_timeout_ms),
+            **reach.access_options(namespace),
+        }
+        self._clock = clock
+        self._threads = threads
+        self._snapshots: dict[str, Snapshot | None] = {}
+        self._members: dict[str, Members] = {}
+        self._pool = process_pool(ConnectionSettings.of(self._read_options("any")))
+        timeout_s = reach.request_timeout_ms / 1000
+        self.brokers = BrokerClient(self._pool, clock, timeout_s, namespace=namespace)
+        self._admin = AdminClient(self._pool, clock, timeout_s, namespace=namespace)
+
+    def snapshot(self, topic: str) -> Snapshot | None:
+        """None of a topic that is gone, or of which no broker answers."""
+        if topic not in self._snapshots:
+            self._snapshots[topic] = self._looked_at(topic)
+        return self._snapshots[topic]
+
+    def bounds(self, topics: Iterable[str]) -> dict[MessageQueue, QueueBounds]:
+        """What the brokers hold of every queue of ``topics`` that was seen."""
+        seen = [self.snapshot(topic) for topic in topics]
+        return {
+            queue: bounds for found in seen if found is not None for queue, bounds in found.bounds.items()
+        }
+
+    def addresses(self, topics: Iterable[str]) -> dict[str, BrokerAddress]:
+        """Where the brokers of ``topics`` are."""
+        seen = [self.snapshot(topic) for topic in topics]
+        return {
+            name: address for found in seen if found is not None for name, address in found.addresses.items()
+        }
+
+    def members_of(self, group: str, topics: Iterable[str]) -> Members:
+        """What each member tells of its queues, asked through the brokers of ``topics``."""
+        if group not in self._members:
+            self._members[group] = self._asked_members(group, sorted(set(self.addresses(topics).values())))
+        return self._members[group]
+
+    def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
+        """The offset of each queue's first message stored at or after ``at_s``; of those whose broker tells."""
+        addresses = self.addresses({queue.topic for queue in queues})
+
+        def ask(queue: MessageQueue) -> tuple[MessageQueue, int | None]:
+            try:
+                return queue, self.brokers.search_offset(
+                    addresses[queue.broker_name], queue, int(at_s * 1000)
+                )
+            except RocketMQError as error:
+                logger.warning("offset of a time not told %s: %s", queue, error)
+                return queue, None
+
+        asked = self._threads.map(ask, [queue for queue in queues if queue.broker_name in addresses])
+        return {queue: offset for queue, offset in asked if offset is not None}
+
+    def _looked_at(self, topic: str) -> Snapshot | None:
+        view = ClusterView(self._read_options(topic), self._pool, self._clock)
+        try:
+            view.routes()
+        except TopicNotFound as error:
+            logger.warning("%s", error)
+            return None
+        try:
+            found = view.snapshot()
+        except TransportError as error:
+            logger.warning("no broker of topic %s answers: %s", topic, error)
+            return None
+        for broker_name, trouble in found.unreachable.items():
+            logger.warning("broker does not answer broker=%s: %s", broker_name, trouble)
+        return found
+
+    def _asked_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
+        """Through the first broker that knows the group."""
+        for address in addresses:
+            try:
+                listed = self.brokers.consumer_list(address, group)
+            except BrokerError:
+                # "no consumer for this group", of a broker that was started a moment ago perhaps.
+                continue
+            except RocketMQError as error:
+                logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
+                continue
+            told = self._threads.map(lambda member: self._queues_of(address, group, member), set(listed))  # noqa: B023
+            return {client_id: queues for client_id, queues in told if queues is not None}
+        return {}
+
+    def _queues_of(self, address: BrokerAddress, group: str, client_id: str) -> tuple[str, Any]:
+        try:
+            return client_id, self._admin.running_info(address, group, client_id).queues
+        except RocketMQError as error:
+            logger.warning("member does not answer group=%s client_id=%s: %s", group, client_id, error)
+            return client_id, None
+
+    def _read_options(self, topic: str) -> ReadOptions:
+        return ReadOptions.parse({**self._options, "topic": topic})
+
+
+def members_holding(members: Members) -> Mapping[MessageQueue, str]:
+    """Who says to have each queue; of several the first by name."""
+    return {
+        queue: client_id
+        for client_id in sorted(members, reverse=True)
+        for queue, info in members[client_id].items()
+        if not info.dropped
+    }

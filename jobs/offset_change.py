@@ -1,0 +1,213 @@
+"""Jobs ``offsets reset``, ``skip`` and ``clone``: move a group, seen as a table before it is done.
+
+The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the sink's
+watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while the group runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook, members_holding
+from jobs.errors import JobFailed
+from jobs.moments import AtTime, AtVersion
+from jobs.offset_moves import (
+    EARLIEST,
+    QueueChoice,
+    QueueMove,
+    Target,
+    ToBound,
+    ToOffset,
+    ToTime,
+    beyond_the_broker,
+    moves_to,
+    refusal,
+    skipped,
+)
+from jobs.output import OutputForm, print_records
+from jobs.settings import OffsetsChangeSettings
+from jobs.sink_watermarks import SinkWatermarks
+from jobs.stored_groups import StoredGroup, open_group
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue, QueueBounds
+
+_RUNS_IF_YOUNGER_S = 60.0
+"""A group whose rows changed in that time is taken for running where nobody can be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How a change is made, whatever it is."""
+
+    choice: QueueChoice
+    is_dry_run: bool = False
+    is_forced: bool = False
+    sink: str | None = None
+    rewinds_sink: bool = False
+    form: OutputForm = OutputForm.TABLE
+
+
+def reset(
+    settings: OffsetsChangeSettings, target: Target | AtTime | AtVersion, manner: Manner, console: Console
+) -> None:
+    """Move the chosen queues to ``target``: a position, or (``AtTime``, ``AtVersion``) where the group once was.
+
+    Raises:
+        JobFailed: If it cannot or must not be done; nothing was changed then.
+    """
+    with _look(settings) as look:
+        look.change(look.targets(target, manner.choice), manner, console)
+
+
+def skip(settings: OffsetsChangeSettings, messages: int | None, manner: Manner, console: Console) -> None:
+    """Pass ``messages`` of each chosen queue over, or all that there are; raises as ``reset``."""
+    with _look(settings) as look:
+        rows = {queue: row for queue, row in look.group.rows.items() if manner.choice.takes(queue)}
+        look.change(skipped(rows, look.needed_bounds(rows), messages), manner, console)
+
+
+def clone(settings: OffsetsChangeSettings, source: str, manner: Manner, console: Console) -> None:
+    """Move the group to where the group ``source`` of the same store stands; raises as ``reset``."""
+    with _look(settings) as look:
+        rows = open_group(settings, source, must_exist=True).rows
+        targets = {queue: row.next_offset for queue, row in rows.items() if manner.choice.takes(queue)}
+        look.change(targets, manner, console)
+
+
+@contextmanager
+def _look(settings: OffsetsChangeSettings, clock: Clock | None = None) -> Iterator[_Look]:
+    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
+        yield _Look(settings, clock or SystemClock(), threads)
+
+
+class _Look:
+    """One group, and its cluster if name servers are given."""
+
+    def __init__(self, settings: OffsetsChangeSettings, clock: Clock, threads: ThreadPoolExecutor) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=False)
+        self._cluster: ClusterLook | None = None
+        if settings.name_servers is not None:
+            self._cluster = ClusterLook(settings, self.group.name.namespace, clock, threads)
+
+    def targets(self, target: Target | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
+        """Where each chosen queue goes."""
+        if isinstance(target, AtTime | AtVersion):
+            then = self.group.rows_at(target)
+            return {queue: row.next_offset for queue, row in then.items() if choice.takes(queue)}
+        queues = {queue for queue in self.group.rows if choice.takes(queue)}
+        queues |= {queue for queue in self._bounds(choice.topics) if choice.takes(queue)}
+        match target:
+            case ToOffset(next_offset):
+                return dict.fromkeys(queues, next_offset)
+            case ToBound(end):
+                bounds = self.needed_bounds(queues)
+                return {
+                    queue: bounds[queue].min_offset if end == EARLIEST else bounds[queue].max_offset
+                    for queue in queues
+                    if queue in bounds
+                }
+            case ToTime(at_s):
+                self.needed_bounds(queues)
+                assert self._cluster is not None
+                return self._cluster.stored_from(queues, at_s)
+
+    def needed_bounds(
+        self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
+    ) -> dict[MessageQueue, QueueBounds]:
+        """What the brokers hold of ``queues``, which the change cannot do without."""
+        if self._cluster is None:
+            raise JobFailed("Where a queue begins or ends only its broker knows; give option 'nameServers'.")
+        bounds = self._bounds({queue.topic for queue in queues})
+        missing = sorted(set(queues).difference(bounds))
+        if missing:
+            raise JobFailed(
+                f"Nothing is known of {'; '.join(str(queue) for queue in missing)}, and nothing was changed: their brokers "
+                "do not answer, or no longer have them. Start the brokers, or choose other queues with --topic and --queue."
+            )
+        return bounds
+
+    def change(self, targets: Mapping[MessageQueue, int], manner: Manner, console: Console) -> None:
+        """Show the moves; make them, unless they are only to be shown."""
+        moves = self._moves(targets, manner)
+        if not moves:
+            raise JobFailed(
+                f"There is nothing to change: group '{self.group.name}' is there already, or none of its queues was chosen."
+            )
+        problem = self._problem(moves, manner)
+        if problem is None and not manner.is_dry_run:
+            moves = self._made(moves, manner)
+        title = f"Offsets of consumer group {self.group.name}" + (
+            ", as they would be" if problem is not None or manner.is_dry_run else ", as they are now"
+        )
+        print_records(
+            console, manner.form, title, tuple(moves[0].columns()), [move.columns() for move in moves]
+        )
+        if problem is not None and not manner.is_dry_run:
+            raise JobFailed(problem)
+
+    def _made(self, moves: Sequence[QueueMove], manner: Manner) -> Sequence[QueueMove]:
+        targets = {move.queue: move.target for move in moves}
+        rows = self.group.store.reset(str(self.group.name), targets)
+        if manner.rewinds_sink:
+            assert manner.sink is not None
+            back = {move.queue: move.target for move in moves if move.is_below_watermark}
+            SinkWatermarks(manner.sink).rewind(str(self.group.name), back)
+        return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
+
+    def _moves(self, targets: Mapping[MessageQueue, int], manner: Manner) -> Sequence[QueueMove]:
+        topics = {queue.topic for queue in targets}
+        moves = moves_to(targets, self.group.rows, self._bounds(topics))
+        holders = self._holders(topics)
+        watermarks = (
+            {} if manner.sink is None else SinkWatermarks(manner.sink).of(str(self.group.name), targets)
+        )
+        return [
+            dataclasses.replace(move, held_by=holders.get(move.queue), watermark=watermarks.get(move.queue))
+            for move in moves
+        ]
+
+    def _problem(self, moves: Sequence[QueueMove], manner: Manner) -> str | None:
+        """Why the moves must not be made."""
+        beyond = beyond_the_broker(moves)
+        if beyond:
+            queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
+            return f"Nothing was changed: offsets beyond the end of their queue. {queues}. Use --to latest."
+        is_running = refusal(moves)
+        if is_running is not None and (not manner.is_forced or manner.rewinds_sink):
+            return (
+                is_running
+                if not manner.rewinds_sink
+                else (
+                    f"{is_running.partition('. Stop')[0]}. Stop the query: a sink's watermarks cannot be set while it writes."
+                )
+            )
+        if manner.rewinds_sink:
+            assert manner.sink is not None
+            return SinkWatermarks(manner.sink).problem(str(self.group.name), moves)
+        return None
+
+    def _holders(self, topics: set[str]) -> Mapping[MessageQueue, str]:
+        name, rows = self.group.name, self.group.rows
+        if self._cluster is None:
+            now_s = self._clock.now_s()
+            return {
+                queue: f"{row.owner} (its offset changed {now_s - row.updated_at_s:.0f} s ago)"
+                for queue, row in rows.items()
+                if row.owner and not row.was_reset and now_s - row.updated_at_s < _RUNS_IF_YOUNGER_S
+            }
+        holders = members_holding(self._cluster.members_of(name.group, topics))
+        if name.instance is None:
+            return holders
+        return {queue: row.owner for queue, row in rows.items() if row.owner in set(holders.values())}
+
+    def _bounds(self, topics: set[str] | frozenset[str]) -> dict[MessageQueue, QueueBounds]:
+        return {} if self._cluster is None else self._cluster.bounds(sorted(topics))

@@ -1,0 +1,189 @@
+"""Where an operator's command moves which queue, and what that does. Pure: the shell has read everything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from jobs.moments import parse_time
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class ToOffset:
+    """The same queue offset for every chosen queue."""
+
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToTime:
+    """The first message stored at or after this wall-clock second."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToBound:
+    """One end of what the broker has."""
+
+    end: str
+
+
+Target = ToOffset | ToTime | ToBound
+
+
+def parse_target(text: str) -> Target:
+    """Read ``earliest``, ``latest``, a queue offset, or the time from which messages shall be consumed.
+
+    Raises:
+        ValueError: With the end of a sentence.
+    """
+    value = text.strip().lower()
+    if value in (EARLIEST, LATEST):
+        return ToBound(value)
+    if re.fullmatch(r"\d+", value):
+        return ToOffset(int(value))
+    try:
+        return ToTime(parse_time(text))
+    except ValueError:
+        raise ValueError(
+            "is neither earliest, latest, a queue offset, nor a time such as 2026-11-20T10:00 (UTC unless it says otherwise)"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChoice:
+    """Which queues a command is about; empty parts choose all."""
+
+    topics: frozenset[str] = frozenset()
+    queues: frozenset[tuple[str, int]] = frozenset()
+    """Broker name and queue id."""
+
+    def takes(self, queue: MessageQueue) -> bool:
+        """Whether ``queue`` is meant. Queues of the retry topic are only where it is named."""
+        is_topic = queue.topic in self.topics if self.topics else not is_retry_topic(queue.topic)
+        return is_topic and (not self.queues or (queue.broker_name, queue.queue_id) in self.queues)
+
+
+def parse_queue(text: str) -> tuple[str, int]:
+    """Read ``BROKER:ID``.
+
+    Raises:
+        ValueError: With the end of a sentence.
+    """
+    broker_name, colon, queue_id = text.strip().rpartition(":")
+    if not colon or not broker_name or not queue_id.isdecimal():
+        raise ValueError("is not BROKER:ID, such as broker-a:0")
+    return broker_name, int(queue_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMove:
+    """One queue of a change."""
+
+    queue: MessageQueue
+    row: OffsetRow | None
+    """None for a queue that the group has not begun."""
+    target: int
+    bounds: QueueBounds | None
+    held_by: str | None = None
+    """Who consumes it now."""
+    watermark: int | None = None
+    """The sink's, where one was named."""
+    new_epoch: int | None = None
+    """Once the move was made."""
+
+    @property
+    def moved(self) -> int | None:
+        """By how many messages; negative means that they are consumed again."""
+        return None if self.row is None else self.target - self.row.next_offset
+
+    @property
+    def is_below_watermark(self) -> bool:
+        """Whether the sink would drop rows that the group writes again."""
+        return self.watermark is not None and self.target < self.watermark
+
+    @property
+    def note(self) -> str:
+        """What the operator should know."""
+        notes = []
+        if self.bounds is not None and self.target < self.bounds.min_offset:
+            notes.append(f"the broker begins at {self.bounds.min_offset}")
+        if self.bounds is not None and self.target > self.bounds.max_offset:
+            notes.append(f"the broker ends at {self.bounds.max_offset}")
+        if self.is_below_watermark:
+            notes.append(f"the sink drops rows below {self.watermark}")
+        return "; ".join(notes)
+
+    def columns(self) -> dict[str, Any]:
+        """Values by column name, in display order."""
+        return {
+            "topic": self.queue.topic,
+            "brokerName": self.queue.broker_name,
+            "queueId": self.queue.queue_id,
+            "nextOffset": None if self.row is None else self.row.next_offset,
+            "newOffset": self.target,
+            "moved": self.moved,
+            "brokerMinOffset": self.bounds.min_offset if self.bounds else None,
+            "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
+            "epoch": self.new_epoch or (None if self.row is None else self.row.epoch),
+            "heldBy": self.held_by,
+            "sinkWatermark": self.watermark,
+            "note": self.note or None,
+        }
+
+
+def moves_to(
+    targets: Mapping[MessageQueue, int],
+    rows: Mapping[MessageQueue, OffsetRow],
+    bounds: Mapping[MessageQueue, QueueBounds],
+) -> tuple[QueueMove, ...]:
+    """One move per target, sorted; queues that are there already are left out.
+
+    A target whose messages are gone is moved up to the first there is: below it the query would fail, or skip the gap.
+    """
+    moves = []
+    for queue, wanted in sorted(targets.items()):
+        row, bound = rows.get(queue), bounds.get(queue)
+        target = wanted if bound is None else max(wanted, bound.min_offset)
+        if row is None or row.next_offset != target:
+            moves.append(QueueMove(queue=queue, row=row, target=target, bounds=bound))
+    return tuple(moves)
+
+
+def skipped(
+    rows: Mapping[MessageQueue, OffsetRow], bounds: Mapping[MessageQueue, QueueBounds], messages: int | None
+) -> dict[MessageQueue, int]:
+    """Where queues go on when ``messages`` of each are passed over, or all that there are."""
+    return {
+        queue: bounds[queue].max_offset
+        if messages is None
+        else min(row.next_offset + messages, bounds[queue].max_offset)
+        for queue, row in rows.items()
+        if queue in bounds
+    }
+
+
+def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:
+    """Moves past the end of their queue: nothing would be consumed until messages have come so far."""
+    return [move for move in moves if move.bounds is not None and move.target > move.bounds.max_offset]
+
+
+def refusal(moves: Collection[QueueMove]) -> str | None:
+    """Why these moves must not be made while somebody consumes the queues; None if nobody does."""
+    held = [move for move in moves if move.held_by is not None]
+    if not held:
+        return None
+    holders = ", ".join(sorted({move.held_by for move in held if move.held_by is not None}))
+    return (
+        f"{len(held)} of {len(moves)} queues are being consumed by {holders}. Nothing was changed. Stop the query first; or "
+        "say --force: the batch under way is then fenced off and dropped, and the query goes on from the new offsets with "
+        "its next trigger."
+    )

@@ -1,0 +1,97 @@
+"""Jobs ``offsets history`` and ``offsets diff``: what happened to a group, and what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from jobs.moments import AtTime, AtVersion
+from jobs.offset_view import iso
+from jobs.output import OutputForm, print_records
+from jobs.settings import OffsetsHistorySettings
+from jobs.stored_groups import open_group
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.history import StoredChange
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+Rows = Mapping[MessageQueue, OffsetRow]
+_DIFF_COLUMNS = ("topic", "brokerName", "queueId", "from", "to", "moved", "epochFrom", "epochTo", "owner")
+
+
+class Moments(NamedTuple):
+    """From when to when."""
+
+    since: AtTime | AtVersion
+    until: AtTime | AtVersion | None
+    """None: now."""
+
+
+def show_history(settings: OffsetsHistorySettings, limit: int, form: OutputForm, console: Console) -> None:
+    """Print the newest ``limit`` changes that the group can be set back to, newest first.
+
+    Raises:
+        JobFailed: If there is no such store or group, or the store has no memory.
+    """
+    group = open_group(settings, settings.consumer_group, must_exist=True)
+    records = [_record(change) for change in reversed(group.changes()[-limit:])]
+    print_records(console, form, f"Changes of consumer group {group.name}", tuple(_record(None)), records)
+
+
+def show_diff(
+    settings: OffsetsHistorySettings,
+    other: Moments | str,
+    form: OutputForm,
+    console: Console,
+) -> None:
+    """Print the queues whose offsets differ between two moments of a group, or between it and the group ``other``.
+
+    Raises:
+        JobFailed: If there is no such store or group, or the store has no memory.
+        OffsetError: If the store does not go back so far.
+    """
+    group = open_group(settings, settings.consumer_group, must_exist=True)
+    if isinstance(other, str):
+        before, after = group.rows, open_group(settings, other, must_exist=True).rows
+        title = f"from {group.name} to {other}"
+    else:
+        change = group.change_at(other.since)
+        before = group.rows_of(change)
+        after = group.rows if other.until is None else group.rows_at(other.until)
+        title = f"of {group.name} since version {change.version}, {iso(change.at_s)}"
+    print_records(console, form, f"Differences {title}", _DIFF_COLUMNS, differences(before, after))
+
+
+def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
+    """One record per queue whose offset or epoch is another, sorted; None where a side does not have the queue."""
+    records = []
+    for queue in sorted({**before, **after}):
+        old, new = before.get(queue), after.get(queue)
+        if (old and (old.next_offset, old.epoch)) == (new and (new.next_offset, new.epoch)):
+            continue
+        records.append(
+            {
+                "topic": queue.topic,
+                "brokerName": queue.broker_name,
+                "queueId": queue.queue_id,
+                "from": old.next_offset if old else None,
+                "to": new.next_offset if new else None,
+                "moved": new.next_offset - old.next_offset if old and new else None,
+                "epochFrom": old.epoch if old else None,
+                "epochTo": new.epoch if new else None,
+                "owner": (new or old).owner or None,  # type: ignore[union-attr]
+            }
+        )
+    return records
+
+
+def _record(change: StoredChange | None) -> dict[str, Any]:
+    if change is None:
+        return dict.fromkeys(("version", "changedAt", "action"))
+    prefix = f"group {change.consumer_group}: "
+    return {
+        "version": change.version,
+        "changedAt": iso(change.at_s),
+        "action": change.action.removeprefix(prefix),
+    }

@@ -1,0 +1,76 @@
+"""What a sink says of a group's queues, and its rewinding after the group was moved back.
+
+A sink drops rows below a queue's watermark, since it has them already. To have them written again they must be
+deleted and the watermark be set back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from jobs.errors import JobFailed
+from jobs.offset_moves import QueueMove
+from pyspark_rocketmq.consume.watermark import app_id
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.table_reading import query_rows, sql_literal
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+
+class SinkWatermarks:
+    """The watermarks in the Delta table at ``path``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def of(self, consumer_group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Each queue's watermark; a queue without one is absent.
+
+        Raises:
+            JobFailed: If there is no such table.
+        """
+        table = self._table()
+        found = {queue: table.transaction_version(app_id(consumer_group, queue)) for queue in queues}
+        return {queue: watermark for queue, watermark in found.items() if watermark is not None}
+
+    def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
+        """Why the watermarks must not be set to where ``moves`` go: the rows would be there twice."""
+        back = [move for move in moves if move.is_below_watermark]
+        if not back:
+            return None
+        # delta-rs' SQL takes a name without quotation marks for one in small letters.
+        where = " OR ".join(_rows_from(move, '"') for move in back)
+        sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
+        [count] = query_rows(self._table(), sql).column("found").to_pylist()
+        if count == 0:
+            return None
+        shown = " OR ".join(_rows_from(move, "`") for move in back)
+        remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
+        return (
+            f"Nothing was changed: {count} rows that group {consumer_group} would write again are still in {self._path}, "
+            f"and would be there twice. Remove them first: {remedy}"
+        )
+
+    def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
+        """Set the watermarks; see ``DeltaSink.rewind``."""
+        DeltaSink(self._path).rewind(consumer_group, targets)
+
+    def _table(self) -> DeltaTable:
+        try:
+            return DeltaTable(self._path)
+        except TableNotFoundError as error:
+            raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
+
+
+def _rows_from(move: QueueMove, quote: str) -> str:
+    """The condition that chooses the queue's rows from the move's target on."""
+    topic, broker, queue_id, offset = (
+        f"{quote}{name}{quote}" for name in ("topic", "brokerName", "queueId", "queueOffset")
+    )
+    queue = move.queue
+    return (
+        f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
+        f"AND {queue_id} = {queue.queue_id} AND {offset} >= {move.target})"
+    )

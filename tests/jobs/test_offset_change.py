@@ -1,0 +1,343 @@
+"""Jobs ``offsets reset``, ``skip`` and ``clone``: seen before they are done, refused where they would harm, fenced."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from rich.console import Console
+
+from jobs.errors import JobFailed
+from jobs.moments import AtTime, AtVersion
+from jobs.offset_change import Manner, clone, reset, skip
+from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToTime
+from jobs.output import OutputForm
+from jobs.settings import OffsetsChangeSettings
+from jobs.sink_watermarks import SinkWatermarks
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.group_member import client_id, join_group
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.file import FileOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.retries import but_retries
+from tests.helpers.wait import wait_until
+
+GROUP = "etl"
+A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
+LATER_S = 4e9
+
+
+def manner(**given):
+    return Manner(**{"choice": QueueChoice(), "form": OutputForm.JSON} | given)
+
+
+class Shop:
+    """A group in a store, and the commands an operator gives."""
+
+    def __init__(self, store, **settings):
+        self.store = store
+        self.settings = OffsetsChangeSettings(
+            offset_store=store.spec, consumer_group=GROUP, **{"request_timeout_ms": 10_000} | settings
+        )
+        self.shown = ""
+
+    def stands_at(self, **offsets):
+        """Let the group have claimed queues, committed, and stopped long ago."""
+        rows = self.store.claim(GROUP, "", dict.fromkeys(offsets["at"], 0))
+        commits = [
+            QueueCommit(queue=queue, epoch=rows[queue].epoch, next_offset=offset)
+            for queue, offset in offsets["at"].items()
+        ]
+        self.store.commit(GROUP, commits, query_id="q", batch_id=0)
+
+    def do(self, job, *arguments, **given):
+        output = io.StringIO()
+        try:
+            job(self.settings, *arguments, manner(**given), Console(file=output, width=200))
+        finally:
+            self.shown = output.getvalue()
+        return [(move["queueId"], move["newOffset"]) for move in json.loads(self.shown)]
+
+    def now(self, group=GROUP):
+        return {queue: row.next_offset for queue, row in self.store.read(group).items()}
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """Without a cluster."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"))
+    shop.stands_at(at={A0: 20, A1: 30})
+    return shop
+
+
+def test_a_group_is_set_to_an_offset_under_a_new_epoch(shop):
+    """F5: a commit planned before is refused."""
+    shop.do(reset, ToOffset(7), choice=QueueChoice(queues=frozenset({("broker-a", 0)})))
+
+    assert shop.now() == {A0: 7, A1: 30}
+    assert shop.store.read(GROUP)[A0].was_reset
+    assert json.loads(shop.shown)[0]["epoch"] == 2
+    late = QueueCommit(queue=A0, epoch=1, next_offset=25)
+    assert shop.store.commit(GROUP, [late], query_id="q", batch_id=1).refused
+
+
+def test_a_dry_run_shows_everything_and_changes_nothing(shop):
+    """F5"""
+    before = shop.store.read(GROUP)
+
+    assert shop.do(reset, ToOffset(7), is_dry_run=True) == [(0, 7), (1, 7)]
+
+    assert shop.store.read(GROUP) == before
+    assert [move["moved"] for move in json.loads(shop.shown)] == [-13, -23]
+
+
+def test_a_table_says_whether_it_is_so_or_would_be(shop):
+    shop.settings = shop.settings
+    for is_dry_run, words in ((True, "as they would be"), (False, "as they are now")):
+        output = io.StringIO()
+        reset(
+            shop.settings, ToOffset(7), manner(form=OutputForm.TABLE, is_dry_run=is_dry_run),
+            Console(file=output, width=200),
+        )  # fmt: skip
+
+        assert f"Offsets of consumer group etl, {words}" in output.getvalue()
+        assert "brokerMinOffset" not in output.getvalue()
+
+
+def test_a_change_as_csv_is_read_by_any_tool(shop):
+    output = io.StringIO()
+    reset(shop.settings, ToOffset(7), manner(form=OutputForm.CSV), Console(file=output, width=40))
+
+    records = list(csv.DictReader(io.StringIO(output.getvalue())))
+    assert [(record["queueId"], record["newOffset"], record["heldBy"]) for record in records] == [
+        ("0", "7", ""), ("1", "7", ""),
+    ]  # fmt: skip
+
+
+def test_a_group_goes_back_to_where_it_was(shop):
+    """F5: by version, by time, and over a mistaken reset."""
+    before = shop.store.changes(GROUP)[-1]
+    shop.do(reset, ToOffset(0))
+
+    shop.do(reset, AtVersion(before.version))
+    assert shop.now() == {A0: 20, A1: 30}
+
+    shop.do(reset, ToOffset(0))
+    shop.do(reset, AtTime(before.at_s))
+    assert shop.now() == {A0: 20, A1: 30}
+    with pytest.raises(JobFailed, match="nothing to change: group 'etl' is there already"):
+        shop.do(reset, AtTime(LATER_S))
+
+
+def test_a_store_without_a_past_says_so(tmp_path):
+    shop = Shop(FileOffsetStore(tmp_path / "offsets"))
+    shop.stands_at(at={A0: 20})
+
+    with pytest.raises(JobFailed, match="keeps no history; a Delta table does"):
+        shop.do(reset, AtVersion(1))
+    assert shop.do(reset, ToOffset(3)) == [(0, 3)]
+
+
+def test_a_group_is_cloned_with_another_s_offsets(shop):
+    """F5: clone, into a group that is not there yet."""
+    copy = Shop(shop.store)
+    copy.settings = OffsetsChangeSettings(offset_store=shop.store.spec, consumer_group="copy")
+
+    copy.do(clone, GROUP)
+
+    assert copy.now("copy") == {A0: 20, A1: 30}
+    with pytest.raises(JobFailed, match=r"holds nothing of consumer group 'elt'.*Did you mean 'etl'"):
+        copy.do(clone, "elt")
+
+
+def test_what_only_brokers_know_needs_them(shop):
+    for command in (
+        lambda: shop.do(reset, ToBound("earliest")),
+        lambda: shop.do(skip, None),
+        lambda: shop.do(reset, ToTime(1.0)),
+    ):
+        with pytest.raises(JobFailed, match="give option 'nameServers'"):
+            command()
+
+
+def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
+    """C5: where nobody can be asked."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim(GROUP, "host@one", {A0: 20})
+    shop = Shop(store)
+
+    with pytest.raises(
+        JobFailed, match=r"1 of 1 queues are being consumed by host@one \(its offset changed \d+ s ago"
+    ):
+        shop.do(reset, ToOffset(0))
+    assert shop.now() == {A0: 20}
+
+    shop.do(reset, ToOffset(0), is_forced=True)
+    assert shop.now() == {A0: 0}
+
+
+# ------------------------------------------------------------------------------------------ the sink
+
+
+POSITIONS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+    ]
+)
+
+
+@pytest.fixture
+def sink(tmp_path):
+    """A sink that has the group's rows up to where it stands."""
+    sink = DeltaSink(tmp_path / "sink")
+    sink.prepare(POSITIONS)
+    sink.rewind(GROUP, {A0: 20, A1: 30})
+    rows = [
+        {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": offset}
+        for offset in range(20)
+    ]
+    write_deltalake(sink.path, pa.Table.from_pylist(rows, schema=POSITIONS), mode="append")
+    return sink
+
+
+def watermarks(sink):
+    return SinkWatermarks(sink.path).of(GROUP, [A0, A1])
+
+
+def test_the_rows_that_a_sink_would_drop_are_shown(shop, sink):
+    """H1, F5: going back does not write them again by itself."""
+    shop.do(reset, ToOffset(25), sink=sink.path)
+
+    assert [move["note"] for move in json.loads(shop.shown)] == [None, "the sink drops rows below 30"]
+    assert watermarks(sink) == {A0: 20, A1: 30}
+
+
+def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop, sink):
+    """H1"""
+    with pytest.raises(
+        JobFailed, match=r"10 rows that group etl would write again .* Remove them first: DELETE FROM"
+    ):
+        shop.do(reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
+
+    assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 30}, {A0: 20, A1: 30})
+
+
+def test_group_and_sink_are_set_back_together(shop, sink):
+    """H1, F5: then the rows are written again, once."""
+    shop.do(
+        reset,
+        ToOffset(20),
+        sink=sink.path,
+        rewinds_sink=True,
+        choice=QueueChoice(queues=frozenset({("broker-a", 1)})),
+    )
+
+    assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 20}, {A0: 20, A1: 20})
+
+
+def test_a_sink_that_is_not_there_is_told(shop, tmp_path):
+    with pytest.raises(JobFailed, match=r"There is no Delta table at .*nowhere; correct --sink"):
+        shop.do(reset, ToOffset(20), sink=str(tmp_path / "nowhere"))
+
+
+def test_a_sink_is_not_set_back_under_a_running_query(tmp_path, sink):
+    """C5: --force does not help, the query would go on writing."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim(GROUP, "host@one", {A0: 20})
+
+    with pytest.raises(JobFailed, match="Stop the query: a sink's watermarks cannot be set while it writes"):
+        Shop(store).do(reset, ToOffset(0), sink=sink.path, rewinds_sink=True, is_forced=True)
+
+
+# ------------------------------------------------------------------------------------------ with a cluster
+
+
+@pytest.fixture
+def topic(cluster):
+    """Two queues on broker-a with six messages each."""
+    topic = cluster.create_topic(queues=2, brokers=["broker-a"])
+    with Producer((cluster.name_servers,), "reset-producer") as producer:
+        for queue in producer.queues(topic):
+            producer.send_batch([Message(topic=topic, body=b"x")] * 6, queue)
+    return topic
+
+
+@pytest.fixture
+def live(cluster, topic, tmp_path):
+    """A group with a member that holds both queues at offset 4."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    options = ReadOptions.parse(
+        {
+            "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": GROUP,
+            "offsetStore": shop.store.spec, "instanceName": "one",
+        }
+    )  # fmt: skip
+    member = join_group(options, client_id(options), shop.store, SystemClock())
+    member.start()
+    wait_until(lambda: len(but_retries(member.begin_plan())) == 2, 20, reason="the member holds both queues")
+    queues = but_retries(member.begin_plan())
+    rows = shop.store.claim(GROUP, client_id(options), dict.fromkeys(queues, 0))
+    commits = [QueueCommit(queue=queue, epoch=row.epoch, next_offset=4) for queue, row in rows.items()]
+    shop.store.commit(GROUP, commits, query_id="q", batch_id=0)
+    yield shop
+    member.stop(10)
+
+
+def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
+    """F5, C5: a live group; who had the queues cannot commit what it planned before."""
+    with pytest.raises(
+        JobFailed, match=r"2 of 2 queues are being consumed by .*@one\. Nothing was changed\. Stop"
+    ):
+        live.do(reset, ToBound("earliest"))
+    assert set(live.now().values()) == {4}
+    assert {move["newOffset"] for move in json.loads(live.shown)} == {0}
+
+    assert live.do(reset, ToBound("earliest"), is_forced=True) == [(0, 0), (1, 0)]
+
+    assert set(live.now().values()) == {0}
+    late = [QueueCommit(queue=queue, epoch=1, next_offset=6) for queue in live.now()]
+    assert len(live.store.commit(GROUP, late, query_id="q", batch_id=1).refused) == 2
+    assert live.do(skip, 1, is_forced=True, choice=QueueChoice(queues=frozenset({("broker-a", 1)}))) == [
+        (1, 1)
+    ]
+    assert live.do(skip, None, is_forced=True) == [(0, 6), (1, 6)]
+    assert live.do(reset, ToTime(0.0), is_forced=True) == [(0, 0), (1, 0)]
+    assert live.do(reset, ToTime(LATER_S), is_forced=True) == [(0, 6), (1, 6)]
+    with pytest.raises(JobFailed, match=r"beyond the end of their queue.*: 7 \(the broker ends at 6\)"):
+        live.do(reset, ToOffset(7), is_forced=True)
+
+
+@SIM_ONLY
+def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(cluster, topic, tmp_path):
+    """F3: half a reset would be worse than none."""
+    shop = Shop(
+        DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,), request_timeout_ms=500
+    )
+    shop.stands_at(at={MessageQueue(topic, "broker-a", 0): 4, MessageQueue(topic, "broker-z", 0): 4})
+
+    with pytest.raises(JobFailed, match=r"Nothing is known of .*broker-z.*nothing was changed"):
+        shop.do(reset, ToBound("latest"))
+    assert set(shop.now().values()) == {4}
+
+
+@SIM_ONLY
+def test_a_group_that_has_not_begun_may_be_given_its_beginning(cluster, topic, tmp_path):
+    """F5: skip before the first start."""
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
+    shop.store.claim("another", "me", {A0: 0})
+
+    shop.do(reset, ToBound("latest"), choice=QueueChoice(topics=frozenset({topic})))
+
+    assert set(shop.now().values()) == {6}

@@ -1,0 +1,139 @@
+"""Where an operator's words move which queue, without anybody being asked."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from jobs.moments import AtTime, AtVersion, parse_moment
+from jobs.offset_moves import (
+    QueueChoice,
+    QueueMove,
+    ToBound,
+    ToOffset,
+    ToTime,
+    beyond_the_broker,
+    moves_to,
+    parse_queue,
+    parse_target,
+    refusal,
+    skipped,
+)
+from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
+RETRY = MessageQueue("%RETRY%etl", "a", 0)
+TEN = datetime(2026, 11, 20, 10, tzinfo=UTC).timestamp()
+
+
+def row(queue, next_offset):
+    return OffsetRow(
+        consumer_group="etl", queue=queue, next_offset=next_offset, epoch=4, owner="me", reconsume_times=0,
+        suspended_until_s=None, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
+    )  # fmt: skip
+
+
+def bounds(low, high):
+    return QueueBounds(min_offset=low, max_offset=high)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("earliest", ToBound("earliest")), (" LATEST ", ToBound("latest")), ("0", ToOffset(0)), ("1200", ToOffset(1200)),
+        ("2026-11-20T10:00", ToTime(TEN)), ("2026-11-20 10:00Z", ToTime(TEN)), ("2026-11-20T11:00+01:00", ToTime(TEN)),
+    ],
+)  # fmt: skip
+def test_a_target_is_an_end_an_offset_or_a_time(text, target):
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize("text", ["", "newest", "-1", "1.5", "10:00"])
+def test_anything_else_is_no_target(text):
+    with pytest.raises(ValueError, match="is neither earliest, latest"):
+        parse_target(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"), [("v120", AtVersion(120)), ("V0", AtVersion(0)), ("2026-11-20T10:00", AtTime(TEN))]
+)
+def test_a_moment_is_a_version_or_a_time(text, moment):
+    assert parse_moment(text) == moment
+
+
+@pytest.mark.parametrize("text", ["120", "v", "v-1", "now"])
+def test_anything_else_is_no_moment(text):
+    with pytest.raises(ValueError, match="is neither a time such as"):
+        parse_moment(text)
+
+
+def test_a_broker_s_name_may_hold_a_colon():
+    assert parse_queue("a:b:3") == ("a:b", 3)
+
+
+def test_the_retry_topic_is_moved_only_by_its_name():
+    """E3, F5: what was given back is not to be consumed again because the topic is."""
+    every, orders, retries = (QueueChoice(frozenset(topics)) for topics in ((), ("orders",), (RETRY.topic,)))
+    one = QueueChoice(frozenset(), frozenset({("a", 1)}))
+
+    assert [each.takes(RETRY) for each in (every, orders, retries)] == [False, False, True]
+    assert [each.takes(A0) for each in (every, orders, retries)] == [True, True, False]
+    assert [one.takes(queue) for queue in (A0, A1, B0)] == [False, True, False]
+
+
+def test_queues_that_are_there_already_are_not_moved():
+    moves = moves_to({A0: 5, A1: 5}, {A0: row(A0, 5), A1: row(A1, 9)}, {})
+
+    assert [(move.queue, move.target, move.moved) for move in moves] == [(A1, 5, -4)]
+
+
+def test_a_queue_the_group_has_not_begun_may_be_moved():
+    """F5: skip before the first start."""
+    [move] = moves_to({A0: 5}, {}, {A0: bounds(0, 9)})
+
+    assert (move.target, move.moved, move.columns()["nextOffset"]) == (5, None, None)
+
+
+def test_a_target_whose_messages_are_gone_is_moved_to_the_first_there_is():
+    """F4: below it the query would fail by data loss."""
+    [move] = moves_to({A0: 5}, {A0: row(A0, 20)}, {A0: bounds(12, 30)})
+
+    assert move.target == 12
+
+
+def test_a_target_beyond_the_end_is_found():
+    moves = moves_to(
+        {A0: 31, A1: 30}, {A0: row(A0, 20), A1: row(A1, 20)}, {A0: bounds(12, 30), A1: bounds(12, 30)}
+    )
+
+    assert [move.queue for move in beyond_the_broker(moves)] == [A0]
+
+
+def test_messages_are_skipped_up_to_the_end():
+    """F5: skip."""
+    rows, held = {A0: row(A0, 5), A1: row(A1, 9)}, {A0: bounds(0, 10), A1: bounds(0, 10)}
+
+    assert skipped(rows, held, 2) == {A0: 7, A1: 10}
+    assert skipped(rows, held, None) == {A0: 10, A1: 10}
+
+
+def move(queue, target, **more):
+    return QueueMove(queue=queue, row=row(queue, 20), target=target, bounds=bounds(0, 30), **more)
+
+
+def test_whoever_consumes_now_is_named():
+    """F5, C5"""
+    assert refusal([move(A0, 5)]) is None
+
+    sentence = refusal([move(A0, 5, held_by="host@one"), move(A1, 5), move(B0, 5, held_by="host@two")])
+
+    assert sentence is not None
+    assert sentence.startswith("2 of 3 queues are being consumed by host@one, host@two. Nothing was changed.")
+
+
+def test_rows_that_the_sink_would_drop_are_told():
+    """H1, F5: below its watermark it has them already."""
+    assert move(A0, 5, watermark=20).note == "the sink drops rows below 20"
+    assert move(A0, 20, watermark=20).note == ""

@@ -1,0 +1,78 @@
+"""Jobs ``offsets history`` and ``offsets diff``: what happened to a group."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from jobs.errors import JobFailed
+from jobs.moments import AtVersion
+from jobs.offsets_history import Moments, show_diff, show_history
+from jobs.output import OutputForm
+from jobs.settings import OffsetsHistorySettings
+from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+
+A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Versions: 2 claimed, 3 another group, 4 a batch, 5 reset."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim("etl", "me", {A0: 0, A1: 0})
+    store.claim("other", "you", {A0: 3})
+    store.commit("etl", [QueueCommit(queue=A0, epoch=1, next_offset=8)], query_id="q-1", batch_id=7)
+    store.reset("etl", {A1: 5})
+    return store
+
+
+def run(job, store, *arguments):
+    output = io.StringIO()
+    settings = OffsetsHistorySettings(offset_store=store.spec, consumer_group="etl")
+    job(settings, *arguments, OutputForm.JSON, Console(file=output, width=200))
+    return json.loads(output.getvalue())
+
+
+def test_the_history_of_a_group_is_its_own_newest_first(store):
+    """F5: who did what, and to which version one can go back."""
+    records = run(show_history, store, 20)
+
+    assert [(record["version"], record["action"]) for record in records] == [
+        (5, "reset"), (4, "commit of batch 7 of query q-1"), (2, "claim by me"),
+    ]  # fmt: skip
+    assert len(run(show_history, store, 1)) == 1
+
+
+def test_a_difference_is_of_those_queues_that_changed(store):
+    """F5"""
+    since_claim = run(show_diff, store, Moments(AtVersion(2), None))
+    between = run(show_diff, store, Moments(AtVersion(2), AtVersion(4)))
+
+    assert [(record["queueId"], record["from"], record["to"], record["moved"]) for record in since_claim] == [
+        (0, 0, 8, 8), (1, 0, 5, 5),
+    ]  # fmt: skip
+    assert [(record["queueId"], record["epochFrom"], record["epochTo"]) for record in between] == [(0, 1, 1)]
+
+
+def test_groups_are_compared_as_they_are_now(store):
+    """F5: before and after a clone."""
+    records = run(show_diff, store, "other")
+
+    assert [(record["queueId"], record["from"], record["to"]) for record in records] == [
+        (0, 8, 3),
+        (1, 5, None),
+    ]
+
+
+def test_what_is_not_there_is_told(store, tmp_path):
+    with pytest.raises(OffsetError, match="nothing of version 1 for group etl"):
+        run(show_diff, store, Moments(AtVersion(1), None))
+    with pytest.raises(JobFailed, match=r"There are no offsets at .*/none; correct option 'offsetStore'"):
+        run(show_history, DeltaOffsetStore(tmp_path / "none"), 5)
+    assert not (tmp_path / "none").exists()
