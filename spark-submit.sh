@@ -8,8 +8,11 @@
 #   replay         read queues again, into a Delta table or another topic; no group's offsets are touched
 #   offsets show   print a consumer group's progress from its offset store, with the broker's bounds
 #   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
-#   offsets reset  move a group: to a position, to a time, to where it once was; also skip, clone
-#   offsets history, offsets diff   what happened to a group's offsets
+#   offsets reset  move a group: to a position, to a time, or to where it once was
+#   offsets skip   pass a group's backlog over, or a message that cannot be consumed
+#   offsets clone  move a group to where another one stands
+#   offsets history  print the changes of a group that can be gone back to
+#   offsets diff   print what changed between two moments of a group, or is different in another group
 #   completion     print what makes a shell complete all this: eval "$(./spark-submit.sh completion bash)"
 #
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
