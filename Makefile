@@ -32,6 +32,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 
 test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev python -m tests.helpers.browser
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"
@@ -65,8 +66,8 @@ site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)
-	uv pip compile pyproject.toml --extra spark --extra jobs $(LOCK) --output-file requirements/runtime.txt
-	uv pip compile pyproject.toml --extra spark --extra jobs --extra dev $(LOCK) \
+	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts $(LOCK) --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts --extra dev $(LOCK) \
 	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet

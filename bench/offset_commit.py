@@ -1,10 +1,10 @@
-"""What a commit of 64 queues to the offset store costs, next to a bare commit of the same rows by delta-rs."""
+"""What a commit of 64 queues to the offset store costs, from the first to the twenty-thousandth, and a planner's read."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,50 +17,61 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 
 _GROUP = "bench"
 _QUEUES = 64
-_TARGET_MS = 25.0
+_MANY_QUEUES = 1_024
+_P50_MS = 15.0
+_P99_MS = 60.0
+_READ_MS = 10.0
+_FLAT = 1.5
+_UPKEEP_TIMEOUT_S = 120.0
 _METHOD = """\
-`DeltaOffsetStore.commit` of {queues} queues (fenced by epoch: read, decide, overwrite of the group's partition with
-a transaction id) next to a *bare* commit: delta-rs overwriting the same rows of the same table form by the same
-literal predicate, without reading them first. One of each in turn, {commits} times after {warm_up} for warming up;
-every commit moves every queue. `read` is `DeltaOffsetStore.read`, which the planner does once per trigger, after
-another writer's commit."""
+`DeltaOffsetStore.commit` of {queues} queues (fenced by epoch: newest version, decide, overwrite of the group's partition with
+a transaction id), {commits:,} times without a pause into one table, its upkeep running beside them; every commit moves
+every queue. The columns are the first {block:,} commits, a block in the middle, and the last. After every
+{compared_every}th commit, in turn: a *bare* commit, delta-rs overwriting the same rows of a table of the same form by the same literal
+predicate, which nobody looks after; and `read`, what the planner does once per trigger after another writer's commit. Then
+`read` with {many:,} queues, {reads} times, each after another writer's commit."""
 
 
-def run(*, commits: int = 200, warm_up: int = 10) -> Result:
-    """Measure ``commits`` commits of each kind."""
+def run(*, commits: int = 20_000, warm_up: int = 10) -> Result:
+    """Measure ``commits`` commits."""
     before = load_average()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        store = _Store(Path(folder) / "offsets")
-        reader = DeltaOffsetStore(store.path)
-        bare = _BareTable(store.path, Path(folder) / "bare")
-        times: dict[str, list[float]] = {"commit": [], "bare": [], "read": []}
-        for number in range(warm_up + commits):
-            figures = {
-                "commit": _milliseconds(lambda n=number: store.commit(n)),
-                "bare": _milliseconds(bare.commit),
-                "read": _milliseconds(lambda: reader.read(_GROUP)),
-            }
-            if number >= warm_up:
-                for name, figure in figures.items():
-                    times[name].append(figure)
-    spreads = {name: Spread.of(figures) for name, figures in times.items()}
-    ratio = Spread.of(ours / ceiling for ours, ceiling in zip(times["commit"], times["bare"], strict=True))
+        found = _Figures(Path(folder), commits, warm_up)
+        found.measure()
+        many = _many_reads(Path(folder) / "many", reads := max(5, min(100, commits // 10)))
+    block = found.block
+    parts = (found.commits[:block], found.middle(), found.commits[-block:])
+    flat = _quantile(parts[-1], 0.5) / _quantile(parts[0], 0.5)
+    ratio = Spread.of(ours / bare for ours, bare in zip(found.beside_bare, found.bare, strict=True))
     return Result(
         name="offset_commit",
         title="Offset commit",
-        method=_METHOD.format(queues=_QUEUES, commits=commits, warm_up=warm_up),
-        columns=("what", "min", "median", "max"),
+        method=_METHOD.format(
+            queues=_QUEUES,
+            commits=commits,
+            block=block,
+            compared_every=found.every,
+            many=_MANY_QUEUES,
+            reads=reads,
+        ),
+        columns=("what", "first / min", "middle / median", "last / max"),
         rows=(
-            ("commit, ms", *spreads["commit"].cells(".1f")),
-            ("bare commit, ms", *spreads["bare"].cells(".1f")),
+            ("commit p50, ms", *(f"{_quantile(part, 0.5):.1f}" for part in parts)),
+            ("commit p99, ms", *(f"{_quantile(part, 0.99):.1f}" for part in parts)),
+            ("bare commit, ms", *Spread.of(found.bare).cells(".1f")),
             ("commit / bare commit", *ratio.cells(".2f")),
-            ("read, ms", *spreads["read"].cells(".1f")),
+            ("read, ms", *Spread.of(found.reads).cells(".1f")),
+            (f"read of {_MANY_QUEUES:,} queues, ms", *Spread.of(many).cells(".1f")),
+            ("files of the log at the end", str(found.log_files), str(found.log_files), str(found.log_files)),
         ),
         targets=(
+            _target(f"commit of {_QUEUES} queues, p50", _quantile(found.commits, 0.5), _P50_MS, "ms"),
+            _target(f"commit of {_QUEUES} queues, p99", _quantile(found.commits, 0.99), _P99_MS, "ms"),
+            _target("last block's p50 / first block's", flat, _FLAT, ""),
             Target(
-                what=f"commit of {_QUEUES} queues",
-                seen=spreads["commit"],
-                bound=_TARGET_MS,
+                what=f"read of {_MANY_QUEUES:,} queues",
+                seen=Spread.of(many),
+                bound=_READ_MS,
                 at_most=True,
                 unit="ms",
             ),
@@ -69,16 +80,52 @@ def run(*, commits: int = 200, warm_up: int = 10) -> Result:
     )
 
 
+class _Figures:
+    """What the commits cost, in milliseconds, in their order."""
+
+    def __init__(self, folder: Path, count: int, warm_up: int) -> None:
+        self._store = _Store(folder / "offsets", _QUEUES)
+        self._reader = DeltaOffsetStore(self._store.path)
+        self._bare = _BareTable(self._store.path, folder / "bare")
+        self._count = count
+        self._warm_up = warm_up
+        self.every = max(1, count // 200)
+        self.block = max(1, count // 20)
+        self.commits: list[float] = []
+        self.beside_bare: list[float] = []
+        self.bare: list[float] = []
+        self.reads: list[float] = []
+        self.log_files = 0
+
+    def measure(self) -> None:
+        for number in range(-self._warm_up, self._count):
+            commit_ms = _milliseconds(lambda n=number: self._store.commit(n + self._warm_up))
+            if number < 0:
+                self._bare.commit()
+                continue
+            self.commits.append(commit_ms)
+            if number % self.every == 0:
+                self.beside_bare.append(commit_ms)
+                self.reads.append(_milliseconds(lambda: self._reader.read(_GROUP)))
+                self.bare.append(_milliseconds(self._bare.commit))
+        self._store.wait()
+        self.log_files = sum(1 for _ in (self._store.path / "_delta_log").iterdir())
+
+    def middle(self) -> list[float]:
+        begin = (len(self.commits) - self.block) // 2
+        return self.commits[begin : begin + self.block]
+
+
 class _Store:
     """An offset store whose queues are claimed by us."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, queues: int) -> None:
         self.path = path
         self._store = DeltaOffsetStore(path)
-        queues = [MessageQueue("orders", f"broker-{n % 4}", n // 4) for n in range(_QUEUES)]
+        names = [MessageQueue("orders", f"broker-{n % 4}", n // 4) for n in range(queues)]
         self._epochs = {
             queue: row.epoch
-            for queue, row in self._store.claim(_GROUP, "bench", dict.fromkeys(queues, 0)).items()
+            for queue, row in self._store.claim(_GROUP, "bench", dict.fromkeys(names, 0)).items()
         }
 
     def commit(self, number: int) -> None:
@@ -92,6 +139,9 @@ class _Store:
             batch_id=number,
         )
 
+    def wait(self) -> None:
+        self._store.wait_for_upkeep(_UPKEEP_TIMEOUT_S)
+
 
 class _BareTable:
     """A table of the same form with the same rows, overwritten as it is."""
@@ -103,11 +153,35 @@ class _BareTable:
             str(path),
             schema=model.schema(),
             partition_by=["consumer_group"],
-            configuration=dict(model.metadata().configuration),
+            # delta-rs makes a table only with properties that it knows.
+            configuration={
+                key: value
+                for key, value in model.metadata().configuration.items()
+                if key.startswith("delta.")
+            },
         )
 
     def commit(self) -> None:
         write_deltalake(self._table, self._rows, mode="overwrite", predicate=f"consumer_group = '{_GROUP}'")
+
+
+def _many_reads(path: Path, reads: int) -> list[float]:
+    writer, reader = _Store(path, _MANY_QUEUES), DeltaOffsetStore(path)
+    reader.read(_GROUP)
+    times = []
+    for number in range(reads):
+        writer.commit(number)
+        times.append(_milliseconds(lambda: reader.read(_GROUP)))
+    return times
+
+
+def _target(what: str, seen: float, bound: float, unit: str) -> Target:
+    return Target(what=what, seen=Spread.of([seen]), bound=bound, at_most=True, unit=unit)
+
+
+def _quantile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
 def _milliseconds(action: Callable[[], object]) -> float:

@@ -42,6 +42,7 @@ class Parsed(click.ParamType[Any]):
             self.fail(f"'{value}' {error}.", param, ctx)
 
 
+_FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 _MOMENT = Parsed("time|version", parse_moment)
 
 
@@ -103,12 +104,38 @@ def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     import_module("jobs.offsets_show").show_offsets(settings, open_console(), OutputForm(output))
 
 
-@offsets.command(cls=JobCommand, settings=OffsetsLagSettings, examples=(f"offsets lag {_CONF}",))
+@offsets.command(
+    cls=JobCommand,
+    settings=OffsetsLagSettings,
+    examples=(
+        f"offsets lag {_CONF}",
+        f"offsets lag --html lag.html --hours 6 {_CONF}",
+        f"offsets lag --png lag.png {_CONF}",
+    ),
+)
 @settings_options
 @output_options
-def lag(conf: Path | None, pairs: Sequence[str], output: str) -> None:
-    """Print how far consumer groups are behind, and who holds their queues."""
+@click.option(
+    "--html",
+    "page",
+    type=_FILE,
+    help="Draw the group's past, too: backlog and rate of each queue, suspensions, dead letters.",
+)
+@click.option("--png", type=_FILE, help="The same as a PNG.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0.05),
+    default=24.0,
+    show_default=True,
+    help="How far back the picture goes.",
+)
+def lag(
+    conf: Path | None, pairs: Sequence[str], *, output: str, page: Path | None, png: Path | None, hours: float
+) -> None:
+    """Print how far consumer groups are behind, and who holds their queues; draw how that came."""
     settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
+    if page is not None or png is not None:
+        import_module("jobs.lag_samples").draw_lag(settings, hours, page, png)
     import_module("jobs.offsets_lag").show_lag(settings, open_console(), OutputForm(output))
 
 

@@ -92,19 +92,43 @@ class ClusterLook:
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
         """The offset of each queue's first message stored at or after ``at_s``; of those whose broker tells."""
-        addresses = self.addresses({queue.topic for queue in queues})
+        return self.stored_by(sorted(queues), [at_s])[0]
 
-        def ask(queue: MessageQueue) -> tuple[MessageQueue, int | None]:
+    def stored_by(
+        self,
+        queues: Sequence[MessageQueue],
+        times_s: Sequence[float],
+        *,
+        beside: Collection[MessageQueue] = (),
+    ) -> tuple[dict[MessageQueue, int], ...]:
+        """For each time, up to which offset each queue was filled; of those whose broker tells.
+
+        Queues of topics that have no route, as those of dead letters, are asked for at the brokers of ``beside``.
+        """
+        addresses = self.addresses({queue.topic for queue in (beside or queues)})
+
+        def ask(one: tuple[int, MessageQueue]) -> tuple[int, MessageQueue, int | None]:
+            index, queue = one
+            at_ms = int(times_s[index] * 1000)
             try:
-                return queue, self.brokers.search_offset(
-                    addresses[queue.broker_name], queue, int(at_s * 1000)
-                )
+                return index, queue, self.brokers.search_offset(addresses[queue.broker_name], queue, at_ms)
             except RocketMQError as error:
-                logger.warning("offset of a time not told %s: %s", queue, error)
-                return queue, None
+                logger.log(
+                    logging.INFO if beside else logging.WARNING,
+                    "offset of a time not told %s: %s",
+                    queue,
+                    error,
+                )
+                return index, queue, None
 
-        asked = self._threads.map(ask, [queue for queue in queues if queue.broker_name in addresses])
-        return {queue: offset for queue, offset in asked if offset is not None}
+        asked = [queue for queue in queues if queue.broker_name in addresses]
+        filled: tuple[dict[MessageQueue, int], ...] = tuple({} for _ in times_s)
+        for index, queue, offset in self._threads.map(
+            ask, [(i, queue) for i in range(len(times_s)) for queue in asked]
+        ):
+            if offset is not None:
+                filled[index][queue] = offset
+        return filled
 
     def _looked_at(self, topic: str) -> Snapshot | None:
         view = ClusterView(self._read_options(topic), self._pool, self._clock)

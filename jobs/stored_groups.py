@@ -69,6 +69,10 @@ class StoredGroup:
         """The group's rows right after ``change``."""
         return self._history().rows_of(str(self.name), change)
 
+    def rows_of_all(self, changes: Sequence[StoredChange]) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
+        """The same of several changes, by version; without those that are not kept any more."""
+        return self._history().rows_of_all(str(self.name), changes)
+
     def _history(self) -> OffsetHistory:
         if StoreSpec.parse(self.store.spec).kind is not StoreKind.DELTA:
             raise JobFailed(f"The offset store {self.store.spec} keeps no history; a Delta table does.")

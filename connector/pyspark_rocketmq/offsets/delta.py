@@ -186,16 +186,27 @@ class DeltaOffsetStore:
 
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
         """See ``OffsetHistory.rows_of``."""
-        try:
-            return _read_rows(DeltaTable(self._path, version=change.version), consumer_group)
-        except STORAGE_ERRORS:
-            kept = HistoryTable(self._path).rows_of(consumer_group, [change.version])
-        if change.version not in kept:
+        found = self.rows_of_all(consumer_group, [change])
+        if change.version not in found:
             raise OffsetError(
                 f"Version {change.version} of the offset table {self._path} is no longer kept for group {consumer_group}. "
                 "`offsets history` lists what can be gone back to."
             )
-        return kept[change.version]
+        return found[change.version]
+
+    def rows_of_all(
+        self, consumer_group: str, changes: Sequence[StoredChange]
+    ) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
+        """See ``OffsetHistory.rows_of_all``."""
+        found: dict[int, Mapping[MessageQueue, OffsetRow]] = {}
+        for version in sorted({change.version for change in changes}, reverse=True):
+            try:
+                found[version] = _read_rows(DeltaTable(self._path, version=version), consumer_group)
+            except STORAGE_ERRORS:
+                # The log does not reach back so far; all that is older is in the history, if anywhere.
+                break
+        older = {change.version for change in changes} - found.keys()
+        return {**HistoryTable(self._path).rows_of(consumer_group, older), **found} if older else found
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
         """Until the upkeep that is running beside the commits, if one is, has ended.

@@ -51,6 +51,12 @@ class OffsetHistory(Protocol):
         """
         ...
 
+    def rows_of_all(
+        self, consumer_group: str, changes: Sequence[StoredChange]
+    ) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
+        """The same of several changes, by version; without those that are not kept any more."""
+        ...
+
 
 def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
     """Those of ``changes`` (oldest first) that are kept when the others go."""

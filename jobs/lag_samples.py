@@ -1,0 +1,82 @@
+"""Gathers what the picture of a group's lag shows: from the store's history, and from the brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
+from jobs.errors import JobFailed
+from jobs.lag_history import LagHistory, is_reset, moments_at, sample_times
+from jobs.settings import OffsetsLagSettings
+from jobs.stored_groups import StoredGroup, open_group
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue, dlq_topic
+from pyspark_rocketmq.offsets.history import Moment, StoredChange
+
+_SAMPLES: Final = 80
+
+
+def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png: Path | None) -> None:
+    """Draw the group's last ``hours`` as a page, as a PNG, or both.
+
+    Raises:
+        JobFailed: If no group is named, there is nothing to draw, or the extra 'charts' is not installed.
+    """
+    # An extra; first, so that nobody waits for a look at the cluster that cannot be drawn.
+    picture = import_module("jobs.lag_picture")
+    history = lag_history(settings, hours)
+    if page is not None:
+        picture.write_page(history, page)
+    if png is not None:
+        picture.write_png(history, png)
+
+
+def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None = None) -> LagHistory:
+    """Sample the group's last ``hours``, or the time since its first change if that is shorter.
+
+    Raises:
+        JobFailed: If no group is named, or nothing of it is kept.
+    """
+    if settings.consumer_group is None:
+        raise JobFailed("A picture is of one group: name it with option 'consumerGroup'.")
+    group = open_group(settings, settings.consumer_group, must_exist=True)
+    clock = clock or SystemClock()
+    changes = group.changes()
+    if not changes:
+        raise JobFailed(f"The offset store keeps nothing of the past of group '{group.name}'.")
+    until_s = max(clock.now_s(), changes[-1].at_s + 1)
+    since_s = max(until_s - hours * 3600, min(changes[0].at_s, until_s - 60))
+    times_s = sample_times(since_s, until_s, _SAMPLES)
+    moments = moments_at(times_s, _moments(group, changes, times_s))
+    queues = sorted({queue for moment in moments if moment is not None for queue in moment.rows})
+    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
+        cluster = ClusterLook(settings, group.name.namespace, clock, threads)
+        ends = cluster.stored_by(queues, times_s)
+        letters = [
+            MessageQueue(dlq_topic(group.name.group), name, 0)
+            for name in {queue.broker_name for queue in queues}
+        ]
+        dead = cluster.stored_by(letters, times_s, beside=queues)
+    return LagHistory(
+        group=str(group.name),
+        times_s=times_s,
+        moments=moments,
+        ends=ends,
+        dead_letters=tuple(sum(each.values()) for each in dead),
+        resets_s=tuple(
+            change.at_s for change in changes if is_reset(change.action) and change.at_s >= since_s
+        ),
+    )
+
+
+def _moments(group: StoredGroup, changes: Sequence[StoredChange], times_s: Sequence[float]) -> list[Moment]:
+    """Those of the group's changes that a sample shows, with their rows."""
+    shown = moments_at(times_s, [Moment(change, {}) for change in changes])
+    wanted = {moment.change.version: moment.change for moment in shown if moment is not None}
+    rows = group.rows_of_all(list(wanted.values()))
+    return [Moment(wanted[version], rows[version]) for version in sorted(rows)]

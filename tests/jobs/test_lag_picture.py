@@ -1,0 +1,115 @@
+"""The picture of a group's lag, in a browser and as a file, and what it is drawn of."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from broker_sim.cluster import SimCluster
+from jobs.errors import JobFailed
+from jobs.lag_history import LagHistory
+from jobs.lag_picture import write_page, write_png
+from jobs.lag_samples import draw_lag, lag_history
+from jobs.settings import OffsetsLagSettings
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
+from tests.helpers.browser import browser as _browser
+from tests.jobs.test_lag_history import Q0, Q1, moment
+
+browser = _browser
+MESSAGES = 6
+
+
+@pytest.fixture
+def history():
+    """Two queues, one suspended for a while, a reset and dead letters."""
+    moments = [moment(10.0 * number, {Q0: 40 * number, Q1: 100}) for number in range(8)]
+    moments[3] = moment(30, {Q0: 120, Q1: 100}, suspended_until_s=99.0, reconsume_times=3)
+    return LagHistory(
+        group="order-etl", times_s=tuple(10.0 * number for number in range(8)), moments=tuple(moments),
+        ends=tuple({Q0: 40 * number + 7, Q1: 100 + 30 * number} for number in range(8)),
+        dead_letters=(0, 0, 0, 2, 2, 2, 3, 3), resets_s=(55.0,),
+    )  # fmt: skip
+
+
+def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, tmp_path):
+    """B5: every queue, what is waiting, how fast it is consumed, suspensions, dead letters, resets."""
+    page = tmp_path / "lag.html"
+    write_page(history, page)
+
+    document = browser.document(page)
+
+    assert "https://cdn" not in document
+    for text in (
+        "Consumer group order-etl", "messages waiting", "messages consumed per second", "new dead letters",
+        "orders broker-a:0", "orders broker-a:1", "triangle: queue suspended by its listener; dashed line: offsets reset by an operator",
+    ):  # fmt: skip
+        assert f">{text}" in document
+    assert document.count('class="mark-line role-mark') == 4
+    assert document.count('class="mark-rule role-mark') == 2
+    screenshot = tmp_path / "screenshot.png"
+    browser.screenshot(page, screenshot)
+    assert screenshot.stat().st_size > 20_000
+
+
+def test_the_picture_is_a_png_of_its_panels(history, tmp_path):
+    file = tmp_path / "lag.png"
+    write_png(history, file)
+
+    content = file.read_bytes()
+    width, height = struct.unpack(">II", content[16:24])
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert width > 1800
+    assert height > 1200
+
+
+@pytest.fixture
+def consumed(tmp_path):
+    """A group at offset 4 of two queues with six messages each, one of them suspended."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    with SimCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", 2)
+        with Producer((cluster.name_servers,), "lag-producer") as producer:
+            for queue in producer.queues("orders"):
+                producer.send_batch([Message(topic="orders", body=b"x")] * MESSAGES, queue)
+        queues = [MessageQueue("orders", "broker-a", number) for number in (0, 1)]
+        epoch = store.claim("etl", "me", dict.fromkeys(queues, 0))[queues[0]].epoch
+        commits = [
+            QueueCommit(queue=queues[0], epoch=epoch, next_offset=4),
+            QueueCommit(
+                queue=queues[1], epoch=epoch, next_offset=4, reconsume_times=2, suspended_until_s=9e9
+            ),
+        ]
+        store.commit("etl", commits, query_id="q", batch_id=0)
+        yield OffsetsLagSettings(
+            offset_store=store.spec,
+            name_servers=(cluster.name_servers,),
+            consumer_group="etl",
+            request_timeout_ms=10_000,
+        )
+
+
+def test_a_group_s_past_comes_from_its_store_and_its_brokers(consumed):
+    """B5, F1: nothing need have been recorded beforehand."""
+    history = lag_history(consumed, hours=1)
+
+    last = [record for record in history.queue_records() if record["at"] == round(history.times_s[-1] * 1000)]
+    assert [(record["backlog"], record["state"]) for record in last] == [(2, None), (2, "suspended")]
+    assert history.dead_letters[-1] == 0
+
+
+def test_the_job_writes_both_files(consumed, tmp_path):
+    draw_lag(consumed, 1.0, tmp_path / "lag.html", tmp_path / "lag.png")
+
+    assert (tmp_path / "lag.html").stat().st_size > 100_000
+    assert (tmp_path / "lag.png").stat().st_size > 10_000
+
+
+def test_a_picture_is_of_one_group(consumed):
+    several = OffsetsLagSettings(offset_store=consumed.offset_store, name_servers=consumed.name_servers)
+
+    with pytest.raises(JobFailed, match="name it with option 'consumerGroup'"):
+        lag_history(several, hours=1)
