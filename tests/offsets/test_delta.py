@@ -21,7 +21,15 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.offsets.table_version import NEWEST_VERSION, VERSION_PROPERTY
 from tests.helpers.fake_clock import FakeClock
-from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
+from tests.offsets.conformance import (
+    GROUP,
+    Q0,
+    Q1,
+    START_S,
+    OffsetStoreConformance,
+    PositionConformance,
+    committed,
+)
 from tests.offsets.store_workers import claim_and_commit
 
 
@@ -33,6 +41,14 @@ class TestDeltaOffsetStore(OffsetStoreConformance):
     @pytest.fixture
     def again(self, store):
         return lambda: open_offset_store(store.spec)
+
+
+class TestDeltaOffsetStoreAtAUri(PositionConformance):
+    """As at an object store's: everything goes through delta-rs' own storage."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path, clock):
+        return DeltaOffsetStore((tmp_path / "off sets é").as_uri(), clock=clock)
 
 
 @pytest.fixture
@@ -141,6 +157,7 @@ def test_checkpoints_keep_the_log_short_to_read(path: Path):
     for batch_id in range(110):
         store.commit(GROUP, [committed(Q0, batch_id + 1)], query_id="q", batch_id=batch_id)
 
+    store.wait_for_upkeep(60)
     last_checkpoint = json.loads((path / "_delta_log" / "_last_checkpoint").read_text())
     assert last_checkpoint["version"] >= 99
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 110
@@ -156,6 +173,30 @@ def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Pa
         log_file.unlink()
 
     assert idle.read(GROUP)[Q0].next_offset == 3
+
+
+@pytest.mark.parametrize(
+    "left_over", ["a data file", "a commit not yet named", "a checkpoint nobody points to"]
+)
+def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_over):
+    """H1: a commit is the one file operation that gives it its number; before that there are only files nobody names."""
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+    log, newest = path / "_delta_log", version(path)
+    if left_over == "a data file":
+        written = next((path / f"consumer_group={GROUP}").glob("*.parquet"))
+        shutil.copy(written, written.with_name("part-00000-left-over.snappy.parquet"))
+    elif left_over == "a commit not yet named":
+        # How delta-rs' storage writes a file on a disk: beside its place, then a hard link.
+        shutil.copy(log / f"{newest:020d}.json", log / f"{newest + 1:020d}.json#1")
+    else:
+        DeltaTable(path).create_checkpoint()
+        (log / "_last_checkpoint").unlink()
+
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 5
+    assert DeltaOffsetStore(path).commit(GROUP, [committed(Q0, 6)], query_id="q", batch_id=2).accepted
+    assert store.read(GROUP)[Q0].next_offset == 6
 
 
 # ------------------------------------------------------------------------------------------ errors of a commit

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,15 @@ def test_the_log_stays_short_however_many_commits_there_are(path: Path):
     assert len([name for name in log_names(path) if name.endswith(".json")]) <= KEPT + 2 * EVERY
     assert len([name for name in log_names(path) if "checkpoint.parquet" in name]) <= 4
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 65
+
+
+def test_a_table_named_by_a_uri_is_looked_after_too(path: Path):
+    """F1: by delta-rs' own storage, as an object store's."""
+    store = DeltaOffsetStore(path.as_uri())
+    commits(store, 65)
+
+    assert len([name for name in log_names(path) if name.endswith(".json")]) <= KEPT + 2 * EVERY
+    assert store.rows_of(GROUP, store.changes(GROUP)[0])[Q0].next_offset < 45
 
 
 def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
@@ -188,6 +199,46 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
                 super().delete_file(name)
 
         patch.setattr(log_module.fs, "PyFileSystem", Dying)
+
+
+def test_files_that_nobody_names_any_more_go_and_the_past_stays(path: Path, monkeypatch):
+    """F1: what the log can still open stays, and so does the history; what a killed writer left goes."""
+    store = DeltaOffsetStore(path)
+    commits(store, 45)
+    first = LogFiles(str(path)).readable_versions().start
+    folder = path / f"consumer_group={GROUP}"
+    (folder / "part-00000-left-over.snappy.parquet").write_bytes(b"")
+    for file in folder.iterdir():
+        os.utime(file, (0, 0))
+    before = {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)}
+    monkeypatch.setattr(upkeep_module, "_FILES_KEPT_S", 0.0)
+    monkeypatch.setattr(log_module.LogFiles, "change", lambda *_: None)
+    removing = upkeep(path)
+
+    removing._forget_files(DeltaTable(path), LogFiles(str(path)))
+
+    monkeypatch.undo()
+    assert len(list(folder.iterdir())) == 1
+    after = {change: store.rows_of(GROUP, change) for change in before if change.version < first}
+    assert after
+    assert after == {change: rows for change, rows in before.items() if change.version < first}
+    assert store.read(GROUP)[Q0].next_offset == 45
+
+
+def test_files_that_the_log_can_still_open_are_kept_however_old(path: Path, monkeypatch):
+    """F5: a group that commits seldom goes back as exactly as another."""
+    store = DeltaOffsetStore(path)
+    commits(store, 5)
+    before = {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)}
+    monkeypatch.setattr(upkeep_module, "_FILES_KEPT_S", 0.0)
+    hours = []
+    monkeypatch.setattr(DeltaTable, "vacuum", lambda self, kept, **_: hours.append(kept))
+    later = Upkeep(str(path), FakeClock(time.time() + 30 * 3600), lambda table, group: {})
+
+    later._forget_files(DeltaTable(path), LogFiles(str(path)))
+
+    assert hours == [31]
+    assert {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)} == before
 
 
 def test_two_upkeeps_at_once_record_the_past_once(path: Path):

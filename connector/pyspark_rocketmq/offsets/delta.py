@@ -51,8 +51,9 @@ from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
 from pyspark_rocketmq.offsets.history import StoredChange
 from pyspark_rocketmq.offsets.history_table import HistoryTable
 from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
+from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
 from pyspark_rocketmq.offsets.table_reading import (
     STORAGE_ERRORS,
@@ -86,7 +87,7 @@ _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0
 """Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
 
 
-class DeltaOffsetStore:
+class DeltaOffsetStore(RuledOffsetStore):
     """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
 
     A table that is there already must have exactly the columns of the design, or those of an earlier release, and
@@ -141,39 +142,6 @@ class DeltaOffsetStore:
                 f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
                 "Check that the storage can be reached and the table read."
             ) from error
-
-    def claim(
-        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, OffsetRow]:
-        """Take queues over; see ``OffsetStore.claim``."""
-        now_s = self._clock.now_s()
-        return self._change(
-            consumer_group,
-            lambda rows: apply_claim(rows, consumer_group, owner, starts, now_s),
-            f"claim by {owner}",
-        )
-
-    def commit(
-        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
-    ) -> CommitResult:
-        """Store what a batch achieved; see ``OffsetStore.commit``."""
-        now_s = self._clock.now_s()
-        return self._change(
-            consumer_group,
-            lambda rows: apply_commit(
-                rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
-            ),
-            f"commit of batch {batch_id} of query {query_id}",
-        )
-
-    def reset(
-        self, consumer_group: str, targets: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues anywhere; see ``OffsetStore.reset``."""
-        now_s = self._clock.now_s()
-        return self._change(
-            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s), "reset"
-        )
 
     def changes(self, consumer_group: str) -> list[StoredChange]:
         """See ``OffsetHistory.changes``."""

@@ -11,6 +11,7 @@ Rule 3: an upkeep that fails harms nobody: it is logged, and done by the next.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +33,8 @@ EVERY: Final = 100
 """Versions from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
 """How many of the newest versions can be gone back to exactly; each makes every commit a little slower, by listing."""
-_FILES_KEPT_HOURS: Final = 1
-"""For how long a reader may look at a snapshot of the table."""
+_FILES_KEPT_S: Final = 3600.0
+"""For how long a reader may look at a snapshot of the table, at least."""
 _FORGET_EVERY: Final = 10
 """Upkeeps from one removal of data files to the next: each makes two versions of its own."""
 
@@ -85,7 +86,7 @@ class Upkeep:
         table.create_checkpoint()
         removed = log.forget_before(version - KEPT_COMMITS)
         if forget_files:
-            self._forget_files(table)
+            self._forget_files(table, log)
             history.forget_and_compact(self._clock.now_s())
         logger.info(
             "offset table looked after path=%s version=%d log_files=-%d", self._table_uri, version, removed
@@ -122,6 +123,13 @@ class Upkeep:
             groups = {partition["consumer_group"] for partition in table.partitions()}
         return [Moment(change, rows) for group in sorted(groups) if (rows := self._rows_of(table, group))]
 
-    def _forget_files(self, table: DeltaTable) -> None:
+    def _forget_files(self, table: DeltaTable, log: LogFiles) -> None:
+        """Remove data files that no version of the log names, and those that a killed writer left."""
+        kept_s = _FILES_KEPT_S
+        readable = log.readable_versions()
+        oldest = next((change for version in readable if (change := log.change(version)) is not None), None)
+        if oldest is not None:
+            kept_s = max(kept_s, self._clock.now_s() - oldest.at_s)
         table.update_incremental()
-        table.vacuum(_FILES_KEPT_HOURS, dry_run=False, enforce_retention_duration=False)
+        # Full: a checkpoint forgets which files were removed long ago.
+        table.vacuum(math.ceil(kept_s / 3600), dry_run=False, enforce_retention_duration=False, full=True)

@@ -16,7 +16,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -32,8 +32,9 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.file_form import decode_rows, encode_rows
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
+from pyspark_rocketmq.offsets.store import OffsetRow
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ _LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_PAUSE_S: Final = 0.005
 
 
-class FileOffsetStore:
+class FileOffsetStore(RuledOffsetStore):
     """Implements ``OffsetStore`` for the processes of one machine.
 
     Source: ``LocalFileOffsetStore``; its folder is ``~/.rocketmq_offsets/CLIENT_ID/GROUP``.
@@ -103,35 +104,7 @@ class FileOffsetStore:
             ) from trouble
         return {}
 
-    def claim(
-        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, OffsetRow]:
-        """Take queues over; see ``OffsetStore.claim``."""
-        now_s = self._clock.now_s()
-        return self._change(
-            consumer_group, lambda rows: apply_claim(rows, consumer_group, owner, starts, now_s)
-        )
-
-    def commit(
-        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
-    ) -> CommitResult:
-        """Store what a batch achieved; see ``OffsetStore.commit``."""
-        now_s = self._clock.now_s()
-        return self._change(
-            consumer_group,
-            lambda rows: apply_commit(
-                rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
-            ),
-        )
-
-    def reset(
-        self, consumer_group: str, targets: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues anywhere; see ``OffsetStore.reset``."""
-        now_s = self._clock.now_s()
-        return self._change(consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s))
-
-    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]]) -> ResultT:
+    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:  # noqa: ARG002 - has no history
         main = self._file_of(consumer_group)
         try:
             with self._locked(consumer_group, main.parent):

@@ -108,7 +108,7 @@ class HistoryTable:
         if len(table.file_uris()) > _COMPACT_ABOVE:
             table.delete(f"day < DATE '{oldest.isoformat()}'")
             table.optimize.compact()
-            table.vacuum(1, dry_run=False, enforce_retention_duration=False)
+            table.vacuum(1, dry_run=False, enforce_retention_duration=False, full=True)
 
     def _query(self, sql: str) -> pa.Table:
         table = self._opened()

@@ -1,0 +1,58 @@
+"""What all stores that keep whole rows do alike: the rules decide, the store reads and writes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.history import RESET
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+
+
+class RuledOffsetStore(ABC):
+    """The changes of ``OffsetStore``, each one call of ``_change``."""
+
+    _clock: Clock
+
+    @abstractmethod
+    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
+        """Read the group's rows, have them decided on and store the outcome, as if nobody else did anything meanwhile.
+
+        ``decide`` may be called again with newer rows; ``action`` is for the history.
+        """
+
+    def claim(
+        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Take queues over; see ``OffsetStore.claim``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_claim(rows, consumer_group, owner, starts, now_s),
+            f"claim by {owner}",
+        )
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Store what a batch achieved; see ``OffsetStore.commit``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_commit(
+                rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
+            ),
+            f"commit of batch {batch_id} of query {query_id}",
+        )
+
+    def reset(
+        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Move queues anywhere; see ``OffsetStore.reset``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s), RESET
+        )
