@@ -51,7 +51,7 @@ def together(*batches):
 
 
 def passed(*batches):
-    rows = pa.Table.from_batches(list(TableEngine(SCHEMA)(batches))).to_pylist()
+    rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(batches))).to_pylist()
     data = [
         (row["queueId"], row["queueOffset"], row["body"], row["keys"]) for row in rows if row["ack"] is None
     ]

@@ -21,7 +21,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import Finish
-from pyspark_rocketmq.datasource.schema import planned_range, reset_target
+from pyspark_rocketmq.datasource.range_tickets import read_tickets
+from pyspark_rocketmq.datasource.schema import planned_range, reset_target, spark_schema
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -62,18 +63,18 @@ class MessageTable:
     bad_record_column: str = "badRecord"
     """Name of the column with the bodies that could not be decoded; null in all other rows."""
 
-    def rows(self, messages: DataFrame) -> DataFrame:
-        """The engine's rows of a consumer-mode stream: data rows, and one ack row per queue.
+    def rows(self, ranges: DataFrame) -> DataFrame:
+        """The engine's rows of a stream of planned ranges (``handOverRanges``): data rows, and one ack row per queue.
 
         Raises:
             SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are not
                 decoded into columns.
         """
-        self._check_message_columns(messages.schema)
-        fields = [messages.schema[name] for name in (*POSITION_COLUMNS, _BODY, *self.message_columns)]
+        source = spark_schema(consumer_mode=True)
+        self._check_message_columns(source)
+        fields = [source[name] for name in (*POSITION_COLUMNS, _BODY, *self.message_columns)]
         passed = StructType(fields).add(ACK_COLUMN, "string")
-        needed = messages.select(*dict.fromkeys((*passed.fieldNames()[:-1], "kind", "plannedRange")))
-        rows = needed.mapInArrow(TableEngine(passed), passed)
+        rows = ranges.mapInArrow(TableEngine(passed), passed)
         # Inside of when() Spark refuses what would make several rows of one, or none.
         decoded = rows.withColumn(
             "_decoded", sf.when(sf.col(ACK_COLUMN).isNull(), self.decode(sf.col(_BODY)))
@@ -123,13 +124,17 @@ class MessageTable:
 
 
 class TableEngine:
-    """The function given to ``mapInArrow`` right on the source: message rows as they are, markers as acks; picklable."""
+    """The function given to ``mapInArrow`` right on the source: reads ranges, gives their messages and acks; picklable."""
 
     def __init__(self, schema: StructType) -> None:
         self._names = schema.fieldNames()[:-1]
         self._columns = RowColumns(schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of a task's ranges, as of :meth:`rows`."""
+        return self.rows(read_tickets(batches))
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Each batch's rows; behind each range's last one its ack row.
 
         Raises:

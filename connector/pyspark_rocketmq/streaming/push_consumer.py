@@ -299,9 +299,11 @@ class PushConsumer:
         )
 
     def _source_options(self, sink: DeltaSink | None = None) -> dict[str, str]:
-        return self._settings.source_options(
+        options = self._settings.source_options(
             self._subscriptions, self._listener, orderly=self._is_orderly, problems=self._problems(sink)
         )
+        # A table of messages needs no shuffle, whatever an orderly listener would have.
+        return options if self._table is None else options | {"handOverRanges": "true"}
 
     def _problems(self, sink: DeltaSink | None) -> list[str]:
         """What is wrong with listener, hooks and sink."""
