@@ -128,6 +128,15 @@ def test_a_suspended_queue_is_planned_at_the_moment_it_is_due():
     assert made.next_due_s is None
 
 
+def test_a_suspension_that_no_listener_can_have_wished_for_is_over():
+    """D3: at most 30 s; one that ends later was written before the clock was stepped back."""
+    longest = QueueProgress(3, suspended_until_s=NOW_S + 30)
+    stepped = QueueProgress(3, suspended_until_s=NOW_S + 30.001)
+
+    assert plan({0: (0, 9)}, {0: longest}).ranges == ()
+    assert [each.start for each in plan({0: (0, 9)}, {0: stepped}).ranges] == [3]
+
+
 def test_a_suspended_queue_beyond_its_cap_is_nothing_to_wait_for():
     """H4: AvailableNow waits for suspended queues, but not for messages that came after it began."""
     made = plan({0: (0, 9)}, {0: QueueProgress(5, suspended_until_s=NOW_S + 5)}, caps={0: 5})

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.watermark import advance, app_id
+from pyspark_rocketmq.consume.watermark import advance, app_id, queue_of
 from pyspark_rocketmq.model import MessageQueue
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
@@ -33,6 +33,24 @@ class Sink:
 
 def test_the_app_id_names_group_and_queue():
     assert app_id("order-etl", QUEUES[2]) == "rocketmq:order-etl:orders:broker-a:2"
+
+
+@given(
+    st.from_regex(r"[\w%@-]+", fullmatch=True),
+    st.builds(
+        MessageQueue,
+        st.from_regex(r"[\w%-]+", fullmatch=True),
+        st.text(min_size=1),
+        st.integers(min_value=0, max_value=2**31 - 1),
+    ),
+)
+def test_the_app_id_tells_the_queue_to_its_own_group_alone(group: str, queue: MessageQueue):
+    found = app_id(group, queue)
+
+    assert queue_of(found, group) == queue
+    assert queue_of(found, f"{group}2") is None
+    assert queue_of(f"offsets:{group}", group) is None
+    assert queue_of(f"rocketmq:{group}:orders", group) is None
 
 
 def test_only_watermarks_that_grow_are_committed():

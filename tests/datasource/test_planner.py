@@ -13,7 +13,14 @@ from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
 from pyspark_rocketmq.datasource.vanished import Vanished
-from pyspark_rocketmq.errors import ConnectFailed, DataLoss, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    DataLoss,
+    OffsetError,
+    RocketMQError,
+    TopicNotFound,
+    TransportError,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -269,6 +276,16 @@ def test_an_operators_reset_is_picked_up_at_the_next_plan_and_fences_the_running
     assert not planning.commit(A0, 10)
     assert planning.next() == [(A0, 2, 10)]
     assert planning.commit(A0, 10)
+
+
+def test_a_store_that_forgets_the_whole_group_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2: otherwise the group would begin anew where the options say, perhaps at the end."""
+    planning = Planning({A0: (0, 9)}, group=True, start=StartingOffsets.latest())
+    planning.next()
+    monkeypatch.setattr(planning.store, "read", lambda _: {})
+
+    with pytest.raises(OffsetError, match=r"gone from .* had 1 queues .* start the query again"):
+        planning.next()
 
 
 def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pytest.LogCaptureFixture) -> None:

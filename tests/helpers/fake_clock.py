@@ -6,7 +6,7 @@ import threading
 
 
 class FakeClock:
-    """Implements ``pyspark_rocketmq.clock.Clock``; wall clock and monotonic time advance together.
+    """Implements ``pyspark_rocketmq.clock.Clock``; wall clock and monotonic time advance together, unless it is stepped.
 
     Safe to read and advance from several threads.
     """
@@ -36,3 +36,8 @@ class FakeClock:
             raise ValueError(f"A clock cannot advance by {seconds} seconds.")
         with self._lock:
             self._elapsed_s += seconds
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock alone, forward or back, as an operator does."""
+        with self._lock:
+            self._start_s += seconds

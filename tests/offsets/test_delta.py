@@ -13,7 +13,13 @@ from deltalake import DeltaTable, Field
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
-from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetStoreUnavailable, OptionError, SchemaError
+from pyspark_rocketmq.errors import (
+    OffsetCommitConflict,
+    OffsetError,
+    OffsetStoreUnavailable,
+    OptionError,
+    SchemaError,
+)
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
 from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
@@ -261,6 +267,17 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(path: Path
 
 
 # ------------------------------------------------------------------------------------------ tables of others
+
+
+def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_anew(path: Path):
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    shutil.rmtree(path)
+
+    with pytest.raises(OffsetError, match=r"is gone: .* start the query again"):
+        store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+    assert not DeltaTable.is_deltatable(str(path))
+    assert store.read(GROUP) == {}
 
 
 def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path):

@@ -309,7 +309,7 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
         sink = DeltaSink(path)
         sink.prepare(SCHEMA)
 
-    with pytest.raises(SinkConflict, match=r"restored at version 3, .*DeltaSink\.rewind"):
+    with pytest.raises(SinkConflict, match=r"restored at version 3, .*follow_restore\('order-etl', STORE\)"):
         sink.begin(GROUP, [Q0])
 
 

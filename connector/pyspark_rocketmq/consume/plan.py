@@ -3,7 +3,8 @@
 The rules, in the order in which they apply to a queue:
 
 1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
-2. Suspended: left out until due. Other queues never wait for it.
+2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute, so one
+   that ends later than that was written before the clock was stepped back: it is over.
 3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset if
    gaps are skipped, else the queue is left out.
 4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was suspended at
@@ -21,6 +22,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import ceil
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
+from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 
 
@@ -147,7 +149,7 @@ class _Planner:
             progress = QueueProgress(bounds.min_offset)
         end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
         due_s = progress.suspended_until_s
-        if due_s is not None and due_s > self._now_s:
+        if due_s is not None and self._now_s < due_s <= self._now_s + LONGEST_SUSPEND_MILLIS / 1000:
             if progress.next_offset < end and (self._next_due_s is None or due_s < self._next_due_s):
                 self._next_due_s = due_s
             return

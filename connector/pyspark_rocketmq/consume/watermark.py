@@ -28,6 +28,16 @@ def app_id(consumer_group: str, queue: MessageQueue) -> str:
     return f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"
 
 
+def queue_of(transaction_id: str, consumer_group: str) -> MessageQueue | None:
+    """The queue whose watermark of this group has the id :func:`app_id`; None if it is anything else."""
+    prefix = f"rocketmq:{consumer_group}:"
+    topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
+    broker_name, _, queue_id = rest.rpartition(":")
+    if not transaction_id.startswith(prefix) or not (topic and broker_name and queue_id.isdecimal()):
+        return None
+    return MessageQueue(topic, broker_name, int(queue_id))
+
+
 def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
     """The watermarks to commit: those of ``acked`` (next offsets) that are beyond what is stored.
 

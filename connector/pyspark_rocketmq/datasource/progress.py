@@ -15,8 +15,10 @@ from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.queue_claims import QueueClaims
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
+from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
@@ -205,6 +207,7 @@ class GroupProgress:
         self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
+        self._check_not_lost(rows)
         rows |= self._follow_resets()
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
@@ -231,6 +234,19 @@ class GroupProgress:
             )
             for queue, row in progress.items()
         }
+
+    def _check_not_lost(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
+        """Refuse a store that has forgotten the whole group: what follows would look like the group's beginning.
+
+        Brokers as a store show nothing while all of them are away.
+        """
+        if self._rows and not rows and not isinstance(self._store, BrokerOffsetStore):
+            raise OffsetError(
+                f"All offsets of group {self._group} are gone from {self._store!r}, which had "
+                f"{len(self._rows)} queues of it at the last plan: the table was deleted or overwritten. Nothing was "
+                "consumed since. Restore the table and start the query again; started without it, the query goes on "
+                "where its sink's table is, or, without a sink, where the brokers know the group to be."
+            )
 
     def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
         """Queues of a listener without autoCommit that has consumed a whole range and committed nothing."""

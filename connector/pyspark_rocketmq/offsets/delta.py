@@ -203,6 +203,7 @@ class DeltaOffsetStore(RuledOffsetStore):
                     "offset commit to be tried again group=%s action=%s: %s", consumer_group, action, exc
                 )
                 failure = exc
+                self._check_not_gone(consumer_group, action, exc)
                 continue
             return change.result
         raise OffsetCommitConflict(
@@ -228,6 +229,17 @@ class DeltaOffsetStore(RuledOffsetStore):
         # If the next look finds just one version more, it is this one.
         self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
         self._upkeep.written(before.version)
+
+    def _check_not_gone(self, consumer_group: str, action: str, failure: Exception) -> None:
+        """A handle reads on from what it knows when the table is deleted; only a commit finds out."""
+        if DeltaTable.is_deltatable(self._path):
+            return
+        self._handles.table = None
+        raise OffsetError(
+            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. The {action} for group "
+            f"{consumer_group} was not stored. Put the table back and start the query again; started without it, the "
+            "query goes on where its sink's table is, or, without a sink, where the brokers know the group to be."
+        ) from failure
 
     def _newest(self) -> DeltaTable:
         """This thread's handle, moved to the newest version."""

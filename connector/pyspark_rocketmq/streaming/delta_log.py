@@ -7,7 +7,6 @@ Rule 2: not shared between threads, because a commit is checked against the snap
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,13 @@ from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
 from pyspark_rocketmq.streaming.delta_merge import newest_rows, predicate, read_rows, remove_files
+from pyspark_rocketmq.streaming.delta_transactions import all_transactions, transactions_of
 from pyspark_rocketmq.streaming.table_protocol import (
     commit_metadata,
     find_restore,
     is_commit_of,
     is_commit_of_group,
+    restored_to,
 )
 
 _SOURCE, _TARGET = "source", "target"
@@ -120,16 +121,30 @@ class TableLog:
         found: dict[str, int] = {}
         for version in range(begin + 1, end + 1):
             try:
-                found.update(self._transactions_of(version))
+                found.update(transactions_of(self._filesystem, self._folder, version))
             except (OSError, ValueError, KeyError):
                 # Cleaned up, or in a form of a later protocol: delta-rs knows.
                 return None
         return found
 
-    def _transactions_of(self, version: int) -> dict[str, int]:
-        with self._filesystem.open_input_stream(f"{self._folder}/_delta_log/{version:020d}.json") as stream:
-            actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
-        return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    def all_transactions(self) -> dict[str, int]:
+        """Every transaction id of the table; reads the newest checkpoint."""
+        return all_transactions(self._filesystem, self._folder, self.version)
+
+    def before_restores(self, consumer_group: str) -> TableLog:
+        """The version whose rows a RESTORE after the group's last commit brought back; this object if there was none.
+
+        Raises:
+            DeltaError: If the log does not have it any more.
+            ValueError: If the log does not say which one it was.
+        """
+        log = self
+        # What was restored may have been restored itself, and the watermarks stayed each time.
+        while (entry := log._find_restore_stepwise(consumer_group)) is not None:
+            table = DeltaTable(self._table.table_uri)
+            table.load_as_version(restored_to(entry))
+            log = TableLog(table)
+        return log
 
     def add(
         self,

@@ -8,7 +8,7 @@ committed together. That holds for any listener, after a kill at any point, and 
 * Two consumers that write one queue conflict, since both carry its id: the second one is refused.
 * Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them written
   again, delete the rows and call :meth:`DeltaSink.rewind`.
-* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch.
+* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch; :meth:`DeltaSink.follow_restore`.
 
 Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
 """
@@ -26,9 +26,10 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import Schema
 
-from pyspark_rocketmq.consume.watermark import advance, app_id
+from pyspark_rocketmq.consume.watermark import advance, app_id, queue_of
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
@@ -137,6 +138,60 @@ class DeltaSink:
             watermarks=watermarks,
         )
         return SinkBatch(self, log, consumer_group, writer)
+
+    def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
+        """How far the table has come, in each queue that the group ever wrote rows of (next offsets).
+
+        Raises:
+            SchemaError: If there is no table.
+            OffsetError: If its log cannot be read.
+        """
+        try:
+            found = self._newest_log().all_transactions()
+        except STORAGE_ERRORS as exc:
+            raise OffsetError(
+                f"What group {consumer_group} has written to {self._path} could not be read: {exc} "
+                "Check that the table's folder _delta_log can be read and has all files since its last checkpoint."
+            ) from exc
+        queues = {queue_of(name, consumer_group): version for name, version in found.items()}
+        return {queue: version for queue, version in queues.items() if queue is not None}
+
+    def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
+        """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
+
+        The group's offsets in ``store`` go back to where the restored version was, then the watermarks. Stop the query
+        before. Stopped in between, the table is refused as before, and this may be called again.
+
+        Raises:
+            OffsetError: If no RESTORE came after the group's last commit, or if the log does not say or have the
+                restored version.
+            OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
+            DeltaError: If the table could not be written.
+        """
+        log = self._newest_log()
+        queues = self.watermarks(consumer_group)
+        try:
+            then = log.before_restores(consumer_group)
+            targets = {
+                queue: then.transaction_version(app_id(consumer_group, queue)) or 0 for queue in queues
+            }
+        except (*STORAGE_ERRORS, ValueError) as exc:
+            raise OffsetError(
+                f"How far group {consumer_group} was in the version to which {self._path} was restored cannot be told "
+                f"from the table's log: {exc} Look it up in the rows, stop the query, and give it both to the offset "
+                "store's reset and to DeltaSink.rewind, in this order: group, {queue: highest queueOffset + 1}."
+            ) from exc
+        if then is log:
+            raise OffsetError(
+                f"There is nothing to follow: no RESTORE of {self._path} came after the last commit of group "
+                f"{consumer_group}. Start the query."
+            )
+        store.reset(consumer_group, targets)
+        self.rewind(consumer_group, targets)
+        logger.warning(
+            "restored sink followed path=%s group=%s queues=%d", self._path, consumer_group, len(targets)
+        )
+        return targets
 
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
@@ -290,9 +345,10 @@ def _check_not_restored(path: str, consumer_group: str, restored_at: int | None)
         raise SinkConflict(
             f"The Delta table {path} was restored at version {restored_at}, after group {consumer_group} wrote to "
             "it last: rows may be gone, while the watermarks still say that they are there and would keep them from "
-            "being written again. Set the watermarks to what the table holds now, with "
-            "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}), reset the group's offsets to the "
-            "same values and start the query again; or use another consumer group."
+            "being written again. To have the messages consumed again whose rows are gone, stop every query of the "
+            f"group, run DeltaSink({path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset store, "
+            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, restore the "
+            "version before it first: then nothing is consumed again."
         )
 
 

@@ -34,6 +34,7 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
+from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is
 from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
@@ -225,10 +226,12 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
         rows, engine, schema = self._rows(messages, parsed)
+        store = self._store(parsed)
         if sink is not None:
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
+            go_on_where_the_sink_is(store, sink, progress_name(parsed))
         started = _Started()
-        committer = self._committer(parsed, sink, started.query_id, engine)
+        committer = self._committer(parsed, store, sink, started.query_id, engine)
         query = (
             rows.writeStream.foreachBatch(committer)
             .queryName(
@@ -272,17 +275,19 @@ class PushConsumer:
             return messages, DirectEngine(consumer, schema)
         return consume_orderly(messages, listener, schema, orderly, send_back=send_back, hooks=hooks), None
 
+    def _store(self, options: ReadOptions) -> OffsetStore:
+        store = self._settings.offset_store
+        return open_group_store(options) if isinstance(store, str) else store
+
     def _committer(
         self,
         options: ReadOptions,
+        store: OffsetStore,
         sink: DeltaSink | None,
         query_id: Callable[[], str],
         engine: ArrowEngine | None,
     ) -> BatchCommitter:
         name = progress_name(options)
-        store = self._settings.offset_store
-        if isinstance(store, str):
-            store = open_group_store(options)
         is_shown = (
             self._settings.mirror_offsets
             and self._settings.message_model is MessageModel.CLUSTERING

@@ -138,6 +138,18 @@ def find_restore(history: Iterable[Mapping[str, Any]], consumer_group: str) -> M
     return None
 
 
+def restored_to(entry: Mapping[str, Any]) -> int:
+    """The version that a RESTORE brought back.
+
+    Raises:
+        ValueError: If it was named by a time: which version that was, each writer of Delta tables decides for itself.
+    """
+    parameters = entry["operationParameters"]
+    if parameters.get("version") is None:
+        raise ValueError(f"RESTORE names no version, only a time: {parameters}.")
+    return int(parameters["version"])
+
+
 def is_commit_of_group(entry: Mapping[str, Any], consumer_group: str) -> bool:
     """Whether a history entry is a commit of the sink for this group."""
     own = _own_metadata(entry)

@@ -1,0 +1,40 @@
+"""An offset store that knows nothing of a group whose rows are in the sink: it was deleted, or another one was named."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+logger = logging.getLogger(__name__)
+
+
+def go_on_where_the_sink_is(store: OffsetStore, sink: DeltaSink, consumer_group: str) -> None:
+    """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
+
+    Beginning where the options say would pass over messages, or consume all of them again. The watermarks are what the
+    store knew, or one batch more. A group of Java and Spark members goes on where its brokers say, if that is farther.
+
+    Raises:
+        OffsetError: If the sink's log cannot be read.
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    # A handle that was used before would read on from what it knows of a table that is gone.
+    store = open_offset_store(store.spec)
+    if store.read(consumer_group):
+        return
+    watermarks = sink.watermarks(consumer_group)
+    if not watermarks:
+        return
+    # A claim by nobody: the members' own claims follow.
+    store.claim(consumer_group, "", watermarks)
+    logger.warning(
+        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, not where "
+        "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
+        consumer_group,
+        store,
+        sink.path,
+        " ".join(f"{queue}={offset}" for queue, offset in sorted(watermarks.items())),
+    )

@@ -1,0 +1,55 @@
+"""Disks are full, or refuse to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from tests.end_to_end.test_orderly_consumer import Consumption
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.disks import Disk, disk_at
+from tests.helpers.orders import check_sink, produce_orders
+
+pytestmark = [pytest.mark.spark, SIM_ONLY]
+
+_PLACES = ("sink", "offsets", "checkpoint")
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[dict[str, Disk]]:
+    with ExitStack() as mounted:
+        yield {place: mounted.enter_context(disk_at(tmp_path / place)) for place in _PLACES}
+
+
+def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_restart_needs(
+    spark: SparkSession, cluster: ClusterUnderTest, disks: dict[str, Disk], tmp_path: Path
+) -> None:
+    """H1: of the sink, the offset table and the checkpoint, full or read-only; the error tells the disk's own."""
+    consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=1), "direct")
+    expected = dict(produce_orders(cluster.name_servers, consumption.topic, 20))
+    consumption.drain()
+    expected |= produce_orders(cluster.name_servers, consumption.topic, 20, first=20)
+
+    for place, disk in disks.items():
+        disk.fill()
+        assert "No space left" in failure_of(consumption), place
+        disk.make_room()
+        disk.make_read_only()
+        assert "Read-only file system" in failure_of(consumption), place
+        disk.make_writable()
+    consumption.drain()
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 200
+
+
+def failure_of(consumption: Consumption) -> str:
+    with pytest.raises(StreamingQueryException) as failure:
+        consumption.drain(options={"retryTimeoutMs": "0"})
+    return str(failure.value)

@@ -1,0 +1,80 @@
+"""A way to a server that a test can close and open again, whatever kind of server it is."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+_CHUNK = 1 << 16
+
+
+class Relay:
+    """Passes bytes between its own port and ``target``; open inside ``with``."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._listener: socket.socket | None = None
+        self._port = 0
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """``host:port`` to connect to; the same after it was closed and opened again."""
+        return f"127.0.0.1:{self._port}"
+
+    def open(self) -> None:
+        """Take connections."""
+        listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), name="relay", daemon=True).start()
+
+    def close(self) -> None:
+        """End all connections and refuse new ones."""
+        if self._listener is not None:
+            # Closing alone does not wake the thread that accepts.
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        with self._lock:
+            for each in self._sockets:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._target, timeout=10)
+                far.settimeout(None)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(
+                        target=self._pass, args=(source, sink), name="relay", daemon=True
+                    ).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with self._lock:
+            self._sockets.add(source)
+        with suppress(OSError):
+            while data := source.recv(_CHUNK):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._sockets.discard(source)
+        source.close()

@@ -1,0 +1,69 @@
+"""An offset store that has forgotten a group whose rows are in the sink."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is
+from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.helpers.sink_rows import run_batch as run
+from tests.streaming.test_delta_sink import SCHEMA, rows
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> DeltaSink:
+    made = DeltaSink(tmp_path / "orders")
+    made.prepare(SCHEMA)
+    run(made, {Q0: 5, Q1: 2}, rows(Q0, 0, 5), rows(Q1, 0, 2))
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DeltaOffsetStore:
+    return DeltaOffsetStore(tmp_path / "offsets")
+
+
+def test_the_group_goes_on_where_the_sink_is(
+    sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
+):
+    """H2: not where the options say, which may be the end."""
+    with caplog.at_level(logging.WARNING):
+        go_on_where_the_sink_is(store, sink, GROUP)
+
+    found = store.read(GROUP)
+    assert {queue: row.next_offset for queue, row in found.items()} == {Q0: 5, Q1: 2}
+    assert not any(row.was_reset for row in found.values()), "a mixed group's brokers may know better"
+    assert "going on where the sink is" in caplog.text
+
+
+def test_a_store_that_was_read_before_its_table_was_deleted_is_no_witness(
+    sink: DeltaSink, store: DeltaOffsetStore, tmp_path: Path
+):
+    store.reset(GROUP, {Q0: 1})
+    store.read(GROUP)
+    shutil.rmtree(tmp_path / "offsets")
+
+    go_on_where_the_sink_is(store, sink, GROUP)
+
+    assert DeltaOffsetStore(tmp_path / "offsets").read(GROUP)[Q0].next_offset == 5
+
+
+def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore):
+    """F5: an operator may have moved them anywhere."""
+    store.reset(GROUP, {Q0: 1})
+
+    go_on_where_the_sink_is(store, sink, GROUP)
+
+    assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 1}
+
+
+def test_a_group_that_is_new_to_both_begins_where_the_options_say(sink: DeltaSink, store: DeltaOffsetStore):
+    go_on_where_the_sink_is(store, sink, "another")
+
+    assert store.read("another") == {}
