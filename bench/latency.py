@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -28,12 +29,14 @@ from pyspark_rocketmq.streaming.batch_task import BatchTask
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"
 _PER_SECOND = 1000
 _EACH_S = 0.01
 _BODY = b"." * 1024
 _WARM_UP_S = 8.0
+_TIMEOUT_S = 120.0
 _TRIGGER = {"processingTime": "0 seconds"}
 _RATE_GROUP = "rate"
 _RATE_QUEUE = MessageQueue("rate", "spark", 0)
@@ -52,8 +55,8 @@ _OURS_ALONE = "ours, no sink"
 _RATE_ALONE = "rate source, no sink"
 
 _METHOD = """\
-{per_second:,} messages of 1 KiB a second are sent to {queues} queues of one real broker, {each} at a time, for {seconds:g} s;
-the first {warm_up:g} s do not count. Micro-batches follow each other without a pause (`processingTime` 0), `local[{cores}]`. The
+{per_second:,} messages of 1 KiB a second are sent to {queues} queues of one real broker, {each} at a time, until {seconds:g} s after
+the first commit; what is stored in the first {warm_up:g} s of these does not count. Micro-batches follow each other without a pause (`processingTime` 0), `local[{cores}]`. The
 latency of a message is the moment at which the driver learns that its batch is committed, less the message's store time.
 
 * *{ours}*: orderly `PushConsumer`, one row emitted for each message, `DeltaSink`, Delta offset store.
@@ -161,24 +164,24 @@ class _Contest:
         listener = emit_body_size if with_sink else emit_nothing
         consumer.register_message_listener(listener, orderly=True, output_schema="size bigint")
         consumer.register_batch_listener(lambda report: committed.append((time.time(), report)))
-        start_ms = time.time() * 1000
         query = consumer.start(
             self._backlog.spark,
             sink=DeltaSink(folder / "sink") if with_sink else None,
             checkpoint=str(folder / "checkpoint"),
             trigger=_TRIGGER,
         )
-        self._run(query, self._send)
-        return self._of_messages(committed, start_ms)
+        self._run(query, lambda: self._send(committed))
+        return self._of_messages(committed)
 
-    def _of_messages(self, committed: list[tuple[float, BatchReport]], start_ms: float) -> Latencies:
-        """Those of the messages stored since ``start_ms``, by the batches that took them."""
+    def _of_messages(self, committed: list[tuple[float, BatchReport]]) -> Latencies:
+        """Those of the messages that count, by the batches that took them."""
         stored = self._stored_ms()
+        counts_from_ms = (committed[0][0] + _WARM_UP_S) * 1000
         latencies = []
         for at_s, report in committed:
             for ack in report.acks:
-                times = stored.get(ack.queue_id, np.empty(0))[ack.start : ack.next_offset]
-                latencies.append(at_s * 1000 - times[times > start_ms + _WARM_UP_S * 1000])
+                times = stored[ack.queue_id][ack.start : ack.next_offset]
+                latencies.append(at_s * 1000 - times[times > counts_from_ms])
         return np.concatenate(latencies)
 
     def _stored_ms(self) -> dict[int, npt.NDArray[np.float64]]:
@@ -191,13 +194,10 @@ class _Contest:
             .toPandas()
             .sort_values(["queueId", "queueOffset"])
         )
-        return {
-            queue_id: of_queue["stored"].to_numpy(dtype=np.float64)
-            for queue_id, of_queue in rows.groupby("queueId")
-        }
+        ids, stored = rows["queueId"].to_numpy(), rows["stored"].to_numpy(dtype=np.float64)
+        return {queue_id: stored[ids == queue_id] for queue_id in range(QUEUES)}
 
     def _rate(self, folder: Path, *, with_sink: bool) -> Latencies:
-        start_s = time.time()
         sink = _RateSink(folder / "sink") if with_sink else _RateTimes()
         query = (
             _rate_rows(self._backlog.spark)
@@ -206,12 +206,12 @@ class _Contest:
             .trigger(**_TRIGGER)
             .start()
         )
-        self._run(query, lambda: time.sleep(self._seconds))
+        self._run(query, lambda: wait_until(lambda: self._is_over(sink.committed), _TIMEOUT_S))
         stored_s, at_s = sink.times()
-        counted = stored_s > start_s + _WARM_UP_S
+        counted = stored_s > sink.committed[0][0] + _WARM_UP_S
         return (at_s[counted] - stored_s[counted]) * 1000
 
-    def _run(self, query: StreamingQuery, feed: Callable[[], None]) -> None:
+    def _run(self, query: StreamingQuery, feed: Callable[[], object]) -> None:
         """Let the query run while it is fed; what is not committed at the end does not count."""
         try:
             feed()
@@ -220,14 +220,25 @@ class _Contest:
         finally:
             query.stop()
 
-    def _send(self) -> None:
-        """A few messages each time, to one queue after the other."""
+    def _is_over(self, committed: Sequence[tuple[float, object]]) -> bool:
+        return bool(committed) and time.time() > committed[0][0] + self._seconds
+
+    def _send(self, committed: Sequence[tuple[float, object]]) -> None:
+        """A few messages each time, to one queue after the other, until enough was committed.
+
+        Raises:
+            RuntimeError: If nothing is committed for a long time.
+        """
         each = [Message(topic=_TOPIC, body=_BODY)] * round(_PER_SECOND * _EACH_S)
         with Producer(self._backlog.name_servers, producer_group="bench-producer") as producer:
             queues = itertools.cycle(producer.queues(_TOPIC))
             pause = threading.Event()
             began_s = time.monotonic()
-            for number in range(round(self._seconds / _EACH_S)):
+            for number in itertools.count():
+                if self._is_over(committed):
+                    return
+                if time.monotonic() > began_s + _TIMEOUT_S:
+                    raise RuntimeError(f"Only {len(committed)} batches were committed in {_TIMEOUT_S:g} s.")
                 pause.wait(max(0.0, began_s + number * _EACH_S - time.monotonic()))
                 producer.send_batch(each, next(queues))
 
@@ -259,8 +270,8 @@ class _RateSink:
         self._sink.prepare(_RATE_SCHEMA)
         self._table = path
         self._end = 0
-        self._visible: list[tuple[int, float]] = []
-        """End of the rows, and when they were there."""
+        self.committed: list[tuple[float, int]] = []
+        """When the rows were there, and their end."""
 
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
@@ -268,16 +279,13 @@ class _RateSink:
         evaluated = BatchTask(sink_batch.task_writer()).run(batch)
         self._end += evaluated.emitted
         sink_batch.commit(evaluated.files, {_RATE_QUEUE: self._end})
-        self._visible.append((self._end, time.time()))
+        self.committed.append((time.time(), self._end))
 
     def times(self) -> tuple[Latencies, Latencies]:
         """Row times and the moments at which the rows were there, in seconds."""
-        # Not before the session has its workers: delta-rs must not be in a process that forks.
-        from deltalake import DeltaTable
-
         rows = DeltaTable(self._table).to_pyarrow_table(columns=["queueOffset", "stored"])
         stored_s = rows.column("stored").cast(pa.int64()).to_numpy() / 1e6
-        ends, moments = (np.array(column) for column in zip(*self._visible, strict=True))
+        moments, ends = (np.array(column) for column in zip(*self.committed, strict=True))
         return stored_s, moments[np.searchsorted(ends, rows.column("queueOffset").to_numpy(), side="right")]
 
 
@@ -285,14 +293,14 @@ class _RateTimes:
     """Takes the rate source's row times and nothing else."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Latencies, float]] = []
+        self.committed: list[tuple[float, Latencies]] = []
 
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Evaluate one micro-batch."""
         stored = batch.select("stored").toArrow().column(0).cast(pa.int64()).to_numpy() / 1e6
-        self._seen.append((stored, time.time()))
+        self.committed.append((time.time(), stored))
 
     def times(self) -> tuple[Latencies, Latencies]:
         """As of :meth:`_RateSink.times`."""
-        stored_s = np.concatenate([stored for stored, _ in self._seen])
-        return stored_s, np.concatenate([np.full(len(stored), at_s) for stored, at_s in self._seen])
+        stored_s = np.concatenate([stored for _, stored in self.committed])
+        return stored_s, np.concatenate([np.full(len(stored), at_s) for at_s, stored in self.committed])
