@@ -6,6 +6,7 @@
 #                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
 #   consume        run a message listener (module:function) as a streaming consumer into a Delta table
 #   replay         read queues again, into a Delta table or another topic; no group's offsets are touched
+#   publish        send the rows of a table or of files to a topic, in order by sharding key
 #   offsets show   print a consumer group's progress from its offset store, with the broker's bounds
 #   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
 #   offsets reset  move a group: to a position, to a time, or to where it once was

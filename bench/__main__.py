@@ -18,6 +18,7 @@ from bench import (
     planner,
     pull,
     simulator,
+    sink,
     source,
     suspended,
     wire,
@@ -29,6 +30,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "wire": wire.run,
     "pull": pull.run,
     "source": source.run,
+    "sink": sink.run,
     "micro_batch": micro_batch.run,
     "consume": consume.run,
     "consume_concurrent": consume_concurrent.run,
@@ -44,11 +46,11 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
 @click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
-@click.option("--messages", type=int, help="pull, source: messages per body size.")
+@click.option("--messages", type=int, help="pull, source, sink: messages per body size.")
 @click.option(
     "--rounds",
     type=int,
-    help="pull, source, micro_batch, consume, consume_concurrent, suspended, latency, groups, simulator: rounds that count.",
+    help="pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, groups, simulator: rounds that count.",
 )
 @click.option(
     "--per-trigger",

@@ -22,7 +22,7 @@ _ENVIRONMENT = RESULTS / "librocketmq"
 _SCRIPT = Path(__file__).parent / "librocketmq_pull.py"
 _INSTALL_TIMEOUT_S = 300.0
 _RUN_TIMEOUT_S = 300.0
-_JVM = ("-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=4")
+JVM = ("-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=4")
 """The last counts: full compilation, unlike the programs of the tests."""
 
 _groups = itertools.count(1)
@@ -53,7 +53,7 @@ class LitePull:
     def read(self, name_servers: str, topic: str, count: int) -> Reading:
         """Read ``count`` messages from the topic's beginning."""
         arguments = [name_servers, topic, _group(), str(count), str(MESSAGES_PER_PULL), "120"]
-        return _run(java_command(self._work, "LitePullSpeed", arguments, heap=_JVM), self._environment)
+        return _run(java_command(self._work, "LitePullSpeed", arguments, heap=JVM), self._environment)
 
 
 class OrderlyPush:
@@ -67,7 +67,7 @@ class OrderlyPush:
     def read(self, name_servers: str, topic: str, count: int, *, listener_batch: int) -> Reading:
         """Take the topic's first ``count`` messages through the listener, at most ``listener_batch`` a call."""
         arguments = [name_servers, topic, _group(), str(count), str(MESSAGES_PER_PULL), "120"]
-        command = java_command(self._work, "PushSpeed", [*arguments, str(listener_batch)], heap=_JVM)
+        command = java_command(self._work, "PushSpeed", [*arguments, str(listener_batch)], heap=JVM)
         return _run(command, self._environment)
 
 
@@ -84,7 +84,7 @@ class Librocketmq:
         if not (_ENVIRONMENT / "complete").exists():
             shutil.rmtree(_ENVIRONMENT, ignore_errors=True)
             venv.create(_ENVIRONMENT, with_pip=True)
-            _checked(
+            checked_output(
                 [self._python, "-m", "pip", "install", "-q", _PACKAGE], dict(os.environ), _INSTALL_TIMEOUT_S
             )
             (_ENVIRONMENT / "complete").touch()
@@ -102,7 +102,7 @@ def _group() -> str:
 
 
 def _run(command: list[Any], environment: dict[str, str]) -> Reading:
-    facts = json.loads(_checked(command, environment, _RUN_TIMEOUT_S).splitlines()[-1])
+    facts = json.loads(checked_output(command, environment, _RUN_TIMEOUT_S).splitlines()[-1])
     return Reading(
         messages=facts["messages"],
         body_bytes=facts["bytes"],
@@ -111,7 +111,12 @@ def _run(command: list[Any], environment: dict[str, str]) -> Reading:
     )
 
 
-def _checked(command: list[Any], environment: dict[str, str], timeout_s: float) -> str:
+def checked_output(command: list[Any], environment: dict[str, str], timeout_s: float) -> str:
+    """What a program printed.
+
+    Raises:
+        PeerFailed: If it failed or took too long.
+    """
     try:
         done = subprocess.run(
             [str(part) for part in command],

@@ -14,6 +14,7 @@ from broker_sim.replies import Refused, in_json, reply
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import BrokerState
 from broker_sim.storing import as_run, deliver_due, store_run
+from broker_sim.transactions import check_due
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -67,6 +68,7 @@ class Broker:
         """Deliver delayed messages, end held pulls whose time is over, drop silent members and old messages."""
         state = self.state
         deliver_due(state)
+        check_due(state)
         if state.settings.retention_s is not None:
             state.store.drop_stored_before(state.now_ms() - int(state.settings.retention_s * 1000))
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
@@ -84,6 +86,7 @@ class Broker:
             state.held_pulls.next_deadline_s(),
             state.delayed.next_due_s(),
             state.timers.next_due_s(),
+            min((half.due_s for half in state.half_messages.values()), default=None),
             state.client_calls.next_deadline_s(),
         )
         return min((each for each in deadlines_s if each is not None), default=None)

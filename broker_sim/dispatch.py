@@ -22,6 +22,7 @@ from broker_sim.reset_requests import handle_reset
 from broker_sim.send import handle_send
 from broker_sim.send_back import handle_send_back
 from broker_sim.state import BrokerState
+from broker_sim.transactions import handle_end
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
@@ -41,6 +42,7 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.GET_EARLIEST_MSG_STORETIME: queue_requests.handle_earliest_store_time,
     RequestCode.VIEW_MESSAGE_BY_ID: message_requests.handle_view,
     RequestCode.CONSUMER_SEND_MSG_BACK: handle_send_back,
+    RequestCode.END_TRANSACTION: handle_end,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_requests.handle_consumer_list,
     RequestCode.LOCK_BATCH_MQ: consumer_requests.handle_lock,
     RequestCode.UNLOCK_BATCH_MQ: consumer_requests.handle_unlock,

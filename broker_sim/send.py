@@ -20,6 +20,7 @@ from broker_sim.retries import most_retries
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from broker_sim.storing import ADDED_TO_EVERY_MESSAGE, encode_properties, postpone, store_run
 from broker_sim.topics import Topic, is_closed_to_producers, name_problem
+from broker_sim.transactions import half_properties, is_half, store_half
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, dlq_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -42,6 +43,8 @@ class _Target:
     properties: dict[str, str]
     wait: Postponement | None = None
     """Whether it has to wait first."""
+    is_half: bool = False
+    """Whether it waits for the end of a transaction."""
 
 
 def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
@@ -64,7 +67,10 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
         born_host=peer.host,
         reconsume_times=header.reconsume_times or 0,
     )
-    stored = store_run(state, run) if target.wait is None else postpone(state, run, target.wait)
+    if target.is_half:
+        stored = store_half(state, run, header.producer_group)
+    else:
+        stored = store_run(state, run) if target.wait is None else postpone(state, run, target.wait)
     return _answer(state, command, target, stored)
 
 
@@ -133,6 +139,9 @@ def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, to
         return _Target(topic.name, queue_id, properties)
     if "UNIQ_KEY" not in properties:
         properties["UNIQ_KEY"] = f"{next(state.numbers):032X}"
+    if is_half(properties):
+        kept = half_properties(topic.name, queue_id, properties)
+        return _Target(topic.name, queue_id, kept, is_half=True)
     wait = postponement(topic.name, queue_id, properties, settings=state.settings, now_ms=state.now_ms())
     return _Target(topic.name, queue_id, properties if wait is None else wait.properties, wait)
 

@@ -35,6 +35,12 @@ class BrokerSettings:
     """Whether a reset is answered to the next pull; else the group's members are told at once."""
     timer_wheel_enable: bool = True
     timer_max_delay_s: int = 3 * 24 * 3600
+    transaction_timeout_s: float = 6.0
+    """Age at which a half message is asked for (transactionTimeOut)."""
+    transaction_check_interval_s: float = 30.0
+    """Time between two questions for one (transactionCheckInterval)."""
+    transaction_check_max: int = 15
+    """After so many it is given up (transactionCheckMax)."""
     slave_read_enable: bool = False
     """Whether replicas answer pulls, and masters send slow consumers to them."""
     in_memory_bytes: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 from broker_sim.client_calls import ClientCalls
 from broker_sim.delay import DelayedMessages
@@ -25,6 +26,16 @@ from pyspark_rocketmq.wire.codes import LanguageCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 CLUSTER_NAME = "DefaultCluster"
+
+
+class HalfMessage(NamedTuple):
+    """A transactional message whose producer has not said what is to become of it."""
+
+    producer_group: str
+    due_s: float
+    """When the group is asked for it next, monotonic."""
+    checks: int
+    """How often it was."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +61,8 @@ class BrokerState:
     """Waiting for their delay level's time."""
     timers: DelayedMessages = field(default_factory=DelayedMessages)
     """Waiting for a moment of their own."""
+    half_messages: dict[int, HalfMessage] = field(default_factory=dict)
+    """By commit log offset; a real broker finds them in its log, so they outlive a restart."""
     client_calls: ClientCalls = field(default_factory=ClientCalls)
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)

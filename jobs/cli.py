@@ -19,7 +19,7 @@ from click.shell_completion import get_completion_class
 from jobs.cli_offsets import offsets
 from jobs.cli_parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
 from jobs.errors import JobFailed
-from jobs.settings import ConsumeSettings, DemoSettings, ReplaySettings, load_settings
+from jobs.settings import ConsumeSettings, DemoSettings, PublishSettings, ReplaySettings, load_settings
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
@@ -54,6 +54,14 @@ def replay(conf: Path | None, pairs: Sequence[str]) -> None:
     """Read queues again, into a Delta table or another topic, without touching any group's offsets."""
     settings = load_settings(ReplaySettings, "replay", conf, pairs)
     import_module("jobs.replay").replay(settings, open_console())
+
+
+@cli.command(cls=JobCommand, settings=PublishSettings)
+@settings_options
+def publish(conf: Path | None, pairs: Sequence[str]) -> None:
+    """Send the rows of a table or of files to a topic, in order by sharding key."""
+    settings = load_settings(PublishSettings, "publish", conf, pairs)
+    import_module("jobs.publish").publish(settings, open_console())
 
 
 cli.add_command(offsets)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.write_options import WriteOptions
 
 
 def specs_of(settings: type[OptionSet]) -> tuple[OptionSpec, ...]:
@@ -14,15 +15,30 @@ def specs_of(settings: type[OptionSet]) -> tuple[OptionSpec, ...]:
     return tuple(field.metadata["spec"] for field in dataclasses.fields(settings))
 
 
-def like_source(
-    name: str, *, default: Any = dataclasses.MISSING, default_text: str | None = None, doc: str | None = None
-) -> Any:
-    """Declare an option of the data source, by its field's ``name``, for a job; required without a default.
+def like_source(name: str, **given: Any) -> Any:
+    """Declare an option of the data source, by its field's ``name``, for a job; ``given`` as of :func:`_like`."""
+    return _like(ReadOptions, name, **given)
 
-    Key, parser and unit are the source's; so is the text, unless it means something else in the job.
+
+def like_sink(name: str, **given: Any) -> Any:
+    """The same of an option of writing."""
+    return _like(WriteOptions, name, **given)
+
+
+def _like(
+    options: type[OptionSet],
+    name: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    default_text: str | None = None,
+    doc: str | None = None,
+) -> Any:
+    """Declare an option as ``options`` does; required without a default.
+
+    Key, parser and unit are those; so is the text, unless it means something else in the job.
     """
     spec: OptionSpec = next(
-        field.metadata["spec"] for field in dataclasses.fields(ReadOptions) if field.name == name
+        field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
     )
     given = {} if default is dataclasses.MISSING else {"default": default, "default_text": default_text}
     instead = () if given else spec.instead

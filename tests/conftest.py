@@ -50,8 +50,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def sim_cluster() -> Iterator[Backend]:
     """The simulator with two brokers, on system time."""
     from broker_sim.cluster import SimCluster
+    from broker_sim.settings import BrokerSettings
 
-    with SimCluster(brokers=_BROKERS) as cluster:
+    # Transactions are asked for as soon as by the real one of the tests.
+    settings = BrokerSettings(transaction_timeout_s=1.0, transaction_check_interval_s=1.0)
+    with SimCluster(brokers=_BROKERS, settings=settings) as cluster:
         yield cluster
 
 

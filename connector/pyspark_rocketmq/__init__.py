@@ -32,6 +32,7 @@ _HOME_OF = {
     "QueryMonitor": "monitoring.query_monitor",
     "Replay": "replay.replay",
     "RocketMQError": "errors",
+    "by_sharding_key": "datasource.key_order",
     "consume_orderly": "streaming.orderly_engine",
     "json_body": "streaming.message_table",
     "register": "datasource.format",

@@ -24,6 +24,9 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ SubscriptionNotLatest         retryable after a heartbeat
     │  └─ OffsetNotFound                no stored offset: a first start, never an error to retry
     ├─ NoWritableQueue                  retryable: a topic without a queue to send to
+    ├─ TooManySends                     retryable: too much is under way without being answered
+    ├─ RowNotSent                       a row of a DataFrame is no message, or was not stored
+    ├─ KeysOutOfOrder                   two tasks sent rows of one sharding key
     ├─ OffsetError
     │  ├─ DataLoss                      messages were deleted before they were read
     │  │  ├─ MessagesExpired            by the broker's retention
@@ -44,6 +47,7 @@ Retrying is decided by ``retryable``, never by a list of classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -238,6 +242,52 @@ class NoWritableQueue(RocketMQError):
         return (
             f"Topic {self.topic} has no queue to write to: its brokers are down, have no master, or it is "
             "read-only. Start the brokers, or set the topic's permission to 6."
+        )
+
+
+class TooManySends(RocketMQError):
+    """Asynchronous sends wait for answers, and no more may be under way."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, sends: int, size: int, waited_s: float) -> None:
+        super().__init__(sends, size, waited_s)
+        self.sends = sends
+        self.size = size
+        self.waited_s = waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sends} sends of {self.size} bytes were under way for {self.waited_s:g} s without room for another one: "
+            "the brokers are slower than the sender. Send less, or allow more with max_sends and max_bytes."
+        )
+
+
+class RowNotSent(RocketMQError):
+    """Rows of a DataFrame are no messages, or no broker has acknowledged them; those before them may be stored."""
+
+    def __init__(self, rows: str, problem: str) -> None:
+        super().__init__(rows, problem)
+        self.rows = rows
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"Not sent: {self.rows}: {self.problem.rstrip('.')}. Rows before may be stored, and come again with a retry."
+
+
+class KeysOutOfOrder(RocketMQError):
+    """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored."""
+
+    def __init__(self, sharding_keys: Sequence[str]) -> None:
+        super().__init__(sharding_keys)
+        self.sharding_keys = sharding_keys
+
+    def __str__(self) -> str:
+        examples = ", ".join(map(repr, self.sharding_keys[:3]))
+        return (
+            f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): nothing says which were "
+            "first. Write by_sharding_key(df), or a DataFrame in which all rows of a key are in one partition, or set "
+            "checkShardingKeys=false if their order does not matter."
         )
 
 

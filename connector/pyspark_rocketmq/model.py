@@ -87,6 +87,15 @@ class ConsumeConcurrentlyStatus(StrEnum):
     RECONSUME_LATER = "RECONSUME_LATER"
 
 
+class LocalTransactionState(StrEnum):
+    """What has become of a sender's local transaction (``LocalTransactionState`` of the Java client)."""
+
+    COMMIT_MESSAGE = "COMMIT_MESSAGE"
+    ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
+    UNKNOW = "UNKNOW"
+    """Not known yet: the broker asks again."""
+
+
 class SendStatus(IntEnum):
     """Outcome of a stored send, by the broker's response code; only SEND_OK is fully durable."""
 

@@ -77,6 +77,17 @@ def boolean(text: str) -> bool:
     return values[text.strip().lower()]
 
 
+def choice_of(*names: str) -> Parser[str]:
+    """Parser of one of ``names``, without regard to case."""
+
+    def parse(text: str) -> str:
+        if text.strip().lower() not in names:
+            raise ValueError(f"is none of {', '.join(names)}")
+        return text.strip().lower()
+
+    return parse
+
+
 def text_value(text: str) -> str:
     """Parser of any text that is not blank."""
     if not text.strip():

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.option_set import OptionSet, OptionSpec
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.write_options import WriteOptions
 
 
 def markdown() -> str:
@@ -22,7 +23,13 @@ def markdown() -> str:
         "",
         *_table(spec for spec in _specs(ReadOptions) if spec not in common),
         "",
-        "## The cluster",
+        "## Writing",
+        "",
+        "What the columns are, and what keeps their order: [sink.md](sink.md).",
+        "",
+        *_table(spec for spec in _specs(WriteOptions) if spec not in common),
+        "",
+        "## The cluster, for both",
         "",
         *_table(common),
     ]

@@ -225,7 +225,7 @@ _SCENES: Mapping[int, _Scene] = {
     122: _pushed_reset,
 }
 _NOT_REPLAYED: Mapping[str, frozenset[int]] = {
-    "the simulator has no transactions": frozenset({14}),
+    "it ends a transaction of that run, without an answer": frozenset({14}),
     "the simulator has no POP consumption": frozenset({124, 126, 127, 128, 129}),
     "its answer lists the groups of that run and is cut off": frozenset({67}),
     "the recording ended before the answer to this heartbeat": frozenset({95}),

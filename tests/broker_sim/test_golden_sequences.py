@@ -23,14 +23,13 @@ SEQUENCES = {
 _NOT_SUPPORTED = 3
 
 NOT_SIMULATED = {
-    "END_TRANSACTION": {"transaction"},
     "SET_MESSAGE_REQUEST_MODE": {"pop_mode"},
     "QUERY_ASSIGNMENT": {"pop_mode"},
     "POP_MESSAGE": {"pop_mode"},
     "ACK_MESSAGE": {"pop_mode"},
     "9999": {"err_unknown_code", "err_namesrv"},
 }
-"""Transactions and POP are no part of the simulator; 9999 is no request at all. With the scenarios they occur in."""
+"""POP is no part of the simulator; 9999 is no request at all. With the scenarios they occur in."""
 
 
 def _pairs_of(scenario: str, path: str, name: str, answer: int | str) -> list[dict[str, Any]]:
@@ -47,7 +46,7 @@ def _pairs_of(scenario: str, path: str, name: str, answer: int | str) -> list[di
 
 @pytest.mark.parametrize("scenario", SEQUENCES)
 def test_every_request_of_a_recorded_scenario_is_a_recorded_frame_the_simulator_knows(scenario: str) -> None:
-    """A1: what it does not know is refused with code 3, and is transactions and POP only."""
+    """A1: what it does not know is refused with code 3, and is POP only."""
     broker, name_server = make_broker(FakeClock()), NameServer(mirror_header_form=False)
     for _, path, name, _, answer, times in SEQUENCES[scenario]:
         pairs = _pairs_of(scenario, path, str(name), answer)

@@ -190,7 +190,12 @@ def test_a_batch_is_encoded_as_one_body(server: ScriptedServer, brokers: BrokerC
     [
         ((), "holds no message"),
         ((MESSAGE, Message(topic="other", body=b"x")), "topic other"),
-        ((Message(topic="orders", body=b"x", properties={"DELAY": "3"}),), "delay level"),
+        ((Message(topic="orders", body=b"x", properties={"DELAY": "3"}),), "delayed or transactional"),
+        (
+            (Message(topic="orders", body=b"x", properties={"TIMER_DELIVER_MS": "3"}),),
+            "delayed or transactional",
+        ),
+        ((Message(topic="orders", body=b"x", properties={"TRAN_MSG": "true"}),), "delayed or transactional"),
         ((Message(topic="orders", body=bytes(4 << 20)),), "at most 4194304"),
     ],
 )

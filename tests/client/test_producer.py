@@ -24,6 +24,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.compression import CompressionType, decompress
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from tests.helpers.scripted_cluster import ScriptedCluster
@@ -134,6 +135,32 @@ def test_a_message_without_key_is_tried_on_the_other_broker(
     assert {result.queue.broker_name for result in results} == {"broker-b"}
     assert tried
     assert tried < {result.msg_id for result in results}
+
+
+def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedCluster) -> None:
+    """G4: sendLatencyFaultEnable; a message with a key goes there all the same."""
+    with Producer((cluster.name_server.address,), "P", send_latency_fault_enable=True) as producer:
+        cluster.brokers["broker-a"].fault = refuse(ResponseCode.SYSTEM_BUSY)
+        for _ in range(8):
+            producer.send(message())
+        cluster.brokers["broker-a"].fault = None
+        results = [producer.send(message()) for _ in range(8)]
+        keyed = producer.send(message(), queue=A0)
+
+    assert {result.queue.broker_name for result in results} == {"broker-b"}
+    assert keyed.queue == A0
+
+
+@pytest.mark.parametrize("kind", CompressionType)
+def test_large_bodies_are_compressed_as_told(cluster: ScriptedCluster, kind: CompressionType) -> None:
+    """G2: the flags say how."""
+    with Producer((cluster.name_server.address,), "P", compression_type=kind) as producer:
+        producer.send(message(b"x" * 5000), queue=A0)
+
+    (sent,) = cluster.brokers["broker-a"].sends
+    assert decompress(sent.body, int(sent.ext_fields["f"])) == b"x" * 5000
+    assert len(sent.body) < 200
+    assert int(sent.ext_fields["f"]) >> 8 == kind
 
 
 def test_attempts_end_after_the_retries(cluster: ScriptedCluster, producer: Producer) -> None:

@@ -26,6 +26,16 @@ def test_a_key_tells_when_it_was_made() -> None:
     assert int(UniqueKeys(clock).next()[20:28], 16) == since_ms
 
 
+def test_the_time_begins_anew_with_each_month() -> None:
+    """G2: keys are made for longer than a month."""
+    clock = FakeClock()
+    keys = UniqueKeys(clock)
+    for _ in range(70):
+        since_ms = int((clock.now_s() - month_start_s(clock.now_s())) * 1000)
+        assert int(keys.next()[20:28], 16) == since_ms
+        clock.advance(86_400)
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York"])
 def test_the_month_begins_at_local_midnight(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """G2: also where a clock change lies in between (Java: the first instant of the month)."""

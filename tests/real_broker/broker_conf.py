@@ -34,6 +34,8 @@ diskMaxUsedSpaceRatio=90
 fileReservedTime=72
 messageDelayLevel={delay_levels}
 waitTimeMillsInSendQueue=10000
+transactionTimeOut=1000
+transactionCheckInterval=1000
 """
 
 

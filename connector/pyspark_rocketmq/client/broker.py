@@ -16,9 +16,11 @@ from pyspark_rocketmq.client.names import named_batch, named_heartbeat, named_pu
 from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus, pull_result
 from pyspark_rocketmq.client.sending import (
     Batch,
+    EncodedBatch,
     SendResult,
     SendTerms,
     batch_command,
+    encoded_batch_command,
     send_command,
     send_result,
 )
@@ -135,6 +137,22 @@ class BrokerClient(BrokerCalls):
         """
         command = self._batch_command(batch, terms)
         self._send_async(address, command, batch.queue, batch.messages, on_result)
+
+    def send_encoded(self, address: str, batch: EncodedBatch, terms: SendTerms, on_result: OnSend) -> None:
+        """As :meth:`send_batch_async`, of a batch that is bytes already."""
+        named = named_terms(self._namespace, terms)
+        full = replace(batch, queue=self._named_queue(batch.queue))
+        command = encoded_batch_command(full, named, self._now_ms())
+        self._send_async(address, command, batch.queue, (), on_result)
+
+    def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
+        """Have a half message delivered or forgotten, oneway; ``address`` must be where it is stored.
+
+        A loss is no harm: the broker asks for the message's state later.
+        """
+        topic = None if header.topic is None else self._named(header.topic)
+        named = replace(header, producer_group=self._named(header.producer_group), topic=topic)
+        self._oneway(address, command_of(RequestCode.END_TRANSACTION, named))
 
     def send_message_back(
         self,

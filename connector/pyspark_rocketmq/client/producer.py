@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
@@ -21,15 +20,23 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
+from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.publishing import round_robin_queue, route_to_create, split_batch
+from pyspark_rocketmq.client.publishing import (
+    round_robin_queue,
+    route_to_create,
+    select_message_queue_by_hash,
+    split_batch,
+)
 from pyspark_rocketmq.client.sending import (
     AUTO_CREATE_TOPIC,
     Batch,
+    EncodedBatch,
     SendResult,
     SendTerms,
     retry_terms,
+    transaction_terms,
 )
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -45,9 +52,8 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.option_parsers import address_list
-from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
-from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
 
 T = TypeVar("T")
@@ -65,9 +71,6 @@ _RETRIED_ELSEWHERE: Final = frozenset(
     }
 )
 """A broker's refusal that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
-_COMPRESS_LEVEL: Final = 5
-"""``DefaultMQProducerImpl.zipCompressLevel``."""
-_COMPRESSED: Final = int(MessageSysFlag.COMPRESSED) | CompressionType.ZLIB << COMPRESSION_TYPE_SHIFT
 _ORDERED_CHUNK: Final = 4096
 """Messages ``send_ordered`` holds back to make batches of."""
 
@@ -86,6 +89,8 @@ class Producer:
         send_timeout_s: float = 3.0,
         retry_times_when_send_failed: int = 2,
         compress_over_bytes: int = 4096,
+        compression_type: CompressionType = CompressionType.ZLIB,
+        send_latency_fault_enable: bool = False,
         settings: ConnectionSettings | None = None,
         pool: ChannelPool | None = None,
         clock: Clock | None = None,
@@ -99,6 +104,9 @@ class Producer:
             send_timeout_s: For one send, all its attempts together.
             retry_times_when_send_failed: Further attempts of a send without key and queue.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
+            compression_type: How; Java clients before 5.0 read zlib only.
+            send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
+                :class:`FaultTable` says.
             settings: Credentials and TLS of the producer's own connections.
             pool: Connections to use instead of own ones; they stay open when the producer is closed.
             clock: The system's if not given.
@@ -117,6 +125,8 @@ class Producer:
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed
         self._compress_over_bytes = compress_over_bytes
+        self._compression_type = compression_type
+        self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
         self._unique_keys = UniqueKeys(self._clock)
         # As Java: producers do not all begin with the first queue.
         self._turns = itertools.count(random.SystemRandom().getrandbits(16))
@@ -129,6 +139,14 @@ class Producer:
             NoWritableQueue: If no living master has a queue to write to.
         """
         return self._publication(topic, self._deadline())[1]
+
+    def master_of(self, queue: MessageQueue) -> str:
+        """Where the broker of ``queue`` takes messages.
+
+        Raises:
+            RocketMQError: If no route tells.
+        """
+        return _master(self._publication(queue.topic, self._deadline())[0], queue)
 
     def send(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -210,6 +228,23 @@ class Producer:
                 self._name_servers.invalidate(queue.topic)
         return found
 
+    def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
+        """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
+
+        Within a queue the order of requests is that of messages only if each is answered before the next one begins.
+        """
+
+        def told(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, (TransportError, TopicNotFound)):
+                self._name_servers.invalidate(batch.queue.topic)
+            on_result(outcome)
+
+        try:
+            route = self._publication(batch.queue.topic, self._deadline())[0]
+            self._brokers.send_encoded(_master(route, batch.queue), batch, self._terms, told)
+        except RocketMQError as error:
+            told(error)
+
     def send_ordered(self, keyed_messages: Iterable[tuple[str, Message]]) -> int:
         """Send messages by sharding key, many at a time; their number.
 
@@ -262,17 +297,17 @@ class Producer:
         if queue is not None:
             return route, queue
         if sharding_key is not None:
-            return route, queues[select_by_hash(sharding_key, len(queues))]
-        return route, round_robin_queue(queues, next(self._turns))
+            return route, select_message_queue_by_hash(queues, sharding_key)
+        return route, self._any_queue(queues)
 
     def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
         prepared = replace(message, properties=self._with_key(message.properties))
-        terms = retry_terms(message, self._terms)
+        terms = transaction_terms(message, retry_terms(message, self._terms))
         if len(message.body) < self._compress_over_bytes:
             return prepared, terms
-        body = zlib.compress(message.body, _COMPRESS_LEVEL)
-        return replace(prepared, body=body), replace(terms, sys_flag=_COMPRESSED)
+        body, sys_flag = compress(message.body, self._compression_type)
+        return replace(prepared, body=body), replace(terms, sys_flag=terms.sys_flag | sys_flag)
 
     def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
         return {WAIT: "true", **properties, UNIQ_KEY: properties.get(UNIQ_KEY) or self._unique_keys.next()}
@@ -285,16 +320,30 @@ class Producer:
         failed_broker: str | None = None
         for attempt in itertools.count(1):
             route, queues = self._publication(message.topic, deadline)
-            queue = round_robin_queue(queues, next(self._turns), failed_broker)
+            queue = self._any_queue(queues, failed_broker)
+            begun_s = self._clock.monotonic_s()
             try:
-                return self._brokers.send(_master(route, queue), message, queue, terms, deadline)
+                result = self._brokers.send(_master(route, queue), message, queue, terms, deadline)
             except (TransportError, BrokerError) as error:
+                self._note(queue, begun_s, SendOutcome.of(error))
                 is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
                     self._name_servers.invalidate(message.topic)
                     raise
                 failed_broker = queue.broker_name
+            else:
+                self._note(queue, begun_s, SendOutcome.ANSWERED)
+                return result
         raise AssertionError("count() does not end")
+
+    def _any_queue(self, queues: Sequence[MessageQueue], failed_broker: str | None = None) -> MessageQueue:
+        if self._faults is not None:
+            queues = self._faults.preferred(queues, failed_broker)
+        return round_robin_queue(queues, next(self._turns), failed_broker)
+
+    def _note(self, queue: MessageQueue, begun_s: float, outcome: SendOutcome) -> None:
+        if self._faults is not None:
+            self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
 
     def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from random import Random
 
 from pyspark_rocketmq.client.sending import DEFAULT_TOPIC_QUEUE_NUMS, MAX_MESSAGE_BYTES
 from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD
 from pyspark_rocketmq.wire.properties import encode_properties
 
@@ -35,6 +37,16 @@ def round_robin_queue(
         if queue.broker_name != failed_broker:
             return queue
     return queues[turn % len(queues)]
+
+
+def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+    """The queue of a sharding key among a topic's queues, in their order (``SelectMessageQueueByHash``)."""
+    return queues[select_by_hash(sharding_key, len(queues))]
+
+
+def select_message_queue_by_random(queues: Sequence[MessageQueue], random: Random) -> MessageQueue:
+    """Any queue (``SelectMessageQueueByRandom``)."""
+    return queues[random.randrange(len(queues))]
 
 
 def split_batch(

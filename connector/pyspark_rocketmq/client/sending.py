@@ -9,7 +9,7 @@ from typing import Final
 from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.errors import LocalProtocolError, RocketMQError
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, Message, MessageQueue, SendStatus
-from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
     SendMessageRequestHeaderV2,
@@ -22,6 +22,10 @@ from pyspark_rocketmq.wire.properties import (
     DELAY,
     MAX_RECONSUME_TIMES,
     RECONSUME_TIME,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRAN_MSG,
     UNIQ_KEY,
     encode_properties,
 )
@@ -32,6 +36,8 @@ DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Queues per broker of a topic made so (``DefaultMQProducer.defaultTopicQueueNums``)."""
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 """Body of a message or of a batch (``DefaultMQProducer.maxMessageSize``, the brokers' default too)."""
+_OF_ITS_OWN: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
+"""Properties that a broker looks at in single messages only, and would ignore in a batch."""
 _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
 
 
@@ -78,6 +84,13 @@ def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
         reconsume_times=int(tried),
         max_reconsume_times=terms.max_reconsume_times if most is None else int(most),
     )
+
+
+def transaction_terms(message: Message, terms: SendTerms) -> SendTerms:
+    """The terms of a message; a half one is marked as such (``DefaultMQProducerImpl.sendKernelImpl``)."""
+    if message.properties.get(TRAN_MSG) != "true":
+        return terms
+    return replace(terms, sys_flag=terms.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
 
 
 def send_command(
@@ -128,9 +141,9 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
             )
-        if DELAY in message.properties:
+        if not _OF_ITS_OWN.isdisjoint(message.properties):
             raise LocalProtocolError(
-                f"A batch for {queue} holds a message with a delay level; send delayed messages one by one."
+                f"A batch for {queue} holds a message that is delayed or transactional; send such messages one by one."
             )
     body = encode_batch(batch.messages)
     _check_size(body, queue)
@@ -138,6 +151,35 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
         code=RequestCode.SEND_BATCH_MESSAGE,
         ext_fields=_header(batch.properties, 0, queue, terms, born_timestamp_ms, is_batch=True),
         body=body,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBatch:
+    """A batch whose members are bytes already, each with a UNIQ_KEY of its own.
+
+    The batch has none, and no other property: a broker appends a batch's properties to those of each member, and of two
+    of one name every consumer takes the last.
+    """
+
+    queue: MessageQueue
+    body: bytes
+    sys_flag: int = 0
+    """Bits of ``MessageSysFlag`` that hold for every member: how its body is compressed."""
+
+
+def encoded_batch_command(batch: EncodedBatch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+    """SEND_BATCH_MESSAGE of a batch as it is.
+
+    Raises:
+        LocalProtocolError: If it is too large.
+    """
+    _check_size(batch.body, batch.queue)
+    terms = replace(terms, sys_flag=batch.sys_flag)
+    return RemotingCommand(
+        code=RequestCode.SEND_BATCH_MESSAGE,
+        ext_fields=_header({}, 0, batch.queue, terms, born_timestamp_ms, is_batch=True),
+        body=batch.body,
     )
 
 

@@ -14,6 +14,10 @@ from pyspark_rocketmq.wire.message_id import unique_key
 _ANY_REMOTE = ("192.0.2.1", 9)
 """A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing interface."""
 
+_TIME_AND_COUNTER_DIGITS = 12
+_MORE_THAN_A_MONTH_S = 32 * 86_400.0
+"""From a month's begin into the next one."""
+
 
 class UniqueKeys:
     """Makes keys no other producer makes at the same time. Shared by any number of threads.
@@ -23,17 +27,22 @@ class UniqueKeys:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ip = local_ip()
-        self._pid = os.getpid()
         # Java takes the class loader's hash, which tells two producers of one process apart as well.
-        self._hash_code = random.SystemRandom().getrandbits(32)
+        hash_code = random.SystemRandom().getrandbits(32)
+        self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
         self._counter = itertools.count()
+        self._month = (0.0, 0.0)
+        """Begin of the current month and of the next one."""
 
     def next(self) -> str:
         """A new key."""
         now_s = self._clock.now_s()
-        since_ms = int((now_s - month_start_s(now_s)) * 1000)
-        return unique_key(self._ip, self._pid, self._hash_code, since_ms, next(self._counter))
+        begin_s, end_s = self._month
+        if not begin_s <= now_s < end_s:
+            begin_s = month_start_s(now_s)
+            self._month = (begin_s, month_start_s(begin_s + _MORE_THAN_A_MONTH_S))
+        since_ms = int((now_s - begin_s) * 1000)
+        return f"{self._maker}{since_ms & 0xFFFFFFFF:08X}{next(self._counter) & 0xFFFF:04X}"
 
 
 def month_start_s(now_s: float) -> float:

@@ -1,6 +1,9 @@
-"""The data source ``rocketmq``: options in, readers out."""
+"""The data source ``rocketmq``: options in, readers and writers out."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
@@ -10,10 +13,15 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.write_options import WriteOptions
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
 
 _TABLE_OPTION = "option."
 """How the options of a table in Spark's catalog begin."""
@@ -63,6 +71,33 @@ class DefaultSource(DataSource):
             _refuse([problem])
         return RocketMQStreamReader(options)
 
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        """A bounded write: ``df.write.format("rocketmq").mode("append")``.
+
+        Raises:
+            OptionError: With every problem of the options, or if the mode is ``overwrite``.
+            SchemaError: With every problem of the columns.
+        """
+        if overwrite:
+            raise OptionError(
+                ("mode 'overwrite' is not possible: messages cannot be taken back. Use mode('append')",)
+            )
+        options = self._write_options()
+        return RocketMQWriter(options, column_positions(schema, options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
+        """An unbounded write, of output mode ``append`` or ``update``.
+
+        Raises:
+            OptionError: With every problem of the options.
+            SchemaError: With every problem of the columns.
+        """
+        options = self._write_options()
+        return RocketMQStreamWriter(options, column_positions(schema, options))
+
+    def _write_options(self) -> WriteOptions:
+        return WriteOptions.parse(_without_sparks_own(self.options))
+
     def _read_options(self) -> ReadOptions:
         if any(key.startswith(_TABLE_OPTION) for key in self.options):
             problem = (
@@ -76,6 +111,11 @@ class DefaultSource(DataSource):
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise OptionError(tuple(problems))
+
+
+def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
+    """A stream's sink is given the query's checkpoint location as well, which is none of its concern."""
+    return {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
 
 
 def register(spark: SparkSession) -> None:

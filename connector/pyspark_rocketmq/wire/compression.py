@@ -22,6 +22,8 @@ MAX_BODY_BYTES: Final = MAX_FRAME_LENGTH
 """Of one body, decompressed; a longer one could not be sent without compression."""
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
 """Of all bodies of a short answer: a broker gives at most 32 messages of at most 4 MiB by its default limits."""
+_ZLIB_LEVEL: Final = 5
+"""``DefaultMQProducer.compressLevel``."""
 MAX_EXPANSION: Final = 64
 """And of a long one, for each of its bytes; texts reach 30."""
 COMPRESSION_TYPE_SHIFT: Final = 8
@@ -166,6 +168,10 @@ def _check_one_frame(name: str, *, is_complete: bool, rest: bytes | None) -> Non
         raise RemoteProtocolError(f"{len(rest)} bytes follow the {name} frame of a message body.")
 
 
+def _compress_zlib(body: bytes) -> bytes:
+    return zlib.compress(body, _ZLIB_LEVEL)
+
+
 def _compress_lz4(body: bytes) -> bytes:
     return bytes(lz4.frame.compress(body))
 
@@ -183,5 +189,5 @@ _DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
 _COMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
     CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: _compress_zstd,
-    CompressionType.ZLIB: zlib.compress,
+    CompressionType.ZLIB: _compress_zlib,
 }

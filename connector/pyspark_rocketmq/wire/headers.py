@@ -283,6 +283,36 @@ class ConsumerSendMsgBackRequestHeader(RequestFields):
     max_reconsume_times: int | None = int_field("maxReconsumeTimes", None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionRequestHeader(RequestFields):
+    """37 END_TRANSACTION, oneway, to the broker that has the half message."""
+
+    producer_group: str = text_field("producerGroup")
+    tran_state_table_offset: int = long_field("tranStateTableOffset")
+    """QUEUE offset of the half message."""
+    commit_log_offset: int = long_field("commitLogOffset")
+    """COMMIT LOG offset of the half message."""
+    commit_or_rollback: int = int_field("commitOrRollback")
+    """Transaction bits of ``MessageSysFlag``; 0: not known yet."""
+    from_transaction_check: bool | None = bool_field("fromTransactionCheck", None)
+    """Whether the broker has asked."""
+    msg_id: str = text_field("msgId")
+    transaction_id: str | None = text_field("transactionId", None)
+    topic: str | None = text_field("topic", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTransactionStateRequestHeader(RequestFields):
+    """39 CHECK_TRANSACTION_STATE, oneway, from a broker; the half message is the body."""
+
+    tran_state_table_offset: int = long_field("tranStateTableOffset")
+    commit_log_offset: int = long_field("commitLogOffset")
+    msg_id: str | None = text_field("msgId", None)
+    transaction_id: str | None = text_field("transactionId", None)
+    offset_msg_id: str | None = text_field("offsetMsgId", None)
+    topic: str | None = text_field("topic", None)
+
+
 # --- administration ------------------------------------------------------------------------------------------
 
 

@@ -354,13 +354,21 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
 
 
 def _encode_member(message: Message) -> bytes:
-    properties = encode_properties(message.properties)
-    total = BATCH_MEMBER_OVERHEAD + len(message.body) + len(properties)
     try:
-        head = _BATCH_HEAD.pack(total, 0, 0, message.flag, len(message.body))
+        return b"".join(batch_member(message.body, encode_properties(message.properties), flag=message.flag))
     except struct.error as exc:
         raise LocalProtocolError(f"A message of topic {message.topic} does not fit a batch: {exc}.") from exc
-    return head + message.body + _SHORT.pack(len(properties)) + properties
+
+
+def batch_member(body: bytes, properties_data: bytes, *, flag: int = 0) -> tuple[bytes, bytes, bytes, bytes]:
+    """One member of a batch's body, in pieces: head, body, length of the properties, properties.
+
+    Raises:
+        struct.error: If a number exceeds its field.
+    """
+    total = BATCH_MEMBER_OVERHEAD + len(body) + len(properties_data)
+    head = _BATCH_HEAD.pack(total, 0, 0, flag, len(body))
+    return head, body, _SHORT.pack(len(properties_data)), properties_data
 
 
 def decode_batch(data: bytes | memoryview) -> list[BatchMember]:

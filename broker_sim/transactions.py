@@ -1,0 +1,150 @@
+"""Transactional messages: kept apart until their producer says commit or rollback, and asked for when it does not.
+
+A half message lies in a topic of the broker's own. END_TRANSACTION stores it where it was sent to, or forgets it. A member
+of its producer group is asked for the state of one that is ``transaction_timeout_s`` old, and again at each interval; each
+time it is stored anew, as a real broker does, so that its place in the log is another one.
+
+A real broker looks for such messages every ``transactionCheckInterval``; here each is due at its own time. The topic of
+finished ones (``RMQ_SYS_TRANS_OP_HALF_TOPIC``) is not written.
+
+Source: RocketMQ 5.3.3 ``TransactionalMessageBridge``, ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl.check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from broker_sim.layout import Member, MessageRun, Placement, StoredRun, encode_run, offset_message_id
+from broker_sim.peers import Outgoing
+from broker_sim.replies import Refused, reply
+from broker_sim.state import BrokerState, HalfMessage, to_client
+from broker_sim.stored import StoredParts, read_stored
+from broker_sim.storing import encode_properties, store_run
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
+from pyspark_rocketmq.wire.headers import EndTransactionRequestHeader, from_ext_fields
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+_TRANSACTION_BITS = int(MessageSysFlag.TRANSACTION_ROLLBACK)
+_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+
+
+def is_half(properties: Mapping[str, str]) -> bool:
+    """Whether a message is to be kept until its transaction is over."""
+    return properties.get("TRAN_MSG", "").lower() == "true"
+
+
+def half_properties(topic: str, queue_id: int, properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties a half message is stored with."""
+    own = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
+    return {**properties, "__transactionId__": properties["UNIQ_KEY"], **own}
+
+
+def store_half(state: BrokerState, run: MessageRun, producer_group: str) -> StoredRun:
+    """Keep a message whose properties are :func:`half_properties`."""
+    return _keep(state, run, producer_group, checks=0, wait_s=state.settings.transaction_timeout_s)
+
+
+def handle_end(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """37: commit a half message or forget it; anything else leaves it as it is."""
+    header = from_ext_fields(EndTransactionRequestHeader, command.ext_fields)
+    if header.commit_or_rollback not in (
+        MessageSysFlag.TRANSACTION_COMMIT,
+        MessageSysFlag.TRANSACTION_ROLLBACK,
+    ):
+        return reply(command)
+    half = state.half_messages.get(header.commit_log_offset)
+    stored = state.store.message_at(header.commit_log_offset)
+    if half is None or stored is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+    parts = read_stored(stored)
+    if half.producer_group != header.producer_group:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+    if parts.queue_offset != header.tran_state_table_offset:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+    if header.commit_or_rollback == MessageSysFlag.TRANSACTION_COMMIT:
+        store_run(state, _committed(parts))
+    del state.half_messages[header.commit_log_offset]
+    return reply(command)
+
+
+def check_due(state: BrokerState) -> None:
+    """Ask for the half messages whose time has come; one asked for too often is given up."""
+    now_s = state.clock.monotonic_s()
+    for offset, half in list(state.half_messages.items()):
+        if half.due_s > now_s:
+            continue
+        del state.half_messages[offset]
+        stored = state.store.message_at(offset)
+        if stored is None or half.checks >= state.settings.transaction_check_max:
+            continue
+        parts = read_stored(stored)
+        checks = half.checks + 1
+        again = _with_properties(parts, {**parts.properties, _CHECK_TIMES: str(checks)})
+        interval_s = state.settings.transaction_check_interval_s
+        placed = _keep(state, again, half.producer_group, checks=checks, wait_s=interval_s)
+        _ask(state, again, placed, half.producer_group)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    topic: str
+    queue_id: int
+    properties: dict[str, str]
+
+
+def _origin(parts: StoredParts) -> _Origin:
+    properties = parts.properties
+    return _Origin(properties.pop("REAL_TOPIC"), int(properties.pop("REAL_QID")), properties)
+
+
+def _committed(parts: StoredParts) -> MessageRun:
+    origin = _origin(parts)
+    origin.properties.pop("TRAN_MSG")
+    flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
+    run = _with_properties(parts, origin.properties)
+    return replace(run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)
+
+
+def _keep(
+    state: BrokerState, run: MessageRun, producer_group: str, *, checks: int, wait_s: float
+) -> StoredRun:
+    state.topics.ensure(HALF_TOPIC, 1)
+    flags = run.sys_flag & ~_TRANSACTION_BITS
+    stored = store_run(state, replace(run, topic=HALF_TOPIC, queue_id=0, sys_flag=flags))
+    due_s = state.clock.monotonic_s() + wait_s
+    state.half_messages[stored.commit_log_offsets[0]] = HalfMessage(producer_group, due_s, checks)
+    return stored
+
+
+def _ask(state: BrokerState, run: MessageRun, placed: StoredRun, producer_group: str) -> None:
+    members = state.producers.members(producer_group)
+    if not members:
+        return
+    offset = placed.commit_log_offsets[0]
+    stored = state.store.message_at(offset)
+    assert stored is not None
+    parts = read_stored(stored)
+    origin = _origin(parts)
+    shown = replace(run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=parts.run.sys_flag)
+    place = Placement(offset, placed.queue_offset, parts.store_timestamp, parts.store_host)
+    unique_key = parts.properties["UNIQ_KEY"]
+    fields = {
+        "topic": HALF_TOPIC,
+        "commitLogOffset": str(offset),
+        "tranStateTableOffset": str(placed.queue_offset),
+        "msgId": unique_key,
+        "transactionId": unique_key,
+        "offsetMsgId": offset_message_id(state.host, offset),
+        "bname": state.name,
+    }
+    code = RequestCode.CHECK_TRANSACTION_STATE
+    request = to_client(state, code, fields, encode_run(shown, place).data, flag=ONEWAY_FLAG)
+    asked = members[next(state.numbers) % len(members)]
+    state.outbox.append(Outgoing(asked.peer, request, code))
+
+
+def _with_properties(parts: StoredParts, properties: Mapping[str, str]) -> MessageRun:
+    member = parts.member
+    return replace(parts.run, members=(Member(member.flag, member.body, encode_properties(properties)),))

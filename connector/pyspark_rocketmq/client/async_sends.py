@@ -1,0 +1,105 @@
+"""Sends that are not waited for one by one: each has a future, and there are never too many under way.
+
+Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, or gives up a request whose
+time is over, so every future is done within a second after the producer's send time-out.  What is added to a future with
+``add_done_callback`` runs on that thread and must not block.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.errors import RocketMQError, TooManySends
+from pyspark_rocketmq.model import Message, MessageQueue
+
+MOST_SENDS: Final = 10_000
+"""``DefaultMQProducer.backPressureForAsyncSendNum``."""
+MOST_BYTES: Final = 100 * 1024 * 1024
+"""``DefaultMQProducer.backPressureForAsyncSendSize``."""
+
+
+class AsyncSends:
+    """Sends messages of one producer without waiting. Shared by any number of threads.
+
+    Each message has one attempt; two under way for one queue may be stored in either order. For order and repeated
+    attempts there are :meth:`Producer.send_ordered` and the data source's sink.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        *,
+        max_sends: int = MOST_SENDS,
+        max_bytes: int = MOST_BYTES,
+        wait_s: float = 3.0,
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            producer: Stays open when this is not used any more.
+            max_sends: Most messages under way.
+            max_bytes: Most bytes of their bodies; a larger message goes alone.
+            wait_s: How long :meth:`send` may wait for others to be answered.
+        """
+        self._producer = producer
+        self._max_sends = max_sends
+        self._max_bytes = max_bytes
+        self._wait_s = wait_s
+        self._changed = threading.Condition()
+        self._sends = 0
+        self._bytes = 0
+
+    def send(
+        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+    ) -> Future[SendResult]:
+        """Begin to send one message; its future has the result, or raises what went wrong.
+
+        Raises:
+            TooManySends: If too much was under way for ``wait_s``; nothing was sent.
+            RocketMQError: If no queue could be chosen; nothing was sent.
+        """
+        size = len(message.body)
+        self._enter(size)
+        future: Future[SendResult] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(outcome: SendResult | RocketMQError) -> None:
+            self._leave(size)
+            if isinstance(outcome, RocketMQError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        try:
+            self._producer.send_async(message, done, sharding_key=sharding_key, queue=queue)
+        except BaseException:
+            self._leave(size)
+            raise
+        return future
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is under way; False if that took longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._sends == 0, timeout_s)
+
+    def _enter(self, size: int) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(size), self._wait_s):
+                raise TooManySends(self._sends, self._bytes, self._wait_s)
+            self._sends += 1
+            self._bytes += size
+
+    def _has_room(self, size: int) -> bool:
+        return self._sends == 0 or (self._sends < self._max_sends and self._bytes + size <= self._max_bytes)
+
+    def _leave(self, size: int) -> None:
+        with self._changed:
+            self._sends -= 1
+            self._bytes -= size
+            self._changed.notify_all()

@@ -1,0 +1,240 @@
+"""Messages that consumers see only when their sender's local transaction has succeeded.
+
+A message is sent as a *half message*, the local transaction is run, and what it came to is told to the broker, oneway.  If
+that is lost, or the transaction's state was not known, or the sender has died, the broker asks a member of the producer
+group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to tell.
+
+Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is not run.
+Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.model import (
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendStatus,
+)
+from pyspark_rocketmq.wire.bodies import HeartbeatData
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.headers import (
+    CheckTransactionStateRequestHeader,
+    EndTransactionRequestHeader,
+    from_ext_fields,
+)
+from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
+from pyspark_rocketmq.wire.properties import DELAY, PGROUP, TRAN_MSG, UNIQ_KEY
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S: Final = 30.0
+"""``ClientConfig.heartbeatBrokerInterval``."""
+_FLAGS: Final = {
+    LocalTransactionState.COMMIT_MESSAGE: int(MessageSysFlag.TRANSACTION_COMMIT),
+    LocalTransactionState.ROLLBACK_MESSAGE: int(MessageSysFlag.TRANSACTION_ROLLBACK),
+    LocalTransactionState.UNKNOW: 0,
+}
+
+LocalTransaction = Callable[[Message], LocalTransactionState]
+"""Does what belongs together with the message (``TransactionListener.executeLocalTransaction``)."""
+TransactionCheck = Callable[[MessageExt], LocalTransactionState]
+"""Tells what became of it, also after a restart (``TransactionListener.checkLocalTransaction``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSendResult:
+    """Where the half message is, and what its transaction came to."""
+
+    sent: SendResult
+    state: LocalTransactionState
+
+
+class TransactionProducer:
+    """Sends messages in transactions and answers brokers' checks. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``TransactionMQProducer``, ``DefaultMQProducerImpl.sendMessageInTransaction``,
+    ``checkTransactionState``.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        producer_group: str,
+        check: TransactionCheck,
+        *,
+        send_timeout_s: float = 3.0,
+        settings: ConnectionSettings | None = None,
+        clock: Clock | None = None,
+        namespace: str = "",
+    ) -> None:
+        """Connect to nothing yet; the brokers that take the messages are told of the member before the first one.
+
+        Args:
+            name_servers: As of :class:`Producer`.
+            producer_group: Whose members can all tell what became of a transaction.
+            check: Called on a thread of a connection, one call at a time for each broker.
+            send_timeout_s: For one send.
+            settings: Credentials and TLS.
+            clock: The system's if not given.
+            namespace: As of :class:`Producer`.
+        """
+        self._clock = clock or SystemClock()
+        self._producer_group = producer_group
+        self._check = check
+        self._namespace = namespace
+        self._client_id = f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
+        self._pool = (settings or ConnectionSettings()).open_pool(self._clock, self._asked)
+        self._producer = Producer(
+            name_servers,
+            producer_group,
+            send_timeout_s=send_timeout_s,
+            pool=self._pool,
+            clock=self._clock,
+            namespace=namespace,
+        )
+        self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=namespace)
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        """Addresses of brokers that know of this member."""
+        self._is_over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
+        self._beating.start()
+
+    def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
+        """Send a half message, run the local transaction, and tell the broker what it came to.
+
+        An exception of ``execute`` leaves the state unknown and is raised again; the broker will ask. A delay of the
+        message is left out, as in Java.
+
+        Raises:
+            RocketMQError: If the half message could not be sent; then ``execute`` was not called.
+        """
+        own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
+        properties = {name: text for name, text in message.properties.items() if name != DELAY}
+        half = replace(message, properties={**properties, **own})
+        for queue in self._producer.queues(message.topic):
+            self._become_known(self._producer.master_of(queue))
+        sent = self._producer.send(half)
+        state = LocalTransactionState.ROLLBACK_MESSAGE
+        if sent.status is SendStatus.SEND_OK:
+            state = LocalTransactionState(execute(message))
+        _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
+        header = EndTransactionRequestHeader(
+            producer_group=self._producer_group,
+            tran_state_table_offset=sent.queue_offset,
+            commit_log_offset=commit_log_offset,
+            commit_or_rollback=_FLAGS[state],
+            from_transaction_check=False,
+            msg_id=sent.msg_id,
+            transaction_id=sent.msg_id,
+            topic=message.topic,
+            broker_name=sent.queue.broker_name,
+        )
+        self._tell(sent.queue, header)
+        return TransactionSendResult(sent=sent, state=state)
+
+    def close(self) -> None:
+        """Leave the producer group and close the connections. Idempotent."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        self._beating.join()
+        for address in self._addresses():
+            try:
+                self._brokers.unregister(address, self._client_id, producer_group=self._producer_group)
+            except RocketMQError as error:
+                logger.warning("not unregistered address=%s: %s", address, error)
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _addresses(self) -> list[str]:
+        with self._lock:
+            return sorted(self._known)
+
+    def _become_known(self, address: str) -> None:
+        with self._lock:
+            if address in self._known:
+                return
+        self._heartbeat(address)
+        with self._lock:
+            self._known.add(address)
+
+    def _heartbeat(self, address: str) -> None:
+        self._brokers.heartbeat(
+            address, HeartbeatData(client_id=self._client_id, producers=(self._producer_group,))
+        )
+
+    def _beat(self) -> None:
+        while not self._is_over.wait(_HEARTBEAT_S):
+            for address in self._addresses():
+                try:
+                    self._heartbeat(address)
+                except RocketMQError as error:
+                    logger.warning("heartbeat failed address=%s: %s", address, error)
+
+    def _tell(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
+        try:
+            self._brokers.end_transaction(self._producer.master_of(queue), header)
+        except RocketMQError as error:
+            # The broker will ask.
+            logger.warning("end of a transaction not told msgId=%s: %s", header.msg_id, error)
+
+    # --- what brokers ask ----------------------------------------------------------------------------------------
+
+    def _asked(self, request: RemotingCommand) -> RemotingCommand | None:
+        if request.code != RequestCode.CHECK_TRANSACTION_STATE:
+            return None
+        header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
+        messages = decode_messages(request.body, header.broker_name or "")
+        if len(messages) != 1:
+            raise RemoteProtocolError(f"{header.broker_name} asks for {len(messages)} messages, not one.")
+        bare = without_namespace(self._namespace, messages[0].topic)
+        message = messages[0]._replace(topic=bare)
+        answer = EndTransactionRequestHeader(
+            producer_group=self._producer_group,
+            tran_state_table_offset=header.tran_state_table_offset,
+            commit_log_offset=header.commit_log_offset,
+            commit_or_rollback=_FLAGS[self._checked(message)],
+            from_transaction_check=True,
+            msg_id=message.properties.get(UNIQ_KEY) or message.msg_id,
+            transaction_id=header.transaction_id,
+            topic=bare,
+            broker_name=header.broker_name,
+        )
+        self._tell(message.message_queue, answer)
+        return request.response(ResponseCode.SUCCESS)
+
+    def _checked(self, message: MessageExt) -> LocalTransactionState:
+        try:
+            return LocalTransactionState(self._check(message))
+        except Exception:
+            logger.exception("transaction check failed msgId=%s; the broker will ask again", message.msg_id)
+            return LocalTransactionState.UNKNOW

@@ -1,0 +1,231 @@
+"""Requests under way: one at a time for each queue, in their order, and tried again until they are stored.
+
+Theory.  Everything here is done by the one thread that puts parcels in; the callbacks of sends only leave outcomes in
+``_outcomes``.  A parcel stays at the head of its queue's lane until it is acknowledged, so that nothing overtakes it.
+A retry after a lost answer may store a parcel twice, one copy behind the other.
+
+Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's queue (G3).
+Rule 2: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told of may or may
+not be stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
+from pyspark_rocketmq.client.publishing import round_robin_queue
+from pyspark_rocketmq.client.retry import RetryPolicy
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.datasource.sink_batches import Parcel
+from pyspark_rocketmq.errors import RocketMQError, RowNotSent
+from pyspark_rocketmq.model import MessageQueue, SendStatus
+
+logger = logging.getLogger(__name__)
+
+_PAUSES: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
+_PATIENCE_S: Final = 120.0
+"""More than any send takes to have an outcome; longer means that a callback was lost, which is a bug."""
+
+Begin = Callable[[Parcel, MessageQueue, OnSend], None]
+"""Begins a send; the callback is called exactly once, from any thread."""
+
+Outcomes = SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]]
+
+
+@dataclass(slots=True)
+class _Sending:
+    """A parcel that is not acknowledged yet."""
+
+    parcel: Parcel
+    failures: int = 0
+    deadline: Deadline | None = None
+    """Until when it is tried, from its first attempt on."""
+    begun_s: float = 0.0
+    """When its last attempt was."""
+    due_s: float = 0.0
+    """When it may be tried (next)."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What waits for one queue; the head is under way, or waits for its next attempt."""
+
+    waiting: deque[_Sending] = field(default_factory=deque)
+    is_under_way: bool = False
+
+
+class Outbox:
+    """Sends the parcels of one task. For one thread."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        clock: Clock,
+        *,
+        max_bytes: int,
+        retry_timeout_s: float,
+        require_send_ok: bool,
+        faults: FaultTable | None = None,
+        outcomes: Outcomes | None = None,
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            begin: Begins a send.
+            clock: For retries.
+            max_bytes: Of what is not acknowledged; a parcel that is larger goes alone.
+            retry_timeout_s: How long a parcel is tried, from its first attempt on.
+            require_send_ok: Whether a parcel that is stored less durably than it should be is a failure.
+            faults: Notes how brokers do; those it advises against are avoided by parcels that may go anywhere.
+            outcomes: Where callbacks leave what became of a send; a queue of its own if not given.
+        """
+        self._begin = begin
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._retry_timeout_s = retry_timeout_s
+        self._require_send_ok = require_send_ok
+        self._lanes: dict[MessageQueue, _Lane] = {}
+        self._faults = faults
+        self._outcomes: Outcomes = SimpleQueue() if outcomes is None else outcomes
+        self._bytes = 0
+        self._turn = 0
+        self._choices: dict[str, Sequence[MessageQueue]] = {}
+        self.messages = 0
+        """Acknowledged."""
+
+    def put(self, parcel: Parcel, queues: Sequence[MessageQueue] = ()) -> None:
+        """Have ``parcel`` sent; waits while too much is under way.
+
+        Args:
+            parcel: Goes to its queue, behind all put in before.
+            queues: Where it may go if its destination is a topic.
+
+        Raises:
+            RowNotSent: If this or another parcel could not be sent.
+        """
+        if isinstance(parcel.destination, str):
+            self._choices[parcel.destination] = queues
+            queue = self._idle_queue(queues)
+        else:
+            queue = parcel.destination
+        self._bytes += parcel.size
+        self._append(queue, _Sending(parcel))
+        self._settle()
+
+    def finish(self) -> None:
+        """Wait until everything is acknowledged.
+
+        Raises:
+            RowNotSent: If a parcel could not be sent.
+        """
+        while self._lanes:
+            self._wait()
+
+    def _settle(self) -> None:
+        while not self._outcomes.empty():
+            self._take_in(*self._outcomes.get())
+        self._begin_due()
+        while self._bytes > self._max_bytes:
+            self._wait()
+
+    def _idle_queue(self, queues: Sequence[MessageQueue], failed_broker: str | None = None) -> MessageQueue:
+        """The next in turn that has nothing to do; if all have, the next in turn."""
+        if self._faults is not None:
+            queues = self._faults.preferred(queues, failed_broker)
+        self._turn += 1
+        for step in range(len(queues)):
+            queue = round_robin_queue(queues, self._turn + step, failed_broker)
+            if queue not in self._lanes:
+                self._turn += step
+                return queue
+        return round_robin_queue(queues, self._turn, failed_broker)
+
+    def _append(self, queue: MessageQueue, sending: _Sending) -> None:
+        lane = self._lanes.setdefault(queue, _Lane())
+        lane.waiting.append(sending)
+        self._begin_head(queue, lane)
+
+    def _begin_head(self, queue: MessageQueue, lane: _Lane) -> None:
+        head = lane.waiting[0]
+        if lane.is_under_way or head.due_s > self._clock.monotonic_s():
+            return
+        if head.deadline is None:
+            head.deadline = Deadline.after(self._clock, self._retry_timeout_s)
+        lane.is_under_way = True
+        head.begun_s = self._clock.monotonic_s()
+        self._begin(head.parcel, queue, lambda outcome: self._outcomes.put((queue, outcome)))
+
+    def _begin_due(self) -> None:
+        for queue, lane in list(self._lanes.items()):
+            self._begin_head(queue, lane)
+
+    def _wait(self) -> None:
+        """Until an outcome has come or a retry is due."""
+        dues = [lane.waiting[0].due_s for lane in self._lanes.values() if not lane.is_under_way]
+        wait_s = min(dues) - self._clock.monotonic_s() if dues else _PATIENCE_S
+        try:
+            outcome = self._outcomes.get(timeout=max(0.0, wait_s))
+        except Empty:
+            if not dues:
+                raise AssertionError(f"no outcome of a send came within {_PATIENCE_S:g} s") from None
+        else:
+            self._take_in(*outcome)
+        self._begin_due()
+
+    def _take_in(self, queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:
+        lane = self._lanes[queue]
+        lane.is_under_way = False
+        head = lane.waiting[0]
+        if self._faults is not None:
+            took_ms = (self._clock.monotonic_s() - head.begun_s) * 1000
+            told = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
+            self._faults.note(queue.broker_name, took_ms, told)
+        if isinstance(outcome, SendResult):
+            self._check_status(head.parcel, queue, outcome)
+            self.messages += head.parcel.count
+            self._bytes -= head.parcel.size
+            self._leave(queue, lane)
+            return
+        self._put_off(head, queue, outcome)
+        other = self._elsewhere(head.parcel, queue)
+        if other is not None:
+            self._leave(queue, lane)
+            self._append(other, head)
+
+    def _leave(self, queue: MessageQueue, lane: _Lane) -> None:
+        lane.waiting.popleft()
+        if lane.waiting:
+            self._begin_head(queue, lane)
+        else:
+            del self._lanes[queue]
+
+    def _put_off(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> None:
+        head.failures += 1
+        pause_s = _PAUSES.pause_s(head.failures)
+        assert head.deadline is not None
+        if not error.retryable or pause_s >= head.deadline.remaining_s():
+            raise RowNotSent(head.parcel.shown(), str(error)) from error
+        logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
+        head.due_s = self._clock.monotonic_s() + pause_s
+
+    def _elsewhere(self, parcel: Parcel, queue: MessageQueue) -> MessageQueue | None:
+        if not isinstance(parcel.destination, str):
+            return None
+        other = self._idle_queue(self._choices[parcel.destination], queue.broker_name)
+        return other if other.broker_name != queue.broker_name else None
+
+    def _check_status(self, parcel: Parcel, queue: MessageQueue, result: SendResult) -> None:
+        if self._require_send_ok and result.status is not SendStatus.SEND_OK:
+            raise RowNotSent(
+                parcel.shown(),
+                f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. Mend the "
+                "broker, or set requireSendOk=false.",
+            )

@@ -1,0 +1,210 @@
+"""Rows made into messages as they are stored: bytes, and where they go.
+
+Everything that can be wrong with a row is found here, before anything of it is sent, and told with its keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.datasource.sink_schema import (
+    BODY,
+    BROKER_NAME,
+    DELAY_LEVEL,
+    DELIVER_TIMESTAMP,
+    KEYS,
+    MSG_ID,
+    PROPERTIES,
+    QUEUE_ID,
+    SHARDING_KEY,
+    TAGS,
+    TOPIC,
+)
+from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent
+from pyspark_rocketmq.wire import properties as names
+from pyspark_rocketmq.wire.properties import encode_properties
+from pyspark_rocketmq.write_options import WriteOptions
+
+MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
+"""A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if they do not fit."""
+
+_SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
+"""Characters that fit whatever they are."""
+
+NOT_REPUBLISHED: Final = frozenset(
+    {
+        names.UNIQ_KEY, names.WAIT, names.MIN_OFFSET, names.MAX_OFFSET, names.CLUSTER, names.MSG_REGION,
+        names.TRACE_ON, names.CONSUME_START_TIME, names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS, names.REAL_TOPIC, names.REAL_QID, names.RETRY_TOPIC, names.RECONSUME_TIME,
+        names.MAX_RECONSUME_TIMES, names.PGROUP, names.TRAN_MSG, names.INNER_NUM, names.INNER_BASE,
+    }
+)  # fmt: skip
+"""Properties that clients and brokers write themselves: a message read somewhere is not delayed, retried or prepared anew
+because it is written again."""
+
+
+class SinkRow(NamedTuple):
+    """One message to be."""
+
+    number: int
+    """Of the row in its task, from 0."""
+    topic: str
+    body: bytes
+    properties_data: bytes
+    sharding_key: str | None
+    queue_id: int | None
+    broker_name: str | None
+    delay: tuple[str, str] | None
+    """Property and value that have the broker keep the message back."""
+    keys: str | None = None
+    msg_id: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """What a person would know the row by."""
+        return _shown(self.number, self.keys, self.sharding_key, self.msg_id)
+
+
+class RowKeys:
+    """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
+
+    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Where Java has the time of the message, they
+    have almost zero, so that ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the month.
+    """
+
+    def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
+        name = f"{write_id}/{batch_id}/{partition_id}".encode()
+        self._prefix = hashlib.blake2b(name, digest_size=10).hexdigest().upper()
+
+    def of(self, number: int) -> str:
+        """That of the row of this number in its task."""
+        return f"{self._prefix}{number:012X}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowReader:
+    """Reads the rows of one task."""
+
+    options: WriteOptions
+    positions: Mapping[str, int]
+    """Of the columns, by their names here."""
+    row_keys: RowKeys
+
+    def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
+        """The rows of ``batch``, of which the first is the task's row ``first``.
+
+        Raises:
+            RowNotSent: At the first row that cannot be a message.
+        """
+        options = self.options
+        bodies = self._column(batch, BODY)
+        topics = self._column(batch, TOPIC, options.topic)
+        keys = self._column(batch, KEYS, options.keys)
+        tags = self._column(batch, TAGS, options.tags)
+        sharding_keys = self._column(batch, SHARDING_KEY, options.sharding_key)
+        queue_ids = self._column(batch, QUEUE_ID, options.queue_id)
+        broker_names = self._column(batch, BROKER_NAME)
+        levels = self._column(batch, DELAY_LEVEL, options.delay_level)
+        moments = self._column(batch, DELIVER_TIMESTAMP)
+        msg_ids = self._column(batch, MSG_ID)
+        maps = self._column(batch, PROPERTIES)
+        for at in range(batch.num_rows):
+            number = first + at
+            try:
+                yield SinkRow(
+                    number,
+                    _required(topics[at], TOPIC),
+                    _required(bodies[at], BODY),
+                    self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
+                    sharding_keys[at],
+                    queue_ids[at],
+                    broker_names[at],
+                    _delay(levels[at], moments[at]),
+                    keys[at],
+                    msg_ids[at],
+                )
+            except (LocalProtocolError, _BadRow) as problem:
+                shown = _shown(number, keys[at], sharding_keys[at], msg_ids[at])
+                raise RowNotSent(shown, str(problem)) from problem
+
+    def _column(self, batch: pa.RecordBatch, name: str, fixed: Any = None) -> Sequence[Any]:
+        position = self.positions.get(name)
+        if position is None:
+            return [fixed] * batch.num_rows
+        column = batch.column(position)
+        if name == BODY and pa.types.is_string(column.type):
+            column = column.cast(pa.binary())
+        if name == DELIVER_TIMESTAMP:
+            column = pc.divide(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), 1000)
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def _encode(
+        self,
+        given: Sequence[tuple[str, str | None]] | None,
+        keys: str | None,
+        tags: str | None,
+        unique_key: str,
+    ) -> bytes:
+        if not given and not self.options.properties:
+            return _encode_usual(keys, tags, unique_key)
+        properties = dict(self.options.properties)
+        properties.update({name: text for name, text in given or () if text and name not in NOT_REPUBLISHED})
+        return _encode_all(properties, keys, tags, unique_key)
+
+
+def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:
+    """The same as :func:`_encode_all` of no other properties, at a fraction of the cost."""
+    text = f"{names.UNIQ_KEY}\1{unique_key}\2"
+    count = 1
+    if tags:
+        text = f"{names.TAGS}\1{tags}\2{text}"
+        count += 1
+    if keys:
+        text = f"{names.KEYS}\1{keys}\2{text}"
+        count += 1
+    if text.count("\1") != count or text.count("\2") != count or len(text) > _SURELY_SHORT:
+        return _encode_all({}, keys, tags, unique_key)
+    return text.encode()
+
+
+def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, unique_key: str) -> bytes:
+    own = {names.KEYS: keys, names.TAGS: tags, names.UNIQ_KEY: unique_key}
+    properties.update({name: text for name, text in own.items() if text})
+    data = encode_properties(properties)
+    if len(data) > MOST_PROPERTIES_BYTES:
+        raise _BadRow(
+            f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} beside their own; "
+            "move large values into the body"
+        )
+    return data
+
+
+class _BadRow(Exception):
+    """The end of a sentence about a row."""
+
+
+def _required(value: Any, column: str) -> Any:
+    if value is None:
+        raise _BadRow(f"its column '{column}' is null")
+    return value
+
+
+def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
+    if level and deliver_ms is not None:
+        raise _BadRow("it has both a delayLevel and a deliverTimestamp; leave one of them null")
+    if deliver_ms is not None:
+        return names.TIMER_DELIVER_MS, str(deliver_ms)
+    return (names.DELAY, str(level)) if level else None
+
+
+def _shown(number: int, keys: str | None, sharding_key: str | None, msg_id: str | None) -> str:
+    parts = [("keys", keys), ("shardingKey", sharding_key), ("msgId", msg_id)]
+    found = ", ".join(f"{name}={value!r}" for name, value in parts if value)
+    return f"row {number} of the task" + (f" ({found})" if found else "")

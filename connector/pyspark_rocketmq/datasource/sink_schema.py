@@ -1,0 +1,120 @@
+"""Columns that the sink takes: which there may be, of which types, and what is wrong with those that there are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.write_options import WriteOptions
+
+TOPIC: Final = "topic"
+BODY: Final = "body"
+KEYS: Final = "keys"
+TAGS: Final = "tags"
+SHARDING_KEY: Final = "shardingKey"
+BROKER_NAME: Final = "brokerName"
+QUEUE_ID: Final = "queueId"
+DELAY_LEVEL: Final = "delayLevel"
+DELIVER_TIMESTAMP: Final = "deliverTimestamp"
+MSG_ID: Final = "msgId"
+PROPERTIES: Final = "properties"
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, StringType)
+
+
+def _is_number(kind: DataType) -> bool:
+    return isinstance(kind, IntegralType)
+
+
+_TYPES: Final[Mapping[str, tuple[str, Callable[[DataType], bool]]]] = {
+    TOPIC: ("string", _is_text),
+    BODY: ("binary or string", lambda kind: isinstance(kind, (BinaryType, StringType))),
+    KEYS: ("string", _is_text),
+    TAGS: ("string", _is_text),
+    SHARDING_KEY: ("string", _is_text),
+    BROKER_NAME: ("string", _is_text),
+    QUEUE_ID: ("int", _is_number),
+    DELAY_LEVEL: ("int", _is_number),
+    DELIVER_TIMESTAMP: ("timestamp", lambda kind: isinstance(kind, TimestampType)),
+    MSG_ID: ("string", _is_text),
+    PROPERTIES: (
+        "map<string,string>",
+        lambda kind: isinstance(kind, MapType) and _is_text(kind.keyType) and _is_text(kind.valueType),
+    ),
+}
+
+
+def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int]:
+    """Where each column of the sink is among the rows' columns, whose names may differ in case.
+
+    A column whose value an option fixes is not among them.
+
+    Raises:
+        SchemaError: With a sentence for every problem.
+    """
+    names = {name.lower(): name for name in _TYPES}
+    positions: dict[str, int] = {}
+    problems: list[str] = []
+    for position, field in enumerate(schema.fields):
+        name = names.get(field.name.lower())
+        if name is None:
+            problems.append(_unknown(field.name, names))
+            continue
+        wanted, fits = _TYPES[name]
+        if not fits(field.dataType):
+            problems.append(f"column '{field.name}' is {field.dataType.simpleString()}, but must be {wanted}")
+        if name in positions:
+            problems.append(f"column '{name}' is there twice; drop one of them")
+        positions[name] = position
+    problems += _missing(positions, options)
+    if problems:
+        raise SchemaError(
+            'Rows cannot be written with format("rocketmq"):'
+            + "".join(f"\n  - {problem}" for problem in problems)
+        )
+    for name in _fixed(options):
+        positions.pop(name, None)
+    return positions
+
+
+def _fixed(options: WriteOptions) -> list[str]:
+    fixed = {
+        TOPIC: options.topic,
+        KEYS: options.keys,
+        TAGS: options.tags,
+        SHARDING_KEY: options.sharding_key,
+        QUEUE_ID: options.queue_id,
+        DELAY_LEVEL: options.delay_level,
+    }
+    return [name for name, value in fixed.items() if value is not None]
+
+
+def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
+    problems = []
+    if BODY not in positions:
+        problems.append("there is no column 'body', the content of the messages")
+    if TOPIC not in positions and options.topic is None:
+        problems.append("there is neither a column 'topic' nor an option 'topic'")
+    if BROKER_NAME in positions and QUEUE_ID not in positions and options.queue_id is None:
+        problems.append("there is a column 'brokerName', but no queue: add a column 'queueId' or drop it")
+    return problems
+
+
+def _unknown(name: str, known: Mapping[str, str]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+    hint = f"did you mean '{known[close[0]]}'?" if close else f"known ones: {', '.join(known.values())}"
+    return f"column '{name}' means nothing here; {hint} Select what is to be sent"

@@ -1,0 +1,114 @@
+"""What one task of the sink does: rows in, messages out, until all are acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.fault_tolerance import FaultTable
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.retry import RetryPolicy, call_with_retry
+from pyspark_rocketmq.client.sending import EncodedBatch
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.datasource.key_sample import KeySample
+from pyspark_rocketmq.datasource.outbox import Outbox
+from pyspark_rocketmq.datasource.places import Places
+from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel
+from pyspark_rocketmq.datasource.sink_rows import RowKeys, RowReader
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.write_options import WriteOptions
+
+_LOOKUPS: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
+
+
+def send_rows(
+    batches: Iterator[pa.RecordBatch],
+    options: WriteOptions,
+    positions: Mapping[str, int],
+    row_keys: RowKeys,
+) -> tuple[int, KeySample]:
+    """Send all rows; the number of messages and the sharding keys, when every one of them is acknowledged.
+
+    Args:
+        batches: The rows of the task, in order.
+        options: Of the sink.
+        positions: Of the columns.
+        row_keys: Make the messages' UNIQ_KEYs.
+
+    Raises:
+        RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
+    """
+    clock = SystemClock()
+    with Producer(
+        options.name_servers,
+        options.producer_group,
+        send_timeout_s=options.request_timeout_ms / 1000,
+        pool=process_pool(ConnectionSettings.of(options)),
+        clock=clock,
+        namespace=options.namespace or "",
+    ) as producer:
+        outbox = Outbox(
+            _Sends(producer).begin,
+            clock,
+            max_bytes=options.max_in_flight_bytes,
+            retry_timeout_s=options.retry_timeout_ms / 1000,
+            require_send_ok=options.require_send_ok,
+            faults=FaultTable(clock) if options.send_latency_fault_enable else None,
+        )
+        places = Places(_PatientLookups(producer, clock, options.retry_timeout_ms / 1000).queues)
+        reader = RowReader(options=options, positions=positions, row_keys=row_keys)
+        for parcel in _parcels(batches, reader, Gatherer(options), places):
+            destination = parcel.destination
+            outbox.put(parcel, places.queues(destination) if isinstance(destination, str) else ())
+        outbox.finish()
+        return outbox.messages, places.sampler.sample()
+
+
+def _parcels(
+    batches: Iterator[pa.RecordBatch], reader: RowReader, gatherer: Gatherer, places: Places
+) -> Iterator[Parcel]:
+    first = 0
+    for batch in batches:
+        for row in reader.rows(batch, first):
+            yield from gatherer.add(row, places.of(row))
+        first += batch.num_rows
+    yield from gatherer.rest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sends:
+    """How the outbox begins a send."""
+
+    producer: Producer
+
+    def begin(self, parcel: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
+        if parcel.delayed is None:
+            batch = EncodedBatch(queue=queue, body=b"".join(parcel.parts), sys_flag=parcel.sys_flag)
+            self.producer.send_encoded(batch, on_result)
+            return
+        try:
+            self.producer.send_async(parcel.delayed, on_result, queue=queue)
+        except RocketMQError as error:
+            on_result(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _PatientLookups:
+    """Looks for a topic's queues as long as sends are tried."""
+
+    producer: Producer
+    clock: Clock
+    timeout_s: float
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        deadline = Deadline.after(self.clock, self.timeout_s)
+        return call_with_retry(lambda: self.producer.queues(topic), _LOOKUPS, deadline, time.sleep)

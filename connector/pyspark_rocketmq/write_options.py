@@ -1,0 +1,177 @@
+"""Every option of writing with ``format("rocketmq")``, declared once, as ``options`` does for reading."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_rocketmq.connection_options import ConnectionOptions
+from pyspark_rocketmq.option_parsers import (
+    MAX_TOPIC_LENGTH,
+    boolean,
+    choice_of,
+    int_between,
+    resource_name,
+    text_value,
+    unique_members,
+)
+from pyspark_rocketmq.option_set import option
+
+SINK_GROUP: Final = "pyspark-rocketmq-sink"
+"""Producer group of a sink that names none."""
+NO_COMPRESSION: Final = "none"
+
+
+def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
+    """Parser of a JSON object of texts."""
+    try:
+        found = json.loads(text, object_pairs_hook=unique_members)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise ValueError('is not a JSON object such as {"source": "lake"}') from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError('is not a JSON object of texts such as {"source": "lake"}')
+    return tuple(found.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class WriteOptions(ConnectionOptions):
+    """Options of the sink, for batch and for streams."""
+
+    topic: str | None = option(
+        "topic",
+        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        default=None,
+        default_text="the column `topic`",
+        doc="The topic of all messages; a column `topic` is then not looked at, as with Kafka.",
+    )
+    tags: str | None = option(
+        "tags",
+        parse=text_value,
+        default=None,
+        default_text="the column `tags`",
+        doc="The tag of all messages.",
+    )
+    keys: str | None = option(
+        "keys",
+        parse=text_value,
+        default=None,
+        default_text="the column `keys`",
+        doc="The keys of all messages, separated by blanks; brokers find messages by them.",
+    )
+    sharding_key: str | None = option(
+        "shardingKey",
+        parse=text_value,
+        default=None,
+        default_text="the column `shardingKey`",
+        doc="The sharding key of all messages, which go to one queue. With neither option nor column, nor a queue, "
+        "batches of messages take turns over the queues.",
+    )
+    queue_id: int | None = option(
+        "queueId",
+        parse=int_between(0, 65_535),
+        default=None,
+        default_text="the column `queueId`",
+        doc="The queue of all messages. On a topic of several brokers that have it, a column `brokerName` must say which.",
+    )
+    delay_level: int | None = option(
+        "delayLevel",
+        parse=int_between(0, 18),
+        default=None,
+        default_text="the column `delayLevel`",
+        doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h); 0: not. "
+        "A column `deliverTimestamp` gives a moment in its place.",
+    )
+    properties: tuple[tuple[str, str], ...] = option(
+        "properties",
+        parse=parse_properties,
+        default=(),
+        default_text="none",
+        doc='Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` of the same '
+        "name wins.",
+    )
+    producer_group: str = option(
+        "producerGroup",
+        parse=resource_name("producer group", 255),
+        default=SINK_GROUP,
+        doc="The producer group that brokers see.",
+    )
+    batch_size: int = option(
+        "batchSize",
+        parse=int_between(1, 65_535),
+        default=256,
+        unit="messages",
+        doc="Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go one by one.",
+    )
+    batch_bytes: int = option(
+        "batchBytes",
+        parse=int_between(1, 4 * 1024 * 1024),
+        default=1024 * 1024,
+        unit="bytes",
+        doc="Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message goes alone.",
+    )
+    max_in_flight_bytes: int = option(
+        "maxInFlightBytes",
+        parse=int_between(1, 2**40),
+        default=32 * 1024 * 1024,
+        unit="bytes",
+        doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
+        "At each queue one request of a task is under way at a time, which is what keeps the order.",
+    )
+    compression_type: str = option(
+        "compressionType",
+        parse=choice_of(NO_COMPRESSION, "zlib", "lz4", "zstd"),
+        default=NO_COMPRESSION,
+        doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, `lz4` or `zstd` "
+        "(Java clients from 5.0 on), or `none`, as Java's batches are.",
+    )
+    compress_over_bytes: int = option(
+        "compressOverBytes",
+        parse=int_between(0, 2**31 - 1),
+        default=4096,
+        unit="bytes",
+        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs `compressionType`.",
+    )
+    require_send_ok: bool = option(
+        "requireSendOk",
+        parse=boolean,
+        default=True,
+        doc="Fail when a broker stores messages less durably than it is set up for (FLUSH_DISK_TIMEOUT, "
+        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE); `false` takes them as sent.",
+    )
+    send_latency_fault_enable: bool = option(
+        "sendLatencyFaultEnable",
+        parse=boolean,
+        default=False,
+        doc="Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) or failed for a while, "
+        "2 to 30 s, as Java's producers do.",
+    )
+    check_sharding_keys: bool = option(
+        "checkShardingKeys",
+        parse=boolean,
+        default=True,
+        doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their order is then "
+        "that of the tasks. `by_sharding_key` arranges the rows.",
+    )
+    write_id: str | None = option(
+        "writeId",
+        parse=text_value,
+        default=None,
+        default_text="stream: the query's id; batch: a new one",
+        doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, in the same "
+        "partitions, written again under the same `writeId` have the same ones, so that readers can tell. Different rows "
+        "must not share one.",
+    )
+
+    def cross_field_problems(self) -> list[str]:
+        """Security and names as everywhere; a queue is said once."""
+        problems = self.security_problems()
+        if self.queue_id is not None and self.sharding_key is not None:
+            problems.append(
+                "options 'queueId' and 'shardingKey' exclude each other; both say which queue it is"
+            )
+        if self.topic is not None:
+            problems += self.name_problems([("topic", self.topic, MAX_TOPIC_LENGTH)])
+        return problems + self.name_problems([("producerGroup", self.producer_group, 255)])

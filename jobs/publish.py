@@ -1,0 +1,124 @@
+"""Job ``publish``: the rows of a table or of files as messages of a topic."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sf
+from rich.console import Console
+
+from jobs.errors import JobFailed
+from jobs.offsets_show import broker_bounds
+from jobs.progress import failure_sentence, progress_bar
+from jobs.session import spark_session
+from jobs.settings import PublishSettings
+from pyspark_rocketmq.datasource.key_order import by_sharding_key
+from pyspark_rocketmq.datasource.sink_schema import SHARDING_KEY
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.streaming.speculation import check_speculation
+from pyspark_rocketmq.write_options import WriteOptions
+
+_POLL_S: Final = 0.5
+_LINE_EVERY_S: Final = 5.0
+_JOIN_S: Final = 5.0
+_VIEW: Final = "rocketmq_publish_input"
+
+
+def publish(settings: PublishSettings, console: Console) -> None:
+    """Send every row once and show how far it is.
+
+    Raises:
+        OptionError: If the settings or the session cannot be used.
+        JobFailed: If the rows cannot be read, or one could not be sent.
+    """
+    # Before Spark starts: a wrong option should not cost ten seconds.
+    WriteOptions.parse(settings.sink_options())
+    with spark_session("publish") as spark:
+        check_speculation(spark)
+        try:
+            rows = _rows(spark, settings)
+            total = rows.count()
+            console.print(f"Rows to publish: {total:,}")
+            counted = Observation("published")
+            started_s = time.monotonic()
+            with _watched(_stored(settings), total, console):
+                _write(rows.observe(counted, sf.count(sf.lit(1)).alias("rows")), settings)
+        except PySparkException as error:
+            raise JobFailed(f"Publishing failed: {failure_sentence(str(error))}") from error
+        took_s = time.monotonic() - started_s
+        sent = counted.get["rows"]
+    console.print(
+        f"Published {sent:,} messages to topic {settings.topic} in {took_s:.1f} s, {sent / took_s:,.0f} per second; "
+        "all of them acknowledged",
+        markup=False,
+    )
+
+
+def _rows(spark: SparkSession, settings: PublishSettings) -> DataFrame:
+    spark.read.format(settings.input_format).load(settings.input).createOrReplaceTempView(_VIEW)
+    where = f" WHERE {settings.where}" if settings.where else ""
+    order = f" ORDER BY {settings.order_by}" if settings.order_by else ""
+    # The SQL is of whoever starts the job, for data of their own.
+    rows = spark.sql(f"SELECT {settings.select} FROM {_VIEW}{where}{order}")  # noqa: S608
+    is_keyed = SHARDING_KEY.lower() in map(str.lower, rows.columns)
+    return by_sharding_key(rows, partitions=settings.tasks) if is_keyed else rows
+
+
+def _write(rows: DataFrame, settings: PublishSettings) -> None:
+    rows.write.format("rocketmq").options(**settings.sink_options()).mode("append").save()
+
+
+def _stored(settings: PublishSettings) -> Callable[[], int | None]:
+    """Tells how many messages the topic got since now, from anybody; None while its brokers do not tell."""
+
+    def messages() -> int | None:
+        access = settings.access_options()
+        try:
+            bounds = broker_bounds(settings.topic, settings.name_servers, settings.request_timeout_ms, access)
+        except RocketMQError:
+            # Only for show: the write itself tells what is wrong.
+            return None
+        return sum(one.max_offset for one in bounds.values())
+
+    before = messages()
+
+    def since() -> int | None:
+        now = messages()
+        return None if now is None or before is None else now - before
+
+    return since
+
+
+@contextmanager
+def _watched(done: Callable[[], int | None], total: int, console: Console) -> Iterator[None]:
+    """Show how far the block is, from a thread beside it: Spark finds its session on the block's own thread only."""
+    is_over = threading.Event()
+    # Ctrl-C inside a call to the JVM would be reported with a traceback.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with progress_bar(console) as bar:
+        task = bar.add_task("messages stored", total=total)
+
+        def show() -> None:
+            line_due_s = time.monotonic() + _LINE_EVERY_S
+            while not is_over.wait(_POLL_S):
+                count = min(done() or 0, total)
+                bar.update(task, completed=count)
+                if not console.is_terminal and time.monotonic() >= line_due_s:
+                    console.print(f"messages stored: {count:,} of {total:,}")
+                    line_due_s += _LINE_EVERY_S
+
+        watcher = threading.Thread(target=show, name="publish-progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+            bar.update(task, completed=total)
+        finally:
+            is_over.set()
+            watcher.join(_JOIN_S)

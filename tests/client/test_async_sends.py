@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.async_sends import AsyncSends
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.errors import NoWritableQueue, SystemBusy, TooManySends
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.scripted_server import Peer
+from tests.helpers.wait import wait_until
+
+A0 = MessageQueue("orders", "broker-a", 0)
+PAID = Message(topic="orders", body=b"paid")
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    with ScriptedCluster() as cluster:
+        cluster.routes["orders"] = cluster.route({"broker-a": 1, "broker-b": 1})
+        yield cluster
+
+
+@pytest.fixture
+def producer(cluster: ScriptedCluster) -> Iterator[Producer]:
+    with Producer((cluster.name_server.address,), "P", send_timeout_s=TIMEOUT_S) as producer:
+        yield producer
+
+
+def test_every_send_has_a_future(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: results and errors, whatever their order; the queue of a key is Java's."""
+    sends = AsyncSends(producer)
+
+    stored = [sends.send(PAID, sharding_key=f"order-{number}") for number in range(50)]
+    assert sends.drain(TIMEOUT_S)
+    cluster.brokers["broker-a"].fault = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY)
+    failed = sends.send(PAID, queue=A0)
+
+    assert {future.result(0).queue.broker_name for future in stored} == {"broker-a", "broker-b"}
+    assert isinstance(failed.exception(TIMEOUT_S), SystemBusy)
+
+
+@pytest.mark.parametrize("bound", [{"max_sends": 2}, {"max_bytes": 2 * len(PAID.body)}])
+def test_no_more_are_under_way_than_allowed(
+    cluster: ScriptedCluster, producer: Producer, bound: dict[str, int]
+) -> None:
+    """G2: the next one waits for room, and not for ever."""
+    held: list[tuple[Peer, RemotingCommand]] = []
+    cluster.brokers["broker-a"].fault = lambda peer, request: held.append((peer, request))
+    sends = AsyncSends(producer, wait_s=0.05, **bound)
+    first, second = sends.send(PAID, queue=A0), sends.send(PAID, queue=A0)
+
+    with pytest.raises(TooManySends, match=r"2 sends of 8 bytes were under way for 0\.05 s"):
+        sends.send(PAID, queue=A0)
+    wait_until(lambda: len(held) == 2, TIMEOUT_S, reason="two requests at the broker")
+    for peer, request in held:
+        peer.answer(request, ext_fields={"msgId": "m", "queueId": "0", "queueOffset": "0"})
+    assert first.result(TIMEOUT_S).queue == second.result(TIMEOUT_S).queue == A0
+    assert sends.drain(TIMEOUT_S)
+
+
+def test_a_message_larger_than_everything_allowed_goes_alone(producer: Producer) -> None:
+    """G2: instead of never."""
+    sends = AsyncSends(producer, max_bytes=1, wait_s=TIMEOUT_S)
+
+    assert [sends.send(PAID).result(TIMEOUT_S).queue_offset for _ in range(2)] == [0, 0]
+
+
+def test_a_send_without_a_queue_takes_no_room(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G2: the error comes at once."""
+    cluster.routes["closed"] = cluster.route({"broker-a": 1}, perm=4)
+    sends = AsyncSends(producer, max_sends=1)
+
+    for _ in range(3):
+        with pytest.raises(NoWritableQueue):
+            sends.send(Message(topic="closed", body=b"x"))
+    assert sends.drain(0)

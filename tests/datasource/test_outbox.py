@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.fault_tolerance import FaultTable
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.datasource.outbox import Outbox
+from pyspark_rocketmq.datasource.sink_batches import Destination, Parcel
+from pyspark_rocketmq.datasource.sink_rows import SinkRow
+from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, RowNotSent, SystemBusy
+from pyspark_rocketmq.model import MessageQueue, SendStatus
+from tests.helpers.fake_clock import FakeClock
+
+A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
+B0 = MessageQueue("t", "b", 0)
+BUSY = SystemBusy(2, "broker busy")
+
+
+def parcel(number: int, destination: Destination = A0, size: int = 1) -> Parcel:
+    row = SinkRow(number, "t", b"", b"", None, None, None, None)
+    return Parcel(destination, 0, count=1, size=size, first=row, last=row)
+
+
+def stored_at(queue: MessageQueue, status: SendStatus = SendStatus.SEND_OK) -> SendResult:
+    return SendResult(status=status, msg_id="", offset_msg_id="", queue=queue, queue_offset=0)
+
+
+class QuickWaits(SimpleQueue[Any]):
+    """Waits by moving the clock."""
+
+    clock: FakeClock
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if self.empty():
+            assert timeout is not None, "nothing would ever come"
+            self.clock.advance(timeout)
+            raise Empty
+        return super().get()
+
+
+def outbox_of(brokers: Brokers, **given: Any) -> Outbox:
+    waits = QuickWaits()
+    waits.clock = brokers.clock
+    settings = {"max_bytes": 100, "retry_timeout_s": 120.0, "require_send_ok": True} | given
+    return Outbox(brokers.begin, brokers.clock, outcomes=waits, **settings)
+
+
+def send_all(outbox: Outbox, *parcels: Parcel) -> None:
+    for each in parcels:
+        outbox.put(each, (A0, B0))
+    outbox.finish()
+
+
+class Brokers:
+    """Notes each send; answers at once by ``script``, or keeps the callback where that gives None."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.sends: list[tuple[int, MessageQueue]] = []
+        self.stored: list[tuple[int, MessageQueue]] = []
+        self.kept: deque[Callable[[], None]] = deque()
+        self.script: Callable[[MessageQueue], SendResult | RocketMQError | None] = stored_at
+        self.clock = clock
+
+    def begin(self, sent: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
+        assert sent.first is not None
+        number = sent.first.number
+        self.sends.append((number, queue))
+        outcome = self.script(queue)
+
+        def answer(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, SendResult):
+                self.stored.append((number, queue))
+            on_result(outcome)
+
+        if outcome is None:
+            self.kept.append(lambda: answer(stored_at(queue)))
+        else:
+            answer(outcome)
+
+
+@pytest.fixture
+def brokers(clock: FakeClock) -> Brokers:
+    return Brokers(clock)
+
+
+@pytest.fixture
+def outbox(brokers: Brokers) -> Outbox:
+    return outbox_of(brokers)
+
+
+def test_the_next_parcel_of_a_queue_waits_for_the_one_before(outbox: Outbox, brokers: Brokers) -> None:
+    """G1: two requests under way could be stored in either order; other queues do not wait."""
+    brokers.script = lambda queue: None
+    for number, queue in enumerate((A0, A0, A1)):
+        outbox.put(parcel(number, queue))
+    assert brokers.sends == [(0, A0), (2, A1)]
+
+    brokers.kept.popleft()()
+    outbox.put(parcel(3, A1))
+    assert brokers.sends[2:] == [(1, A0)]
+
+    brokers.script = stored_at
+    while brokers.kept:
+        brokers.kept.popleft()()
+    outbox.finish()
+    assert brokers.stored == [(0, A0), (2, A1), (1, A0), (3, A1)]
+    assert outbox.messages == 4
+
+
+def test_a_parcel_for_a_queue_is_tried_there_until_it_is_stored(outbox: Outbox, brokers: Brokers) -> None:
+    """G5: nothing overtakes it, and it goes nowhere else."""
+    answers: deque[SendResult | RocketMQError] = deque(
+        [BUSY, RequestTimeout("h:1", "SEND", 3), stored_at(A0)]
+    )
+    brokers.script = lambda queue: answers.popleft() if answers else stored_at(queue)
+
+    outbox.put(parcel(0))
+    outbox.put(parcel(1))
+    outbox.finish()
+
+    assert brokers.sends == [(0, A0), (0, A0), (0, A0), (1, A0)]
+
+
+def test_a_parcel_for_any_queue_goes_to_another_broker(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: where there is one."""
+    brokers.script = lambda queue: BUSY if queue.broker_name == "a" else stored_at(queue)
+
+    for number in range(4):
+        outbox.put(parcel(number, "t"), (A0, B0, A1))
+    outbox.finish()
+
+    assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
+
+
+def test_parcels_for_any_queue_take_turns(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: round robin, past queues that have something to do."""
+    brokers.script = lambda queue: None if queue == A1 else stored_at(queue)
+
+    for number in range(6):
+        outbox.put(parcel(number, "t"), (A0, A1, B0))
+
+    assert {queue for _, queue in brokers.sends} == {A0, A1, B0}
+    assert [queue for _, queue in brokers.sends].count(A1) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (
+            BrokerError(13, "the message is illegal"),
+            "Not sent: row 0 of the task: .* code 13: the message is illegal",
+        ),
+        (BUSY, "Not sent: row 0 of the task: .*broker busy"),
+        (stored_at(A0, SendStatus.FLUSH_SLAVE_TIMEOUT), "stored them with FLUSH_SLAVE_TIMEOUT, less durably"),
+    ],
+)
+def test_what_cannot_be_stored_as_it_should_be_fails(
+    outbox: Outbox, brokers: Brokers, outcome: SendResult | RocketMQError, said: str
+) -> None:
+    """G5: at once where trying again is of no use, else after retryTimeoutMs."""
+    brokers.script = lambda queue: outcome
+
+    with pytest.raises(RowNotSent, match=said):
+        send_all(outbox, parcel(0))
+
+
+def test_a_broker_may_store_less_durably_if_that_is_enough(brokers: Brokers) -> None:
+    """G2: requireSendOk=false."""
+    outbox = outbox_of(brokers, require_send_ok=False)
+    brokers.script = lambda queue: stored_at(queue, SendStatus.SLAVE_NOT_AVAILABLE)
+
+    outbox.put(parcel(0))
+    outbox.finish()
+
+    assert outbox.messages == 1
+
+
+def test_a_broker_that_was_slow_is_avoided(brokers: Brokers, clock: FakeClock) -> None:
+    """G4: until its time is over; what must go there goes there."""
+    outbox = outbox_of(brokers, faults=FaultTable(clock))
+
+    def slow(queue: MessageQueue) -> SendResult:
+        clock.advance(1.0 if queue == A0 else 0.0)
+        return stored_at(queue)
+
+    brokers.script = slow
+    send_all(outbox, parcel(0, A0), *(parcel(number, "t") for number in range(1, 5)), parcel(5, A0))
+    assert brokers.sends == [(0, A0), *((number, B0) for number in range(1, 5)), (5, A0)]
+
+    clock.advance(10)
+    send_all(outbox, parcel(6, "t"), parcel(7, "t"))
+    assert {queue for _, queue in brokers.sends[6:]} == {A0, B0}
+
+
+def test_two_brokers_that_are_gone_are_not_tried_for_ever(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: a parcel takes its time along when it moves."""
+    brokers.script = lambda queue: BUSY
+
+    with pytest.raises(RowNotSent):
+        send_all(outbox, parcel(0, "t"))
+
+    assert {queue for _, queue in brokers.sends} == {A0, B0}
+    assert len(brokers.sends) < 40
+
+
+@given(
+    st.lists(st.sampled_from([A0, A1, B0]), max_size=40),
+    st.lists(st.sampled_from(["ok", "busy", "later"]), max_size=80),
+)
+def test_whatever_brokers_do_each_queue_gets_its_parcels_once_and_in_order(
+    queues: Sequence[MessageQueue], script: Sequence[str]
+) -> None:
+    """G1, G5."""
+    brokers = Brokers(FakeClock())
+    told = deque(script)
+
+    def answer(queue: MessageQueue) -> SendResult | RocketMQError | None:
+        what = told.popleft() if told else "ok"
+        return {"ok": stored_at(queue), "busy": BUSY, "later": None}[what]
+
+    brokers.script = answer
+    outbox = outbox_of(brokers, retry_timeout_s=1e9)
+    for number, queue in enumerate(queues):
+        outbox.put(parcel(number, queue))
+        if number % 3 == 0 and brokers.kept:
+            brokers.kept.popleft()()
+    told.clear()
+    while brokers.kept:
+        brokers.kept.popleft()()
+    outbox.finish()
+
+    for queue in set(queues):
+        expected = [number for number, other in enumerate(queues) if other == queue]
+        assert [number for number, other in brokers.stored if other == queue] == expected

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from pyspark_rocketmq.datasource.key_sample import MOST_KEYS, KeySampler, keys_of_several_tasks
+from pyspark_rocketmq.datasource.places import Places
+from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel
+from pyspark_rocketmq.datasource.sink_rows import RowKeys, RowReader, SinkRow
+from pyspark_rocketmq.datasource.sink_schema import column_positions
+from pyspark_rocketmq.errors import OptionError, RowNotSent, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.compression import decompress
+from pyspark_rocketmq.wire.messages import decode_batch
+from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.write_options import WriteOptions
+
+A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
+
+
+def options(**given: Any) -> WriteOptions:
+    return WriteOptions.parse(
+        {"nameServers": "h:1", "topic": "t"} | {key: str(text) for key, text in given.items()}
+    )
+
+
+_TYPES = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "map<string,string>": MapType(StringType(), StringType()),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+}
+
+
+def schema(ddl: str) -> StructType:
+    """Spark itself needs a session to read DDL."""
+    fields = (field.split() for field in ddl.split(", "))
+    return StructType([StructField(name, _TYPES[kind]) for name, kind in fields])
+
+
+def row(number: int, body: bytes = b"x", **given: Any) -> SinkRow:
+    values = {"topic": "t", "properties_data": b"", "delay": None} | given
+    for name in ("sharding_key", "queue_id", "broker_name"):
+        values.setdefault(name, None)
+    return SinkRow(number=number, body=body, **values)
+
+
+def read_rows(rows: list[dict[str, Any]], schema: pa.Schema, **given: Any) -> list[SinkRow]:
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    reader = RowReader(
+        options=options(**given),
+        positions={name: at for at, name in enumerate(schema.names)},
+        row_keys=RowKeys("write", 3, 1),
+    )
+    return list(reader.rows(batch, 10))
+
+
+# --- columns and options ----------------------------------------------------------------------------------------
+
+
+def test_columns_are_found_without_regard_to_case() -> None:
+    """G2: as Spark itself does."""
+    assert column_positions(
+        schema("BODY string, shardingkey string, Properties map<string,string>"), options()
+    ) == {
+        "body": 0,
+        "shardingKey": 1,
+        "properties": 2,
+    }
+
+
+def test_an_option_is_in_place_of_the_column() -> None:
+    """G2: as Kafka's option topic."""
+    fixed = {"tags": "a", "keys": "k", "shardingKey": "s", "delayLevel": "1"}
+    rows = schema("body binary, topic string, tags string, keys string, shardingKey string, delayLevel int")
+
+    assert column_positions(rows, options(**fixed)) == {"body": 0}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        ("tags string", "there is no column 'body'"),
+        ("body int", "column 'body' is int, but must be binary or string"),
+        ("body string, tag string", "column 'tag' means nothing here; did you mean 'tags'?"),
+        ("body string, queueOffset bigint", "column 'queueOffset' means nothing here"),
+        ("body string, queueId string", "column 'queueId' is string, but must be int"),
+        ("body string, deliverTimestamp bigint", "must be timestamp"),
+        ("body string, properties map<string,int>", r"must be map<string,string>"),
+        ("body string, brokerName string", "no queue: add a column 'queueId'"),
+        ("body string, Body string", "column 'body' is there twice"),
+    ],
+)
+def test_rows_that_cannot_be_messages_are_refused_before_any_task(ddl: str, said: str) -> None:
+    """G2: a column that means nothing may be one that was meant."""
+    with pytest.raises(SchemaError, match=said):
+        column_positions(schema(ddl), options())
+
+
+def test_all_problems_of_the_columns_are_told_at_once() -> None:
+    with pytest.raises(SchemaError) as caught:
+        column_positions(schema("keys int, colour string"), WriteOptions.parse({"nameServers": "h:1"}))
+
+    assert str(caught.value).count("\n  - ") == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queueId": "1", "shardingKey": "k"}, "'queueId' and 'shardingKey' exclude each other"),
+        ({"properties": "[1]"}, "is not a JSON object of texts"),
+        ({"properties": "{"}, "is not a JSON object"),
+        ({"properties": '{"a": 1}'}, "is not a JSON object of texts"),
+        ({"properties": '{"a": "1", "a": "2"}'}, "has the name 'a' twice"),
+        ({"properties": "[" * 100_000}, "is nested too deeply"),
+        ({"compressionType": "gzip"}, "is none of none, zlib, lz4, zstd"),
+        ({"batchBytes": str(2**23)}, "is not between"),
+        ({"accessKey": "a"}, "'accessKey' needs 'secretKey'"),
+        ({"topic": "t" * 125, "namespace": "shop"}, "together with its namespace"),
+        ({"batchsizes": "1"}, "did you mean 'batchSize'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        options(**given)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+ALL = pa.schema(
+    [
+        ("body", pa.string()),
+        ("topic", pa.string()),
+        ("keys", pa.string()),
+        ("tags", pa.string()),
+        ("shardingKey", pa.string()),
+        ("queueId", pa.int32()),
+        ("brokerName", pa.string()),
+        ("delayLevel", pa.int32()),
+        ("deliverTimestamp", pa.timestamp("us", tz="UTC")),
+        ("msgId", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+def test_a_row_says_everything_of_its_message() -> None:
+    """G2."""
+    (found,) = read_rows(
+        [
+            {
+                "body": "größe",
+                "topic": "t",
+                "keys": "k1 k2",
+                "tags": "paid",
+                "shardingKey": "s",
+                "delayLevel": 3,
+                "msgId": "id-1",
+                "properties": [("a", "1"), ("empty", ""), ("UNIQ_KEY", "old"), ("TAGS", "old")],
+            }
+        ],
+        ALL,
+        properties='{"a": "0", "b": "2"}',
+    )
+
+    assert (found.number, found.topic, found.body.decode(), found.sharding_key) == (10, "t", "größe", "s")
+    assert decode_properties(found.properties_data) == {
+        "a": "1", "b": "2", "KEYS": "k1 k2", "TAGS": "paid", "UNIQ_KEY": "id-1",
+    }  # fmt: skip
+    assert found.delay == ("DELAY", "3")
+    assert found.shown == "row 10 of the task (keys='k1 k2', shardingKey='s', msgId='id-1')"
+
+
+def test_a_moment_is_told_in_milliseconds() -> None:
+    """G2: TIMER_DELIVER_MS."""
+    moment = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    (found,) = read_rows([{"body": "x", "topic": "t", "deliverTimestamp": moment}], ALL)
+
+    assert found.delay == ("TIMER_DELIVER_MS", str(int(moment.timestamp() * 1000)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"body": None}, "its column 'body' is null"),
+        ({"topic": None}, "its column 'topic' is null"),
+        ({"tags": "a\x02b"}, "contains U\\+0001 or U\\+0002"),
+        ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
+        ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "leave one of them null"),
+    ],
+)
+def test_a_row_that_is_no_message_is_told_with_its_keys(given: dict[str, Any], said: str) -> None:
+    """G2: before anything of it is sent."""
+    with pytest.raises(RowNotSent, match=rf"row 11 of the task \(keys='k'\): .*{said}"):
+        read_rows([{"body": "x", "topic": "t"}, {"body": "x", "topic": "t", "keys": "k"} | given], ALL)
+
+
+@given(*[st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))] * 2)
+def test_keys_and_tags_are_read_back_or_refused(keys: str | None, tags: str | None) -> None:
+    """G2: also by the quick way for rows without other properties."""
+    rows = [{"body": "x", "topic": "t", "keys": keys, "tags": tags, "msgId": "i"}]
+    if {"\1", "\2"} & set((keys or "") + (tags or "")):
+        with pytest.raises(RowNotSent, match="contains U"):
+            read_rows(rows, ALL)
+        return
+    (usual,), (other,) = read_rows(rows, ALL), read_rows(rows, ALL, properties='{"a": "1"}')
+
+    own = {name: text for name, text in (("KEYS", keys), ("TAGS", tags), ("UNIQ_KEY", "i")) if text}
+    assert decode_properties(usual.properties_data) == own
+    assert decode_properties(other.properties_data) == own | {"a": "1"}
+
+
+def test_row_keys_are_those_of_the_place_and_look_like_javas() -> None:
+    """H6, G2: 32 upper-case hexadecimal digits; write, batch, partition and row each make another one."""
+    keys = {
+        RowKeys(write, batch, partition).of(number)
+        for write in ("a", "b")
+        for batch in (0, 1)
+        for partition in (0, 1)
+        for number in (0, 1, 2**40)
+    }
+
+    assert len(keys) == 24
+    assert {len(key) for key in keys} == {32}
+    assert all(key == key.upper() and int(key, 16) for key in keys)
+    assert RowKeys("a", 1, 2).of(7) == RowKeys("a", 1, 2).of(7)
+
+
+# --- places -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places(lambda topic: (A0, A1, B0))
+
+
+def test_a_row_goes_to_its_queue_its_key_s_queue_or_any(places: Places) -> None:
+    """G1: Java's hash ("order-1" is 1 of 3)."""
+    assert places.of(row(0)) == "t"
+    assert places.of(row(0, queue_id=1)) == A1
+    assert places.of(row(0, queue_id=0, broker_name="b")) == B0
+    assert places.of(row(0, sharding_key="order-1")) in (A0, A1, B0)
+    assert places.of(row(0, sharding_key="a")) == (A0, A1, B0)[97 % 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"queue_id": 0}, "queue 0 of topic t is on a, b: say which in a column brokerName"),
+        ({"queue_id": 7}, "there is no queue 7 of topic t to write to; there are a/0, a/1, b/0"),
+        ({"queue_id": 1, "broker_name": "b"}, "there is no queue 1 of topic t on b"),
+        ({"queue_id": 1, "sharding_key": "k"}, "it has both a queueId and a shardingKey"),
+    ],
+)
+def test_a_row_whose_queue_is_not_clear_is_refused(places: Places, given: dict[str, Any], said: str) -> None:
+    """G5: it goes nowhere else."""
+    with pytest.raises(RowNotSent, match=said):
+        places.of(row(0, **given))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+def numbers(parcel: Parcel) -> list[int]:
+    if parcel.delayed is not None:
+        return [int(parcel.delayed.body)]
+    return [int(decompress(member.body, parcel.sys_flag)) for member in decode_batch(b"".join(parcel.parts))]
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from([A0, A1, "t"]), st.integers(1, 60), st.booleans()), max_size=40),
+    most=st.integers(1, 5),
+    compression=st.sampled_from(["none", "zlib", "lz4", "zstd"]),
+)
+def test_every_row_is_in_one_request_and_in_order(
+    rows: list[tuple[Any, int, bool]], most: int, compression: str
+) -> None:
+    """G1, G2: by destination; requests are as small as they must be, delayed messages alone, bodies whole."""
+    gatherer = Gatherer(
+        options(batchSize=most, batchBytes=2_000, compressionType=compression, compressOverBytes=30)
+    )
+    sent: list[Parcel] = []
+    expected: dict[Any, list[int]] = defaultdict(list)
+    for number, (destination, width, is_delayed) in enumerate(rows):
+        delay = ("DELAY", "1") if is_delayed else None
+        body = f"{number:0{width}}".encode()
+        expected[destination].append(number)
+        sent += gatherer.add(row(number, body, delay=delay, properties_data=b"a\x01b\x02"), destination)
+    sent += gatherer.rest()
+
+    found: dict[Any, list[int]] = defaultdict(list)
+    for parcel in sent:
+        found[parcel.destination] += numbers(parcel)
+        assert 1 <= parcel.count == len(numbers(parcel)) <= most
+        assert parcel.size <= 2_000
+        assert parcel.delayed is None or dict(parcel.delayed.properties) == {"a": "b", "DELAY": "1"}
+    assert found == expected
+
+
+def test_a_message_larger_than_a_request_goes_alone() -> None:
+    """G2: the broker then decides."""
+    gatherer = Gatherer(options(batchBytes=1_000))
+    sent = [
+        parcel
+        for number in range(3)
+        for parcel in gatherer.add(row(number, b"%d" % number + b" " * 5_000), A0)
+    ]
+
+    assert [parcel.count for parcel in sent] == [1, 1, 1]
+    assert list(gatherer.rest()) == []
+
+
+# --- the sample of keys -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sets(st.integers(0, 60)), max_size=4))
+def test_few_keys_are_compared_exactly(tasks: list[set[int]]) -> None:
+    """G6."""
+    samples = []
+    for keys in tasks:
+        sampler = KeySampler()
+        for key in keys:
+            sampler.add("t", str(key))
+            sampler.add("t", str(key))
+        samples.append(sampler.sample())
+
+    every = [key for keys in tasks for key in keys]
+    assert set(keys_of_several_tasks(samples)) == {str(key) for key in every if every.count(key) > 1}
+
+
+def test_of_many_keys_those_in_two_tasks_are_found_and_no_others() -> None:
+    """G6: samples of a bounded size, of which each key is in both or in none."""
+    first, second, apart = KeySampler(), KeySampler(), KeySampler()
+    for number in range(5 * MOST_KEYS):
+        first.add("t", f"key-{number}")
+        second.add("t", f"key-{number + 4 * MOST_KEYS}")
+        apart.add("other", f"key-{number}")
+
+    found = keys_of_several_tasks([first.sample(), second.sample()])
+    assert len(first.sample().keys) <= MOST_KEYS
+    assert {int(key.removeprefix("key-")) for key in found} <= set(range(4 * MOST_KEYS, 5 * MOST_KEYS))
+    assert len(found) > MOST_KEYS / 20
+    assert keys_of_several_tasks([first.sample(), apart.sample()]) == []

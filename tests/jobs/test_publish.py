@@ -1,0 +1,132 @@
+"""Job ``publish``, in this process and on the run's Spark session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+import jobs.publish
+from jobs.errors import JobFailed
+from jobs.publish import publish
+from jobs.settings import PublishSettings, load_settings
+from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.errors import OptionError
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+
+ORDERS, STEPS = 20, 10
+
+
+def settings(**given: Any) -> PublishSettings:
+    return load_settings(PublishSettings, "publish", None, [f"{key}={value}" for key, value in given.items()])
+
+
+@pytest.fixture
+def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    @contextmanager
+    def the_run_s_own(job: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(jobs.publish, "spark_session", the_run_s_own)
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> str:
+    """Steps of orders in files of their own, newest first."""
+    for step in range(STEPS):
+        lines = [json.dumps({"order": f"order-{order}", "step": step}) for order in range(ORDERS)]
+        (tmp_path / f"{STEPS - step}.json").write_text("\n".join(lines), encoding="utf-8")
+    return str(tmp_path)
+
+
+@pytest.mark.spark
+@SIM_ONLY
+def test_rows_of_files_are_sent_in_order_by_key(
+    session: SparkSession, cluster: ClusterUnderTest, events: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """G1, G6: chosen, arranged and counted; the summary says how many."""
+    topic = cluster.create_topic(queues=2)
+    chosen = settings(
+        nameServers=cluster.name_servers,
+        topic=topic,
+        input=events,
+        inputFormat="json",
+        select="string(step) AS body, order AS keys, order AS shardingKey",
+        where="step <> 3",
+        orderBy="step",
+        batchSize=3,
+    )
+
+    publish(chosen, Console(width=120))
+    rows = (
+        session.read.format("rocketmq")
+        .options(nameServers=cluster.name_servers, topic=topic)
+        .load()
+        .orderBy("brokerName", "queueId", "queueOffset")
+        .collect()
+    )
+
+    for order in range(ORDERS):
+        steps = [int(row.body) for row in rows if row.keys == f"order-{order}"]
+        assert steps == [step for step in range(STEPS) if step != 3]
+    count = ORDERS * (STEPS - 1)
+    assert f"Published {count} messages to topic {topic}" in capsys.readouterr().out
+
+
+@pytest.mark.spark
+@SIM_ONLY
+def test_rows_that_cannot_be_sent_fail_the_job_in_a_sentence(
+    session: SparkSession, cluster: ClusterUnderTest, events: str
+) -> None:
+    """G2: without Spark's stack traces."""
+    chosen = settings(
+        nameServers=cluster.name_servers,
+        topic=cluster.create_topic(queues=1),
+        input=events,
+        inputFormat="json",
+        select="order AS body, step AS colour",
+    )
+
+    with pytest.raises(JobFailed, match=r"Publishing failed: .*column 'colour' means nothing here"):
+        publish(chosen, Console(width=120))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "option 'nameServers' is required"),
+        ({"nameServers": "h:1", "topic": "t", "input": "/lake/x", "batchSize": "0"}, "option batchSize='0'"),
+        ({"nameServers": "h:1", "topic": "t", "input": "/lake/x", "tags": "a"}, "unknown option 'tags'"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        settings(**given)
+
+
+def test_every_setting_of_the_sink_reaches_it() -> None:
+    """G2, A5: as the sink takes it."""
+    given = {
+        "nameServers": "h:1;h:2",
+        "topic": "t",
+        "producerGroup": "p",
+        "batchSize": "7",
+        "batchBytes": "9000",
+        "compressionType": "lz4",
+        "writeId": "w",
+        "requestTimeoutMs": "70",
+        "retryTimeoutMs": "80",
+        "namespace": "n",
+        "accessKey": "a",
+        "secretKey": "s",
+    }
+
+    assert given.items() <= settings(input="/lake/x", **given).sink_options().items()
