@@ -26,7 +26,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) ruff check $(SOURCES)
 	@$(CHECK) mypy
 	@$(CHECK) lint-imports --no-cache
-	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
+	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng,unknow $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page | diff -u docs/options.md - || { echo "docs/options.md is not what the options say: run make docs" >&2; exit 1; }'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
