@@ -36,12 +36,13 @@ def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_r
     expected |= produce_orders(cluster.name_servers, consumption.topic, 20, first=20)
 
     for place, disk in disks.items():
-        disk.fill()
-        assert "No space left" in failure_of(consumption), place
-        disk.make_room()
+        # First, since a write that failed for want of room leaves a file open, with which no disk becomes read-only.
         disk.make_read_only()
         assert "Read-only file system" in failure_of(consumption), place
         disk.make_writable()
+        disk.fill()
+        assert "No space left" in failure_of(consumption), place
+        disk.make_room()
     consumption.drain()
 
     report = check_sink(consumption.sink, expected)
