@@ -14,7 +14,6 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import Message
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
-from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -86,9 +85,6 @@ def test_a_batch_of_a_topic_without_messages_is_empty(spark: SparkSession, clust
     rows = spark.read.format("rocketmq").options(nameServers=cluster.name_servers, topic=topic).load()
 
     assert rows.collect() == []
-    with Producer((cluster.name_servers,), "p") as producer:
-        producer.send(Message(topic=topic, body=b"x"), sharding_key="k")
-    wait_until(lambda: len(rows.collect()) == 1, TIMEOUT_S, reason="The message in the same DataFrame")
 
 
 def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster: ClusterUnderTest) -> None:

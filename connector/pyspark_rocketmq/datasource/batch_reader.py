@@ -32,7 +32,7 @@ class RocketMQBatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per queue with messages, or more if asked for; planned anew by each action of a DataFrame.
+        """One partition per queue with messages, or more if asked for.
 
         Raises:
             RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be wrong.
