@@ -26,7 +26,7 @@ _AGAIN = """\
 ## Run it again
 
     make bench                                    # everything, and this page
-    make bench ARGS=source                        # one of pull, source, micro_batch, consume, latency, planner, offset_commit, groups, simulator
+    make bench ARGS=source                        # one of those of python -m bench --help
     make bench ARGS="source --messages 100000 --rounds 3"
     make bench ARGS="micro_batch --backend sim"   # without RocketMQ itself
 

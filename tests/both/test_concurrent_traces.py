@@ -29,6 +29,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
+from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
@@ -110,7 +111,7 @@ class OurRun(StoredTrace):
             }
         )
         self._engine = ConcurrentEngine(
-            self.listener,
+            form_of(self.listener, self.group, orderly=False),
             _OUTPUT,
             ConcurrentSettings(
                 consume_message_batch_max_size=self.config["consumeMessageBatchMaxSize"],
