@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -19,8 +20,10 @@ from broker_sim.layout import (
 )
 from broker_sim.message_index import KeyMatches, MessageIndex
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.wire.messages import MIN_STORED_BYTES
 
-_SIZE_FIELD = 4
+_SIZE_AND_OFFSET = struct.Struct(">i24xq")
+"""A stored message's length, and further on its own place in the log."""
 
 
 class GetMessageStatus(Enum):
@@ -185,11 +188,15 @@ class MessageStore:
 
     def message_at(self, commit_log_offset: int) -> bytes | None:
         """The stored message that begins at ``commit_log_offset``, or None when nothing is held there."""
-        last = self._log.end_offset - _SIZE_FIELD
+        last = self._log.end_offset - MIN_STORED_BYTES
         if not self._log.min_offset <= commit_log_offset <= last:
             return None
-        size = int.from_bytes(self._log.read(commit_log_offset, _SIZE_FIELD), "big")
-        if commit_log_offset + size > self._log.end_offset:
+        # A client may ask for any place, in the middle of a body too; a message tells its own.
+        size, own_offset = _SIZE_AND_OFFSET.unpack(self._log.read(commit_log_offset, _SIZE_AND_OFFSET.size))
+        if (
+            own_offset != commit_log_offset
+            or not MIN_STORED_BYTES <= size <= self._log.end_offset - commit_log_offset
+        ):
             return None
         return self._log.read(commit_log_offset, size)
 

@@ -106,3 +106,11 @@ def test_a_message_is_found_by_its_commit_log_offset(clock: FakeClock) -> None:
     assert decode_stored_messages(found) == [second]
     assert store.message_at(10_000_000) is None
     assert store.message_at(-1) is None
+
+
+def test_no_message_begins_in_the_middle_of_one(clock: FakeClock) -> None:
+    store = MessageStore(clock)
+    _put(store, bytes(200), b"b")
+    first, second = decode_stored_messages(_get(store, 0).body)
+    between = range(first.commit_log_offset + 1, second.commit_log_offset)
+    assert [place for place in between if store.message_at(place) is not None] == []

@@ -89,3 +89,9 @@ def test_an_impossible_stored_port_raises(data):
 def test_a_host_that_is_no_ip_address_and_port_is_refused(host):
     with pytest.raises(LocalProtocolError):
         encode_host(host)
+
+
+def test_a_wrong_id_of_any_length_is_told_in_a_short_sentence() -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode_offset_message_id("\U0001f600" * 100_000)
+    assert len(str(caught.value)) < 1000

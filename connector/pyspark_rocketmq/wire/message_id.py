@@ -12,6 +12,8 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.hosts import decode_host, encode_host
 
 _OFFSET_BYTES = 8
+_LONGEST_SHOWN = 64
+"""Characters of a wrong id that an error shows."""
 _OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 
@@ -33,7 +35,9 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodeMessageId``.
     """
     if not _OFFSET_MESSAGE_ID.fullmatch(message_id):
-        raise RemoteProtocolError(f"{message_id!r} is not an offset message id: 32 or 56 hex digits.")
+        raise RemoteProtocolError(
+            f"{message_id[:_LONGEST_SHOWN]!r} is not an offset message id: 32 or 56 hex digits."
+        )
     data = bytes.fromhex(message_id)
     return decode_host(data[:-_OFFSET_BYTES]), int.from_bytes(data[-_OFFSET_BYTES:], "big", signed=True)
 
