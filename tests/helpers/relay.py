@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
+
+from pyspark_rocketmq.client.closing import Closing
 
 _CHUNK = 1 << 16
 
 
-class Relay:
+class Relay(Closing):
     """Passes bytes between its own port and ``target``; open inside ``with``."""
 
     def __init__(self, target: str) -> None:
@@ -25,11 +26,6 @@ class Relay:
     def __enter__(self) -> Self:
         self.open()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def address(self) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
+from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -50,7 +49,7 @@ class StoringBroker:
             peer.answer(request, ext_fields=fields)
 
 
-class ScriptedCluster:
+class ScriptedCluster(Closing):
     """``broker-a`` and ``broker-b`` behind one name server."""
 
     def __init__(self) -> None:
@@ -79,14 +78,6 @@ class ScriptedCluster:
         self.name_server.close()
         for broker in self.brokers.values():
             broker.server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _tell_route(self, peer: Peer, request: RemotingCommand) -> None:
         topic = request.ext_fields["topic"]

@@ -8,9 +8,9 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
@@ -75,7 +75,7 @@ Script = Callable[[Peer, RemotingCommand], object]
 """Called with every frame of a connection, one after another, on that connection's thread."""
 
 
-class ScriptedServer:
+class ScriptedServer(Closing):
     """Listens on a free loopback port and runs ``script`` on every frame that comes.
 
     ``script`` may be replaced at any time. Answers to our own requests go to ``answers`` instead of the script.
@@ -119,14 +119,6 @@ class ScriptedServer:
         for thread in list(self._threads):
             thread.join(5)
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -8,9 +8,9 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from pyspark_rocketmq.client.closing import Closing
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.java_process import java_command, java_environment
 
@@ -24,7 +24,7 @@ class JavaError(AssertionError):
     """What was asked of the Java client threw; the text is Java's stack trace."""
 
 
-class JavaClients:
+class JavaClients(Closing):
     """The process; calls may be made from any thread and may overlap."""
 
     def __init__(self, name_servers: str, home: Path, *, rebalance_interval_ms: int = 20_000) -> None:
@@ -58,14 +58,6 @@ class JavaClients:
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read_answers, name="java-clients", daemon=True)
         self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def submit(self, op: str, **arguments: object) -> Future[Any]:
         """Begin a call; the future has its result, or a :class:`JavaError`."""

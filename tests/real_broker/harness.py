@@ -20,9 +20,9 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from pyspark_rocketmq.client.closing import Closing
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.errors import HarnessError
@@ -48,7 +48,7 @@ _ADMIN_MAIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 _VIP, _LISTEN, _HA = -2, 0, 1
 
 
-class RealCluster:
+class RealCluster(Closing):
     """One name server and ``brokers`` masters named ``broker-a``, ``broker-b`` …
 
     Use it as a context manager. Topics and groups are created automatically, as by default in RocketMQ. With
@@ -85,11 +85,6 @@ class RealCluster:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill every process, whose state nobody needs any more, and remove all files."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from types import TracebackType
-from typing import Self
 
 from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.dispatcher import RequestHandler
 from pyspark_rocketmq.client.outgoing import Signer
 from pyspark_rocketmq.client.transport import Connect, TcpTransport
@@ -19,7 +18,7 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
 
-class ChannelPool:
+class ChannelPool(Closing):
     """Channels by address, shared by any number of threads.
 
     Like the Java client it keeps one connection per server for everything: pulls, commits, heartbeats, sends.
@@ -80,14 +79,6 @@ class ChannelPool:
         # One still connecting is closed by the thread that connects it.
         for channel in [*leaving, *(one for place in channels.values() for one in _channel_in(place))]:
             channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fill(self, place: Future[Channel], address: str, deadline: Deadline) -> Channel:
         try:

@@ -16,10 +16,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
+from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -75,7 +75,7 @@ _ORDERED_CHUNK: Final = 4096
 """Messages ``send_ordered`` holds back to make batches of."""
 
 
-class Producer:
+class Producer(Closing):
     """Sends messages to the topics of a cluster. Shared by any number of threads.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl``.
@@ -264,14 +264,6 @@ class Producer:
         """Close the producer's own connections. Idempotent."""
         if self._own_pool is not None:
             self._own_pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._send_timeout_s)

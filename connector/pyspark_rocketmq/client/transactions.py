@@ -16,10 +16,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.client.settings import ConnectionSettings
@@ -70,7 +70,7 @@ class TransactionSendResult:
     state: LocalTransactionState
 
 
-class TransactionProducer:
+class TransactionProducer(Closing):
     """Sends messages in transactions and answers brokers' checks. Shared by any number of threads.
 
     Source: RocketMQ 5.3.3 ``TransactionMQProducer``, ``DefaultMQProducerImpl.sendMessageInTransaction``,
@@ -166,14 +166,6 @@ class TransactionProducer:
             except RocketMQError as error:
                 logger.warning("not unregistered address=%s: %s", address, error)
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _addresses(self) -> list[str]:
         with self._lock:

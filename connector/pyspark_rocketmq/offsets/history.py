@@ -6,7 +6,7 @@ it, so that a mistake can be undone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.errors import OffsetError
@@ -79,11 +79,7 @@ def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float)
     Raises:
         OffsetError: If nothing that old is kept.
     """
-    known = list(changes)
-    before = [change for change in known if change.at_s <= at_s]
-    if not before:
-        raise OffsetError(_nothing_kept(consumer_group, known, "of that time"))
-    return before[-1]
+    return _newest(changes, lambda change: change.at_s <= at_s, consumer_group, "of that time")
 
 
 def change_of_version(changes: Iterable[StoredChange], consumer_group: str, version: int) -> StoredChange:
@@ -92,20 +88,22 @@ def change_of_version(changes: Iterable[StoredChange], consumer_group: str, vers
     Raises:
         OffsetError: If nothing that old is kept.
     """
+    return _newest(changes, lambda change: change.version <= version, consumer_group, f"of version {version}")
+
+
+def _newest(
+    changes: Iterable[StoredChange], is_meant: Callable[[StoredChange], bool], consumer_group: str, what: str
+) -> StoredChange:
     known = list(changes)
-    before = [change for change in known if change.version <= version]
-    if not before:
-        raise OffsetError(_nothing_kept(consumer_group, known, f"of version {version}"))
-    return before[-1]
-
-
-def _nothing_kept(consumer_group: str, known: Sequence[StoredChange], what: str) -> str:
+    meant = [change for change in known if is_meant(change)]
+    if meant:
+        return meant[-1]
     there = (
         f"the oldest is version {known[0].version}, the newest {known[-1].version}"
         if known
         else "there is none"
     )
-    return (
+    raise OffsetError(
         f"The offset store keeps nothing {what} for group {consumer_group}; of its changes {there}. "
         "`offsets history` lists what can be gone back to."
     )
