@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.history import RESET, Moment
+from pyspark_rocketmq.offsets.history import Moment
 
 SUSPENDED: Final = "suspended"
 RETRIED: Final = "tried again"
@@ -107,11 +107,6 @@ def moments_at(times_s: Sequence[float], moments: Sequence[Moment]) -> tuple[Mom
             index += 1
         found.append(moments[index] if index >= 0 else None)
     return tuple(found)
-
-
-def is_reset(moment_action: str) -> bool:
-    """Whether a change was an operator's."""
-    return moment_action.rpartition(": ")[2].startswith(RESET)
 
 
 def _ms(at_s: float) -> int:

@@ -10,7 +10,7 @@ from typing import Final
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
 from jobs.errors import JobFailed
-from jobs.lag_history import LagHistory, is_reset, moments_at, sample_times
+from jobs.lag_history import LagHistory, moments_at, sample_times
 from jobs.settings import OffsetsLagSettings
 from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -68,9 +68,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
         moments=moments,
         ends=ends,
         dead_letters=tuple(sum(each.values()) for each in dead),
-        resets_s=tuple(
-            change.at_s for change in changes if is_reset(change.action) and change.at_s >= since_s
-        ),
+        resets_s=tuple(change.at_s for change in changes if change.is_reset and change.at_s >= since_s),
     )
 
 

@@ -89,9 +89,4 @@ def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
 def _record(change: StoredChange | None) -> dict[str, Any]:
     if change is None:
         return dict.fromkeys(("version", "changedAt", "action"))
-    prefix = f"group {change.consumer_group}: "
-    return {
-        "version": change.version,
-        "changedAt": iso(change.at_s),
-        "action": change.action.removeprefix(prefix),
-    }
+    return {"version": change.version, "changedAt": iso(change.at_s), "action": change.action}

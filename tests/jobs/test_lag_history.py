@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.lag_history import LagHistory, is_reset, moments_at, sample_times
+from jobs.lag_history import LagHistory, moments_at, sample_times
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -98,8 +98,3 @@ def test_samples_take_the_last_change_before_them():
     found = moments_at(sample_times(0, 40, 5), moments)
 
     assert [each and each.change.at_s for each in found] == [None, 6, 6, 30, 30]
-
-
-def test_a_reset_is_told_from_a_batch():
-    assert is_reset("group g: reset")
-    assert not is_reset("group g: commit of batch 3 of query reset")

@@ -143,8 +143,26 @@ def test_other_groups_keep_their_past_too(path: Path):
 
     changes = store.changes("seldom")
 
-    assert [change.action for change in changes] == ["group seldom: claim by me"]
+    assert [change.action for change in changes] == ["claim by me"]
     assert store.rows_of("seldom", changes[0])[Q0].next_offset == 7
+
+
+def test_a_reset_and_what_was_before_it_are_kept_among_the_commits_of_a_minute(path: Path):
+    """F5: a mistake can be undone days later, in a group that commits all the time."""
+    store = DeltaOffsetStore(path)
+    commits(store, 3)
+    store.reset(GROUP, {Q0: 1})
+    commits(store, EVERY, first=2)
+    history = HistoryTable(str(path))
+
+    kept = history.changes(GROUP, before_version=10**9)
+
+    [moved] = [change for change in kept if change.is_reset]
+    rows = history.rows_of(GROUP, [moved.version - 1, moved.version])
+    assert [(at, rows[at][Q0].next_offset) for at in sorted(rows)] == [
+        (moved.version - 1, 3),
+        (moved.version, 1),
+    ]
 
 
 class Killed(Exception):

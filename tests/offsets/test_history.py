@@ -37,6 +37,11 @@ def test_a_reset_is_kept_and_so_is_what_was_before_it():
     assert versions(worth_keeping(changes)) == [2, 3, 5]
 
 
+def test_a_reset_is_told_from_a_batch():
+    assert change(1, 0, action="reset").is_reset
+    assert not change(1, 0, action="commit of batch 3 of query reset").is_reset
+
+
 @given(st.lists(st.tuples(st.floats(0, 600), st.sampled_from("ab"), st.booleans())))
 def test_the_newest_state_of_each_group_and_every_reset_survive_in_order(steps):
     steps.sort(key=lambda step: step[0])

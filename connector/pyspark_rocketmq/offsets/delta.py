@@ -50,7 +50,7 @@ from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_
 from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
 from pyspark_rocketmq.offsets.history import StoredChange
 from pyspark_rocketmq.offsets.history_table import HistoryTable
-from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles
+from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles, action_text
 from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -304,7 +304,7 @@ def _overwrite_group(
         mode="overwrite",
         predicate=_group_predicate(consumer_group),
         commit_properties=CommitProperties(
-            custom_metadata={ACTION_KEY: f"group {consumer_group}: {action}", GROUP_KEY: consumer_group},
+            custom_metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
             app_transactions=[Transaction(_transaction_id(consumer_group), transaction)],
         ),
         post_commithook_properties=_BESIDE,

@@ -27,6 +27,12 @@ class StoredChange(NamedTuple):
     consumer_group: str | None
     """None when it was written by another program and may concern every group."""
     action: str
+    """What was done, without the group's name."""
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it was an operator's."""
+        return self.action.startswith(RESET)
 
 
 class Moment(NamedTuple):
@@ -64,9 +70,9 @@ def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
     newest: dict[str | None, StoredChange] = {}
     for change in changes:
         before = newest.get(change.consumer_group)
-        if before is not None and (_minute(before) != _minute(change) or change.action.startswith(RESET)):
+        if before is not None and (_minute(before) != _minute(change) or change.is_reset):
             kept[before.version] = before
-        if change.action.startswith(RESET):
+        if change.is_reset:
             kept[change.version] = change
         newest[change.consumer_group] = change
     kept |= {change.version: change for change in newest.values()}

@@ -78,12 +78,19 @@ class LogFiles:
         return [info.base_name for info in found]
 
 
+def action_text(consumer_group: str, action: str) -> str:
+    """What :data:`ACTION_KEY` says: ``DESCRIBE HISTORY`` shows it, and not :data:`GROUP_KEY`."""
+    return f"group {consumer_group}: {action}"
+
+
 def _change(version: int, info: dict[str, Any]) -> StoredChange:
+    consumer_group = info.get(GROUP_KEY)
+    action = info.get(ACTION_KEY) or info.get("operation", "unknown")
     return StoredChange(
         version=version,
         at_s=info["timestamp"] / 1000,
-        consumer_group=info.get(GROUP_KEY),
-        action=info.get(ACTION_KEY) or info.get("operation", "unknown"),
+        consumer_group=consumer_group,
+        action=action if consumer_group is None else action.removeprefix(action_text(consumer_group, "")),
     )
 
 
