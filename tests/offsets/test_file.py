@@ -91,6 +91,16 @@ def test_the_content_before_stays_beside_it(folder: Path, main: Path):
     assert store.read(GROUP)[Q0].next_offset == 11
 
 
+def test_a_group_is_listed_once_and_only_if_it_can_be_read(folder: Path, main: Path):
+    """F1: killed between the two renames there is no offsets.json; killed before the first change there is only a beginning."""
+    store = filled(folder, 7)
+    main.rename(main.with_name("offsets.json.tmp"))
+    assert (store.groups(), store.read(GROUP)[Q0].next_offset) == ((GROUP,), 0)
+
+    main.with_name("offsets.json.bak").unlink()
+    assert (store.groups(), store.read(GROUP)) == ((), {})
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:-1}}']
 )

@@ -39,6 +39,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 logger = logging.getLogger(__name__)
 
 _NAME: Final = "offsets.json"
+_BAK: Final = f"{_NAME}.bak"
 _LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_PAUSE_S: Final = 0.005
 
@@ -71,7 +72,11 @@ class FileOffsetStore(RuledOffsetStore):
         """See ``OffsetStore.groups``."""
         return tuple(
             sorted(
-                unquote(each.parent.name) for each in self._folder.glob(f"*/{_NAME}*") if _is_content(each)
+                {
+                    unquote(file.parent.name)
+                    for name in (_NAME, _BAK)
+                    for file in self._folder.glob(f"*/{name}")
+                }
             )
         )
 
@@ -142,11 +147,7 @@ class FileOffsetStore(RuledOffsetStore):
 
 
 def _bak(main: Path) -> Path:
-    return main.with_name(f"{_NAME}.bak")
-
-
-def _is_content(file: Path) -> bool:
-    return file.name == _NAME or not file.with_name(_NAME).exists()
+    return main.with_name(_BAK)
 
 
 def _replace(main: Path, content: bytes) -> None:
