@@ -115,6 +115,16 @@ def test_a_restored_version_that_is_cleaned_up_is_said_to_be(
     assert store.read(GROUP)[Q0].next_offset == 7
 
 
+def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path):
+    """H1: a commit of the group behind the RESTORE would say that it was dealt with."""
+    DeltaTable(path).restore(1)
+
+    assert sink.rewind(GROUP, {}) == DeltaTable(path).version()
+
+    with pytest.raises(SinkConflict, match="follow_restore"):
+        sink.begin(GROUP, [Q0])
+
+
 @pytest.mark.parametrize("parameters", [{"version": "3"}, {"version": 3, "timestamp": None}])
 def test_a_restore_names_a_version(parameters):
     assert restored_to({"operation": "RESTORE", "operationParameters": parameters}) == 3

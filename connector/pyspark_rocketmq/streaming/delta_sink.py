@@ -208,6 +208,9 @@ class DeltaSink:
             raise OffsetError(f"Watermarks of {self._path} cannot be negative: {'; '.join(negative)}.")
         versions = {app_id(consumer_group, queue): offset for queue, offset in next_offsets.items()}
         log = self._newest_log()
+        if not versions:
+            # A commit of the group would hide the RESTORE before it.
+            return log.version
         return log.add((), versions, consumer_group=consumer_group, commit_id=str(uuid.uuid4()))
 
     def _newest_log(self) -> TableLog:
