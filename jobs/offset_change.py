@@ -165,15 +165,18 @@ class _Look:
 
     def _moves(self, targets: Mapping[MessageQueue, int], manner: Manner) -> Sequence[QueueMove]:
         topics = {queue.topic for queue in targets}
-        moves = moves_to(targets, self.group.rows, self._bounds(topics))
-        holders = self._holders(topics)
         watermarks = (
             {} if manner.sink is None else SinkWatermarks(manner.sink).of(str(self.group.name), targets)
         )
-        return [
-            dataclasses.replace(move, held_by=holders.get(move.queue), watermark=watermarks.get(move.queue))
-            for move in moves
-        ]
+        moves = moves_to(
+            targets,
+            self.group.rows,
+            self._bounds(topics),
+            watermarks=watermarks,
+            rewinds_sink=manner.rewinds_sink,
+        )
+        holders = self._holders(topics)
+        return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]
 
     def _problem(self, moves: Sequence[QueueMove], manner: Manner) -> str | None:
         """Why the moves must not be made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from jobs.moments import parse_time
@@ -144,17 +145,24 @@ def moves_to(
     targets: Mapping[MessageQueue, int],
     rows: Mapping[MessageQueue, OffsetRow],
     bounds: Mapping[MessageQueue, QueueBounds],
+    *,
+    watermarks: Mapping[MessageQueue, int] = MappingProxyType({}),
+    rewinds_sink: bool = False,
 ) -> tuple[QueueMove, ...]:
     """One move per target, sorted; queues that are there already are left out.
 
-    A target whose messages are gone is moved up to the first there is: below it the query would fail, or skip the gap.
+    With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target: the group may have
+    been moved before without the sink. A target whose messages are gone is moved up to the first there is: below it the
+    query would fail, or skip the gap.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
         row, bound = rows.get(queue), bounds.get(queue)
         target = wanted if bound is None else max(wanted, bound.min_offset)
-        if row is None or row.next_offset != target:
-            moves.append(QueueMove(queue=queue, row=row, target=target, bounds=bound))
+        watermark = watermarks.get(queue)
+        move = QueueMove(queue=queue, row=row, target=target, bounds=bound, watermark=watermark)
+        if move.moved != 0 or (rewinds_sink and move.is_below_watermark):
+            moves.append(move)
     return tuple(moves)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import sys
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from rich.console import Console
 
 from jobs.errors import JobFailed
@@ -101,7 +103,6 @@ def test_a_dry_run_shows_everything_and_changes_nothing(shop):
 
 
 def test_a_table_says_whether_it_is_so_or_would_be(shop):
-    shop.settings = shop.settings
     for is_dry_run, words in ((True, "as they would be"), (False, "as they are now")):
         output = io.StringIO()
         reset(
@@ -245,6 +246,35 @@ def test_group_and_sink_are_set_back_together(shop, sink):
     )
 
     assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 20}, {A0: 20, A1: 20})
+
+
+def test_a_sink_follows_a_group_that_was_set_back_before_it(shop, sink):
+    """H1, F5: the sink is looked at, its rows are deleted, and the same command is given with --rewind-sink."""
+    back = functools.partial(shop.do, reset, ToOffset(10), sink=sink.path)
+    back()
+    with pytest.raises(JobFailed, match="10 rows that group etl would write again"):
+        back(rewinds_sink=True)
+    DeltaTable(sink.path).delete('"queueOffset" >= 10')
+
+    assert back(rewinds_sink=True) == [(0, 10), (1, 10)]
+
+    assert (shop.now(), watermarks(sink)) == ({A0: 10, A1: 10}, {A0: 10, A1: 10})
+    with pytest.raises(JobFailed, match="nothing to change"):
+        back(rewinds_sink=True)
+
+
+def test_a_job_that_died_between_group_and_sink_is_run_again(shop, sink, monkeypatch):
+    """H1, F5"""
+    back = functools.partial(shop.do, reset, ToOffset(20), sink=sink.path, rewinds_sink=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(SinkWatermarks, "rewind", lambda *_: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            back()
+    assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 20}, {A0: 20, A1: 30})
+
+    assert back() == [(1, 20)]
+
+    assert watermarks(sink) == {A0: 20, A1: 20}
 
 
 def test_a_sink_that_is_not_there_is_told(shop, tmp_path):

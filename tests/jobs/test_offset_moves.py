@@ -89,6 +89,15 @@ def test_queues_that_are_there_already_are_not_moved():
     assert [(move.queue, move.target, move.moved) for move in moves] == [(A1, 5, -4)]
 
 
+def test_a_queue_that_is_there_without_its_sink_is_moved_again_with_it():
+    """H1, F5: the group was moved first, the sink is to follow."""
+    rows, marks = {A0: row(A0, 5), A1: row(A1, 5), B0: row(B0, 5)}, {A0: 9, A1: 5}
+    targets = dict.fromkeys(rows, 5)
+
+    assert [move.queue for move in moves_to(targets, rows, {}, watermarks=marks, rewinds_sink=True)] == [A0]
+    assert moves_to(targets, rows, {}, watermarks=marks) == ()
+
+
 def test_a_queue_the_group_has_not_begun_may_be_moved():
     """F5: skip before the first start."""
     [move] = moves_to({A0: 5}, {}, {A0: bounds(0, 9)})
