@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
@@ -39,19 +40,29 @@ def problems_of(**settings: Any) -> tuple[str, ...]:
     return tuple(problem for problem in caught.value.problems if "no listener is registered" not in problem)
 
 
-def test_a_store_in_memory_is_refused_since_the_planner_is_another_process() -> None:
+@pytest.mark.parametrize(
+    "store", [MemoryOffsetStore("m", clock=FakeClock()), "memory:m", " memory:m"], ids=str
+)
+def test_a_store_in_memory_is_refused_since_the_planner_is_another_process(store: OffsetStore | str) -> None:
     """The planner would begin anew with every query, and see no commit."""
-    [problem] = problems_of(offset_store=MemoryOffsetStore("m", clock=FakeClock()))
+    [problem] = problems_of(offset_store=store)
 
     assert "cannot be seen by Spark's planner process; use DeltaOffsetStore" in problem
 
 
-def test_a_sink_is_refused_where_the_brokers_keep_the_offsets() -> None:
+@pytest.mark.parametrize("store", ["broker:", " broker:"])
+def test_a_sink_is_refused_where_the_brokers_keep_the_offsets(store: str) -> None:
     """H1: without fencing no row is there exactly once."""
-    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="broker:")
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=store)
     consumer.subscribe("orders")
-    with pytest.raises(OptionError, match=r"offset_store is 'broker:', which fences nobody"):
+    with pytest.raises(OptionError, match=r"offset_store is ' ?broker:', which fences nobody"):
         consumer.start(None, sink=DeltaSink("unused"), checkpoint="unused")  # type: ignore[arg-type]
+
+
+def test_a_text_that_names_no_store_is_refused_in_the_words_of_the_option() -> None:
+    [problem] = problems_of(offset_store="brokers:")
+
+    assert "has the unknown kind 'brokers'" in problem
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
@@ -68,6 +69,14 @@ class ConsumerSettings:
     def store_spec(self) -> str:
         """What option ``offsetStore`` takes."""
         return self.offset_store if isinstance(self.offset_store, str) else self.offset_store.spec
+
+    @property
+    def store_kind(self) -> StoreKind | None:
+        """None for a text that names no store, which parsing the option tells."""
+        try:
+            return StoreSpec.parse(self.store_spec).kind
+        except ValueError:
+            return None
 
     def source_options(
         self,
@@ -144,7 +153,7 @@ class ConsumerSettings:
     def _problems(self) -> list[str]:
         checks = (
             (
-                self.store_spec.startswith("memory:"),
+                self.store_kind is StoreKind.MEMORY,
                 (
                     f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by Spark's "
                     "planner process; use DeltaOffsetStore"

@@ -25,6 +25,7 @@ from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.store_spec import StoreKind
 from pyspark_rocketmq.streaming.batch_task import ArrowEngine
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
@@ -321,7 +322,7 @@ class PushConsumer:
             problems.append(
                 "a listener and a table of messages are registered; a message goes to one of them"
             )
-        if sink is not None and self._settings.store_spec.startswith("broker:"):
+        if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
                 "use a DeltaOffsetStore, or no sink"
