@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -89,6 +90,14 @@ def test_a_queue_whose_broker_was_away_may_go_on_at_once():
 
     assert ack.next_offset == 5
     assert ack.suspended_until_s is not None
+
+
+def test_a_range_says_what_reading_it_took():
+    """D11: every row counts as consumed."""
+    planned = QueueRange(queue=Q0, start=5, end=9, epoch=7)
+    _, [ack] = passed(message_rows(Q0, 5, 6), marker_row(planned, rows=2, pulls=3, pull_ms=4.5))
+
+    assert ack.figures == Figures(ok=2, pulled=2, pulls=3, pull_ms=4.5)
 
 
 def test_a_reset_of_an_operator_is_passed_on():

@@ -80,7 +80,7 @@ class ConcurrentEngine:
         if isinstance(listener, NotOpened):
             # To fail its calls would send a whole backlog back, and drop it in broadcasting.
             logger.error("%s range=%s", listener.error(), arrived.planned.queue, exc_info=listener.error())
-            return [], put_off(arrived.planned, SystemClock())
+            return [], put_off(arrived.planned, len(arrived.messages), SystemClock())
         # Workers of its own, so that a call the range before has given up cannot answer into this one.
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(

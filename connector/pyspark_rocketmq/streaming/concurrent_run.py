@@ -244,14 +244,15 @@ class ConcurrentRun:
         )
 
 
-def put_off(planned: QueueRange, clock: Clock) -> QueueAck:
-    """What is to be committed of a range whose listener could not be opened: nothing is passed, sent back or counted."""
+def put_off(planned: QueueRange, read: int, clock: Clock) -> QueueAck:
+    """What is to be committed of a range whose listener could not be opened: of ``read`` messages none is passed or sent back."""
     return QueueAck.of(
         planned,
         next_offset=planned.start,
         reconsume_times=planned.reconsume_times,
         put_back=planned.put_back,
         suspended_until_s=clock.now_s() + SEND_BACK_PAUSE_S,
+        read=read,
         consumed=0,
         failed=1,
         finished=str(Finish.SUSPENDED),

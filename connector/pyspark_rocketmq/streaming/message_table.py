@@ -21,12 +21,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.range_tickets import read_tickets
-from pyspark_rocketmq.datasource.schema import planned_range, reset_target, spark_schema
+from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, reset_target, spark_schema
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.arrived_range import wrong_markers
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, wrong_markers
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS, listener_schema
 
@@ -168,6 +169,7 @@ class TableEngine:
 
     def _ack_row(self, queue: MessageQueue, marker_text: str, read: int) -> pa.RecordBatch:
         planned = planned_range(queue, marker_text, rows=read)
+        arrived = ArrivedRange(planned, (), reset_target(marker_text), pull_figures(marker_text))
         # As the engines say it of a range whose broker was away: the queue may go on at once.
         brought_nothing = planned.count == 0
         ack = QueueAck.of(
@@ -180,7 +182,8 @@ class TableEngine:
             failed=0,
             finished=str(Finish.EXHAUSTED),
             listener_s=0.0,
-            reset_to=reset_target(marker_text),
+            # What is a row is consumed, once the row is committed.
+            figures=Figures(ok=read),
         )
         columns = dict.fromkeys(self._names) | dict(zip(POSITION_COLUMNS, (*queue, planned.end), strict=True))
-        return self._columns.to_batch(columns | {ACK_COLUMN: ack.to_json()}, 1)
+        return self._columns.to_batch(columns | {ACK_COLUMN: arrived.acknowledged(ack).to_json()}, 1)
