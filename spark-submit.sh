@@ -19,6 +19,8 @@
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
 #
 # Environment: PYTHON (Python 3.11 or newer), JAVA_HOME (Java 17 or newer), SPARK_MASTER (default local[*]).
+# On a cluster also: PYSPARK_PYTHON (the executors' Python, which has the packages that ours needs; default: that of
+# .venv, at the same path), SPARK_SUBMIT_ARGS (more for Spark's spark-submit, such as "--conf spark.executor.memory=4g").
 # Exit codes: 0 done, 1 the job failed, 2 bad input, 3 the set-up could not be finished, 130 interrupted.
 set -euo pipefail
 
@@ -63,8 +65,14 @@ fi
 
 bootstrap runtime
 jars="$(printf '%s,' "$DELTA_JARS"/*.jar)"
-exec "$SPARK_HOME/bin/spark-submit" \
-  --master "${SPARK_MASTER:-local[*]}" \
-  --properties-file "$REPO_ROOT/conf/spark-defaults.conf" \
-  --jars "${jars%,}" \
-  "$REPO_ROOT/jobs/main.py" "$@"
+arguments=(
+  --master "${SPARK_MASTER:-local[*]}"
+  --properties-file "$REPO_ROOT/conf/spark-defaults.conf"
+  --jars "${jars%,}"
+)
+if ! is_local; then
+  archive="$("$VENV/bin/python" "$REPO_ROOT/scripts/zip_packages.py" "$REPO_ROOT" "$CACHE/py-files")"
+  arguments+=(--py-files "$archive")
+fi
+read -r -a more <<<"${SPARK_SUBMIT_ARGS:-}"
+exec "$SPARK_HOME/bin/spark-submit" "${arguments[@]}" ${more[@]+"${more[@]}"} "$REPO_ROOT/jobs/main.py" "$@"

@@ -175,6 +175,11 @@ _ensure_delta_jars() {
   rm -rf "$CACHE/ivy"
 }
 
+# Whether Spark's executors are in the driver's own process.
+is_local() {
+  case "${SPARK_MASTER:-local}" in local | local\[*) ;; *) return 1 ;; esac
+}
+
 _export_environment() {
   local packages
   packages="$(echo "$VENV"/lib/python3.*/site-packages)"
@@ -182,9 +187,14 @@ _export_environment() {
   # An older Spark in SPARK_HOME would be started otherwise.
   export SPARK_HOME="$packages/pyspark"
   export SPARK_CONF_DIR="$REPO_ROOT/conf"
-  export PYSPARK_PYTHON="$VENV/bin/python" PYSPARK_DRIVER_PYTHON="$VENV/bin/python"
+  export PYSPARK_DRIVER_PYTHON="$VENV/bin/python"
   export PYTHONPATH="$REPO_ROOT/connector:$REPO_ROOT${PYTHONPATH:+:$PYTHONPATH}"
-  export SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"
+  if is_local; then
+    export PYSPARK_PYTHON="$VENV/bin/python" SPARK_LOCAL_IP="${SPARK_LOCAL_IP:-127.0.0.1}"
+  else
+    # Executors are on other machines: they may have another Python, and do not reach the driver at a loopback address.
+    export PYSPARK_PYTHON="${PYSPARK_PYTHON:-$VENV/bin/python}"
+  fi
 }
 
 # One start at a time fills .venv and .cache; where flock is missing, do not start two first runs at once.

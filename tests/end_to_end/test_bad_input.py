@@ -147,6 +147,15 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
         consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
 
 
+def test_a_packed_environment_that_is_not_on_the_drivers_machine_is_asked_for_there(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "./environment/bin/python")
+
+    with pytest.raises(RocketMQError, match=f"unpack the environment's archive .* {Path.cwd()}"):
+        consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
+
+
 def test_a_frame_cut_by_the_peer_is_pulled_again(spark: SparkSession) -> None:
     """A1: the connection is given up, nothing of the torn answer is used, nothing is lost."""
     from tests.helpers.orders import produce_orders

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 REPO = Path(__file__).parent.parent.parent
@@ -18,21 +19,34 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REP
 def run_driver(module: str, config: Mapping[str, object], log: Path, *, timeout_s: float) -> int:
     """Run ``module`` with its configuration until it ends; its exit code, negative for a signal.
 
-    What it prints is added to ``log``. It has a group of processes of its own, which ends with it.
+    What it prints is added to ``log``.
+    """
+    command = [sys.executable, "-m", module, json.dumps(config)]
+    with running(command, log, folder=REPO, environment=ENVIRONMENT) as driver:
+        return driver.wait(timeout=timeout_s)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], log: Path, *, folder: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in ``folder`` with a group of processes of its own, which ends with the block.
+
+    What it prints is added to ``log``.
     """
     with log.open("ab") as output:
-        driver = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(config)],
-            cwd=REPO,
-            env=ENVIRONMENT,
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            return driver.wait(timeout=timeout_s)
+            yield process
         finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
-                driver.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

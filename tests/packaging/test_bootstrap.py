@@ -187,6 +187,33 @@ def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout):
     ]
 
 
+def test_on_a_cluster_the_code_goes_with_the_job(checkout):
+    """Executors have a Python of their own, and do not reach a driver that listens on the loopback interface."""
+    checkout.java()
+    checkout.finished_environment()
+    checkout.script(".venv/bin/python", "echo made-by-zip_packages.zip")
+    checkout.script(
+        ".venv/lib/python3.11/site-packages/pyspark/bin/spark-submit",
+        'echo "$PYSPARK_PYTHON ${PYSPARK_DRIVER_PYTHON#$PWD} ${SPARK_LOCAL_IP-any address}"; echo "$@"',
+    )
+
+    result = checkout.spark_submit(
+        "consume",
+        SPARK_MASTER="spark://master:7077",
+        PYSPARK_PYTHON="./environment/bin/python",
+        SPARK_SUBMIT_ARGS="--archives packed.tar.gz#environment --conf a=b",
+    )
+
+    root = checkout.root
+    pythons, arguments = result.stdout.splitlines()
+    assert pythons == f"./environment/bin/python {root}/.venv/bin/python any address"
+    assert arguments.startswith("--master spark://master:7077 ")
+    assert arguments.endswith(
+        "--py-files made-by-zip_packages.zip --archives packed.tar.gz#environment --conf a=b "
+        f"{root}/jobs/main.py consume"
+    )
+
+
 @pytest.mark.parametrize("arguments", [("offsets", "show"), ("demo", "--help")])
 def test_what_needs_no_spark_starts_none(checkout, arguments):
     checkout.finished_environment()

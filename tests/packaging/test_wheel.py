@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,6 @@ import pytest
 from broker_sim.cluster import SimCluster
 from tests.helpers.orders import produce_orders
 from tests.helpers.spark_session import QUICK_JVM
-
-REPO = Path(__file__).parent.parent.parent
 
 STREAM = """
 import sys
@@ -34,32 +33,12 @@ spark.stop()
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the built wheel's content and nothing else of ours."""
-    folder = tmp_path_factory.mktemp("wheel")
-    python = [sys.executable, "-m"]
-    subprocess.run(
-        [*python, "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(REPO)],
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = (folder / "dist").glob("*.whl")
-    subprocess.run(
-        [
-            *python,
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            "--target",
-            str(folder / "lib"),
-            str(wheel),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder / "lib"
+    lib = tmp_path_factory.mktemp("installed") / "lib"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(lib), str(wheel)], check=True, capture_output=True)
+    return lib
 
 
 def run_installed(lib: Path, *arguments: str) -> str:
@@ -109,6 +88,16 @@ def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
     assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
         "pyspark_rocketmq"
     }
+
+
+def test_under_a_name_spark_takes_the_wheel_is_an_archive_for_py_files(wheel: Path, tmp_path: Path) -> None:
+    archive = Path(shutil.copy(wheel, tmp_path / "pyspark_rocketmq.zip"))
+
+    printed = run_installed(
+        archive, "-c", "import pyspark_rocketmq.datasource.format as f; print(f.__file__)"
+    )
+
+    assert printed.strip() == f"{archive}/pyspark_rocketmq/datasource/format.py"
 
 
 @pytest.mark.driver

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -34,6 +35,11 @@ def _check(executable: str) -> None:
         f"Set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or install pyspark-rocketmq for "
         f"{executable}, and start the session again."
     )
+    if not Path(executable).is_absolute() and "/" in executable:
+        advice = (
+            "The query is planned on the driver's machine, with the same Python: unpack the environment's archive in the "
+            f"folder the driver is started in, {Path.cwd()}. {advice}"
+        )
     try:
         probe = subprocess.run(  # noqa: S603 - the interpreter Spark itself is going to run
             [executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False

@@ -1,0 +1,113 @@
+"""Spark's own standalone cluster on this host: a master and workers, each a JVM, from the installed pyspark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyspark
+
+from tests.helpers.spark_session import QUICK_JVM
+from tests.helpers.wait import wait_until
+from tests.real_broker.java_process import JavaProcess
+from tests.real_broker.ports import free_ports
+
+SPARK_HOME = Path(pyspark.__file__).parent
+_PATIENCE_S = 120.0
+"""More than a JVM takes to start on a busy machine."""
+_HOST = "127.0.0.1"
+
+
+class StandaloneCluster:
+    """A master and ``workers`` workers of one core each; whatever they started ends with them."""
+
+    def __init__(self, folder: Path, *, workers: int) -> None:
+        self._folder = folder
+        self._processes = ExitStack()
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "JDK_JAVA_OPTIONS": QUICK_JVM,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_DIRS": str(folder / "scratch"),
+            "SPARK_LOCAL_IP": _HOST,
+        }
+        # The master listens on the first port, its page is on the second.
+        port = free_ports(0, 1)
+        self.master = f"spark://{_HOST}:{port}"
+        self._page = f"http://{_HOST}:{port + 1}/json/"
+        try:
+            self._start("master", "master.Master", "--port", str(port), "--webui-port", str(port + 1))
+            for number in range(workers):
+                self._start_worker(f"worker-{number}")
+            self.await_workers(workers)
+        except BaseException:
+            self._processes.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.close()
+
+    def await_workers(self, count: int) -> None:
+        """Wait until the master counts so many living workers."""
+        wait_until(lambda: self._living_workers() == count, _PATIENCE_S, reason=f"{count} living workers")
+
+    def _living_workers(self) -> int:
+        with suppress(OSError), urllib.request.urlopen(self._page, timeout=5.0) as answer:
+            status: dict[str, Any] = json.load(answer)
+            return int(status["aliveworkers"])
+        return 0
+
+    def _start_worker(self, name: str) -> None:
+        resources = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
+        self._start(name, "worker.Worker", *resources, "--work-dir", str(self._folder / name), self.master)
+
+    def _start(self, name: str, main_class: str, *arguments: str) -> None:
+        process = JavaProcess(
+            [
+                str(SPARK_HOME / "bin" / "spark-class"),
+                f"org.apache.spark.deploy.{main_class}",
+                "--host",
+                _HOST,
+                *arguments,
+            ],
+            self._environment,
+            self._folder / f"{name}.log",
+        )
+        self._processes.callback(process.kill)
+
+
+def kill_machine_of(pid: int) -> Sequence[int]:
+    """SIGKILL at once to a Python worker and all that a lost machine takes along: daemon, executor, Spark's Worker.
+
+    Returns:
+        Who was killed, the Worker last.
+    """
+    doomed = [pid]
+    while "deploy.worker.Worker" not in _command(doomed[-1]):
+        doomed.append(_parent(doomed[-1]))
+        assert doomed[-1] > 1, f"process {pid} does not descend from a Worker of Spark's"
+    # From the top, so that nobody sees another one die.
+    for each in reversed(doomed):
+        os.kill(each, signal.SIGKILL)
+    return doomed
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
