@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -77,17 +77,6 @@ def boolean(text: str) -> bool:
     return values[text.strip().lower()]
 
 
-def choice_of(*names: str) -> Parser[str]:
-    """Parser of one of ``names``, without regard to case."""
-
-    def parse(text: str) -> str:
-        if text.strip().lower() not in names:
-            raise ValueError(f"is none of {', '.join(names)}")
-        return text.strip().lower()
-
-    return parse
-
-
 def text_value(text: str) -> str:
     """Parser of any text that is not blank."""
     if not text.strip():
@@ -128,16 +117,19 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
     return parse
 
 
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is most like ``name``, without regard to case; None if none is at least ``cutoff`` alike."""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else None
+
+
 def column_name(text: str) -> str:
     """Parser of the name of one of the source's columns, without regard to case, as Spark does."""
     by_lower = {name.lower(): name for name in MESSAGE_COLUMNS}
     if text.lower() not in by_lower:
-        close = difflib.get_close_matches(text.lower(), by_lower, n=1, cutoff=0.6)
-        hint = (
-            f"; did you mean '{by_lower[close[0]]}'?"
-            if close
-            else f"; those are {', '.join(MESSAGE_COLUMNS)}"
-        )
+        close = closest(text, MESSAGE_COLUMNS)
+        hint = f"; did you mean '{close}'?" if close else f"; those are {', '.join(MESSAGE_COLUMNS)}"
         raise ValueError(f"names '{text}', which is no column of a message{hint}")
     return by_lower[text.lower()]
 

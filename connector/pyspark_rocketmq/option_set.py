@@ -6,12 +6,12 @@ Parsing (all problems reported together), the unknown-key hint and redaction fol
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.option_parsers import closest
 
 T = TypeVar("T")
 
@@ -123,14 +123,17 @@ def _parse_values(
     return values, problems
 
 
+def said_twice(given: Mapping[str, object]) -> list[str]:
+    """The sentence on options of which more than one is given, which is those that are true, though they say the same thing."""
+    keys = [f"'{key}'" for key, is_given in given.items() if is_given]
+    return [f"options {' and '.join(keys)} exclude each other; give one"] if len(keys) > 1 else []
+
+
 def _instead_of(spec: OptionSpec) -> str:
     return "".join(f", or '{key}'" for key in spec.instead) + " in its place" * bool(spec.instead)
 
 
 def _unknown_key(key: str, known: list[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
-    hint = (
-        f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known options: {', '.join(sorted(known))}"
-    )
+    close = closest(key, known)
+    hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     return f"unknown option '{key}'{hint}"

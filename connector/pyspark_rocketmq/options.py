@@ -200,11 +200,11 @@ class ReadOptions(PaceOptions):
         "out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with `consumerGroup`.",
     )
 
-    def subscribed(self) -> dict[str, str]:
-        """Each topic that is asked for by name, with its expression; none with ``topicPattern``."""
-        topics = self.topics if self.topic is None else (self.topic,)
-        wanted = self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
-        return {each.topic: each.expression for each in wanted}
+    def subscribed(self) -> tuple[str, ...]:
+        """The topics that are asked for by name; none with ``topicPattern``."""
+        if self.subscriptions:
+            return tuple(each.topic for each in self.subscriptions)
+        return self.topics if self.topic is None else (self.topic,)
 
     def subscription_of(self, topic: str) -> Subscription:
         """What is wanted of a topic that is read."""
@@ -241,10 +241,10 @@ class ReadOptions(PaceOptions):
         """Whether queues are locked at their brokers: an orderly member of a group that shares them (C1, B3)."""
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
-    def all_subscriptions(self) -> dict[str, str]:
-        """What is read: the topics asked for and the retry topic."""
+    def all_subscribed(self) -> tuple[str, ...]:
+        """The topics that are read: those asked for and the retry topic."""
         retry = self.retry_topic()
-        return self.subscribed() | ({} if retry is None else {retry: EVERYTHING})
+        return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
     def cross_field_problems(self) -> list[str]:
         """Topics are said once; group and store go together; where to begin is said once, and of what is read."""

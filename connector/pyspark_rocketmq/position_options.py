@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.option_parsers import int_between, one_of, resource_name
-from pyspark_rocketmq.option_set import option
+from pyspark_rocketmq.option_set import option, said_twice
 from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import (
     StartingOffsets,
@@ -111,16 +111,11 @@ class PositionOptions(ConnectionOptions):
 
     def problems_of_stream(self) -> list[str]:
         """Options that mean nothing to a stream."""
-        ends = {
-            "endingOffsets": self.ending_offsets,
-            "endingTimestamp": self.ending_timestamp,
-            "endingOffsetsByTimestamp": self.ending_offsets_by_timestamp,
-        }
         return [
             f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
             "trigger(availableNow=True) to read what is there now"
-            for key, given in ends.items()
-            if given is not None
+            for key, is_given in self._ends().items()
+            if is_given
         ]
 
     def problems_of_batch(self) -> list[str]:
@@ -138,15 +133,12 @@ class PositionOptions(ConnectionOptions):
         self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
     ) -> list[str]:
         """Where to begin and to end is said once, and of what is read."""
-        starts = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
-        ends = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-        problems = _said_twice(
-            starts, (self.starting_offsets, self.starting_timestamp, self.starting_offsets_by_timestamp)
-        )
-        problems += _said_twice(
-            ends, (self.ending_offsets, self.ending_timestamp, self.ending_offsets_by_timestamp)
-        )
-        problems += self._group_problems(reads_as_group)
+        starts = {
+            "startingOffsets": self.starting_offsets is not None,
+            "startingTimestamp": self.starting_timestamp is not None,
+            "startingOffsetsByTimestamp": self.starting_offsets_by_timestamp is not None,
+        }
+        problems = said_twice(starts) + said_twice(self._ends()) + self._group_problems(reads_as_group)
         begin, end = self.starting_timestamp, self.ending_timestamp
         if begin is not None and end is not None and begin > end:
             problems.append(f"option 'startingTimestamp' is {begin}, after 'endingTimestamp', which is {end}")
@@ -165,6 +157,14 @@ class PositionOptions(ConnectionOptions):
             ]
         return problems
 
+    def _ends(self) -> dict[str, bool]:
+        """The options that say where to end, and whether they do."""
+        return {
+            "endingOffsets": self.ending_offsets is not None,
+            "endingTimestamp": self.ending_timestamp is not None,
+            "endingOffsetsByTimestamp": self.ending_offsets_by_timestamp is not None,
+        }
+
     def _group_problems(self, reads_as_group: bool) -> list[str]:
         begins_at_group = self.starting_offsets == StartingOffsets.committed()
         if begins_at_group and reads_as_group:
@@ -176,8 +176,3 @@ class PositionOptions(ConnectionOptions):
         if self.starting_group is not None and not begins_at_group:
             return ["option 'startingGroup' needs 'startingOffsets=group'"]
         return []
-
-
-def _said_twice(keys: Collection[str], values: Collection[object]) -> list[str]:
-    given = [f"'{key}'" for key, value in zip(keys, values, strict=True) if value is not None]
-    return [f"options {' and '.join(given)} exclude each other; give one"] if len(given) > 1 else []

@@ -13,6 +13,7 @@ from pyspark_rocketmq.option_parsers import (
     text_value,
     unique_members,
 )
+from pyspark_rocketmq.option_set import said_twice
 
 EVERYTHING: Final = "*"
 _SHAPE = '{"topic": "tag || tag", "other topic": "*", "third topic": {"sql": "amount > 10"}}'
@@ -34,23 +35,19 @@ def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -
     return tuple(Subscription(topic, tags) for topic in topics)
 
 
-def topic_problems(topics: Mapping[str, object], filters: Mapping[str, bool]) -> list[str]:
+def topic_problems(topics: Mapping[str, object], filters: Mapping[str, object]) -> list[str]:
     """Sentences on options that say twice what is read.
 
     Args:
-        topics: Options that name topics, of which one may be given.
-        filters: Options that filter messages of all topics, of which one may be, and which those are.
+        topics: Options that name topics, of which one may be given, and which those are.
+        filters: Options that filter messages of all topics, likewise.
     """
-    named = [f"'{key}'" for key, value in topics.items() if value]
-    filtered = [f"'{key}'" for key, is_given in filters.items() if is_given]
-    problems = [
-        f"options {' and '.join(given)} exclude each other; give one"
-        for given in (named, filtered)
-        if len(given) > 1
-    ]
+    problems = said_twice(topics) + said_twice(filters)
     if topics["subscriptions"]:
         problems += [
-            f"option 'subscriptions' has the tags of every topic; leave {key} out" for key in filtered
+            f"option 'subscriptions' has the tags of every topic; leave '{key}' out"
+            for key, is_given in filters.items()
+            if is_given
         ]
     return problems
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
     boolean,
-    choice_of,
     int_between,
+    one_of,
     resource_name,
     text_value,
     unique_members,
@@ -20,7 +21,15 @@ from pyspark_rocketmq.option_set import option
 
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Producer group of a sink that names none."""
-NO_COMPRESSION: Final = "none"
+
+
+class BodyCompression(StrEnum):
+    """How bodies are compressed, or that they are not."""
+
+    NONE = "none"
+    ZLIB = "zlib"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
 
 
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
@@ -120,10 +129,10 @@ class WriteOptions(ConnectionOptions):
         doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
         "At each queue one request of a task is under way at a time, which is what keeps the order.",
     )
-    compression_type: str = option(
+    compression_type: BodyCompression = option(  # noqa: RUF009 - declares the field
         "compressionType",
-        parse=choice_of(NO_COMPRESSION, "zlib", "lz4", "zstd"),
-        default=NO_COMPRESSION,
+        parse=one_of(BodyCompression),
+        default=BodyCompression.NONE,
         doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, `lz4` or `zstd` "
         "(Java clients from 5.0 on), or `none`, as Java's batches are.",
     )

@@ -82,7 +82,7 @@ def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges):
 def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(cluster, ranges):
     """A2"""
     reached = [0] * QUEUES
-    arrivals = PullPipeline(ranges, max_in_flight_bytes=256 << 10).arrivals()
+    arrivals = PullPipeline([replace(each, max_in_flight_bytes=256 << 10) for each in ranges]).arrivals()
     first = next(arrivals)
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")

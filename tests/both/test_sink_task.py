@@ -15,6 +15,7 @@ from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
 from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.write_options import WriteOptions
 from tests.both.support import ANSWER_S
@@ -63,13 +64,14 @@ def test_bodies_come_back_whole_however_they_are_compressed(cluster, client: Bro
 
 
 def test_a_row_with_a_delay_level_is_given_out_later(cluster, client: BrokerClient, queues):
-    """G2 ★: alone, beside a batch of those that are not."""
-    rows = [{"body": str(n), "delayLevel": 1 if n == 2 else None} for n in range(5)]
+    """G2 ★: alone, beside a batch of those that are not; compressed as the options say."""
+    rows = [{"body": str(n) * (n + 1), "delayLevel": 1 if n == 2 else None} for n in range(5)]
 
-    send(cluster, rows, topic=queues[0].topic, shardingKey="k")
+    send(cluster, rows, topic=queues[0].topic, shardingKey="k", compressionType="lz4", compressOverBytes=3)
     messages = read_topic(client, cluster, queues, len(rows))[queues[select_by_hash("k", 4)]]
 
-    assert [m.body for m in messages] == [b"0", b"1", b"3", b"4", b"2"]
+    assert [m.body for m in messages] == [b"0", b"11", b"3333", b"44444", b"222"]
+    assert messages[-1].sys_flag == CompressionType.LZ4 << COMPRESSION_TYPE_SHIFT
     assert messages[-1].msg_id == RowKeys("write", 0, 0).of(2)
     assert messages[-1].properties["DELAY"] == "1"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
         assert partitions[0].replicas == {REPLICA_ID: server.address}
         offsets: list[int] = []
         pulled_from: list[int] = []
-        pipeline = PullPipeline(partitions, max_in_flight_bytes=512 << 10)
+        pipeline = PullPipeline([replace(each, max_in_flight_bytes=512 << 10) for each in partitions])
         for arrival in chain.from_iterable(pipeline.arrivals()):
             assert arrival.failure is None
             offsets += offsets_of(b"".join(piece.body for piece in arrival.pieces))

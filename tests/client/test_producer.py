@@ -120,6 +120,25 @@ def test_a_lost_broker_makes_the_route_be_asked_for_again(
     assert cluster.route_requests == ["orders", "orders"]
 
 
+@pytest.mark.parametrize("how", ["async", "batches"])
+def test_so_does_one_that_is_told_of_later(cluster: ScriptedCluster, producer: Producer, how: str) -> None:
+    """A2, G5: whichever way a message goes."""
+    told: SimpleQueue[object] = SimpleQueue()
+
+    def send() -> object:
+        if how == "batches":
+            return producer.send_batches({B0: [message()]})[B0]
+        producer.send_async(message(), told.put, queue=B0)
+        return told.get(timeout=10)
+
+    cluster.brokers["broker-b"].fault = hang_up
+    assert isinstance(send(), ChannelClosed)
+    cluster.brokers["broker-b"].fault = None
+
+    assert isinstance(send(), SendResult)
+    assert cluster.route_requests == ["orders", "orders"]
+
+
 @pytest.mark.parametrize(
     "fault", [hang_up, refuse(ResponseCode.SYSTEM_BUSY), refuse(ResponseCode.NO_PERMISSION)]
 )
@@ -149,6 +168,15 @@ def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedC
 
     assert {result.queue.broker_name for result in results} == {"broker-b"}
     assert keyed.queue == A0
+
+
+def test_large_bodies_stay_as_they_are_if_told_so(cluster: ScriptedCluster) -> None:
+    """G2"""
+    with Producer((cluster.name_server.address,), "P", compression_type=None) as producer:
+        producer.send(message(b"x" * 5000), queue=A0)
+
+    (sent,) = cluster.brokers["broker-a"].sends
+    assert (sent.body, sent.ext_fields["f"]) == (b"x" * 5000, "0")
 
 
 @pytest.mark.parametrize("kind", CompressionType)

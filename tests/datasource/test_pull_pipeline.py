@@ -11,7 +11,7 @@ from itertools import chain
 import pytest
 
 from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.consume.pull_window import Piece
+from pyspark_rocketmq.consume.pull_window import Piece, PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
@@ -348,7 +348,7 @@ def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
     largest = 300 * KIB + 40
     most = 0
     pipeline = PullPipeline(
-        partitions(server, 6, end=160, pulls_in_flight=32), max_in_flight_bytes=4 * largest
+        partitions(server, 6, end=160, pulls_in_flight=32, max_in_flight_bytes=4 * largest)
     )
     offsets: dict[int, list[int]] = defaultdict(list)
     for arrival in chain.from_iterable(pipeline.arrivals()):
@@ -362,8 +362,26 @@ def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
     assert most <= 2 * 4 * largest
 
 
+def test_a_range_that_is_stopped_while_it_is_handed_out_ends_once(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D13: the thread that decodes stops a range that has become large enough, in the middle of anything."""
+    server.script = lambda peer, request: found(peer, request, padding=1 << 20)
+    pipeline = PullPipeline([partition(server, 0, end=1000)])
+    take = PullWindow.take
+
+    def stop_and_take(window: PullWindow) -> list[Piece]:
+        pipeline.ranges[0].stop()
+        return take(window)
+
+    monkeypatch.setattr(PullWindow, "take", stop_and_take)
+    ends = [arrival.is_last for arrival in chain.from_iterable(pipeline.arrivals())]
+
+    assert ends == [False, True]
+
+
 def test_memory_for_less_than_one_answer_still_makes_progress(server: ScriptedServer) -> None:
-    assert pulled(PullPipeline(partitions(server, 3), max_in_flight_bytes=1)) == (whole(3), {})
+    assert pulled(PullPipeline(partitions(server, 3, max_in_flight_bytes=1))) == (whole(3), {})
 
 
 def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer) -> None:

@@ -173,6 +173,12 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_written(
 
     with pytest.raises(OptionError, match="is read and cannot be written to"):
         replay.to_topic(topic, str(tmp_path / "record"))
+    bare = cluster.unique_name()
+    produce(cluster, cluster.create_topic(f"shop%{bare}", queues=1, brokers=["broker-a"]), [1])
+    with pytest.raises(OptionError, match="is read and cannot be written to"):
+        Replay(spark, options_of(cluster, bare, namespace="shop")).to_topic(
+            f"shop%{bare}", str(tmp_path / "r")
+        )
     with pytest.raises(OptionError, match="leaves out queueId"):
         Replay(spark, options_of(cluster, topic, includeColumns="topic,brokerName,queueOffset")).to_table("x")
     with pytest.raises(SchemaError, match=r"lacks body.* and has id besides"):

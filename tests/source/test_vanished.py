@@ -11,7 +11,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.stream_read import offsets_by_queue
 from tests.helpers.wait import wait_until
@@ -104,6 +104,20 @@ def test_a_queue_that_was_removed_before_it_was_read_ends_the_query(topics: Topi
 
     whole = topics.stream(topic, routeRefreshMs="1")
     assert whole.next_offsets() == {MessageQueue(topic, "broker-a", 0): [0]}
+
+
+def test_a_broker_that_does_not_say_how_far_a_removed_queue_reaches_is_asked_again(topics: Topics) -> None:
+    """F4: what cannot be asked is not known, and ends no query."""
+    topic = topics.make(1, 1)
+    stream = topics.stream(topic, routeRefreshMs="1")
+    assert stream.next_offsets() is not None
+    topics.put(topic, 1, 2)
+    topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])
+    topics.sim.faults.add(
+        "answer-code", on=RequestCode.GET_MAX_OFFSET, response_code=ResponseCode.SYSTEM_ERROR
+    )
+
+    assert wait_until(lambda: stream.next_offsets() is None and not topics.sim.faults.pending, 10.0)
 
 
 def test_a_broker_that_is_away_is_no_deleted_topic(topics: Topics) -> None:

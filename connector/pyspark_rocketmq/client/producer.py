@@ -71,6 +71,7 @@ _RETRIED_ELSEWHERE: Final = frozenset(
     }
 )
 """A broker's refusal that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
+_SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
 """Messages ``send_ordered`` holds back to make batches of."""
 
@@ -89,7 +90,7 @@ class Producer(Closing):
         send_timeout_s: float = 3.0,
         retry_times_when_send_failed: int = 2,
         compress_over_bytes: int = 4096,
-        compression_type: CompressionType = CompressionType.ZLIB,
+        compression_type: CompressionType | None = CompressionType.ZLIB,
         send_latency_fault_enable: bool = False,
         settings: ConnectionSettings | None = None,
         pool: ChannelPool | None = None,
@@ -104,7 +105,7 @@ class Producer(Closing):
             send_timeout_s: For one send, all its attempts together.
             retry_times_when_send_failed: Further attempts of a send without key and queue.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
-            compression_type: How; Java clients before 5.0 read zlib only.
+            compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
                 :class:`FaultTable` says.
             settings: Credentials and TLS of the producer's own connections.
@@ -165,7 +166,7 @@ class Producer(Closing):
         if queue is None and sharding_key is None:
             return self._send_anywhere(prepared, terms, deadline)
         route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
-        return self._forgetting_routes(
+        return self._sent_by_route(
             message.topic,
             lambda: self._brokers.send(_master(route, chosen), prepared, chosen, terms, deadline),
         )
@@ -187,7 +188,8 @@ class Producer(Closing):
         """
         prepared, terms = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
-        self._brokers.send_async(_master(route, chosen), prepared, chosen, terms, on_result)
+        told = self._watching_route(message.topic, on_result)
+        self._brokers.send_async(_master(route, chosen), prepared, chosen, terms, told)
 
     def send_oneway(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -207,7 +209,7 @@ class Producer(Closing):
         deadline = self._deadline()
         route = self._publication(queue.topic, deadline)[0]
         batch = self._batch(queue, messages)
-        return self._forgetting_routes(
+        return self._sent_by_route(
             queue.topic,
             lambda: self._brokers.send_batch(_master(route, queue), batch, self._terms, deadline),
         )
@@ -222,23 +224,14 @@ class Producer(Closing):
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
         for queue, messages in batches.items():
             self._begin_batch(queue, messages, lambda outcome, queue=queue: outcomes.put((queue, outcome)))  # type: ignore[misc]
-        found = dict(outcomes.get() for _ in batches)
-        for queue, outcome in found.items():
-            if isinstance(outcome, TransportError):
-                self._name_servers.invalidate(queue.topic)
-        return found
+        return dict(outcomes.get() for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
         """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
 
         Within a queue the order of requests is that of messages only if each is answered before the next one begins.
         """
-
-        def told(outcome: SendResult | RocketMQError) -> None:
-            if isinstance(outcome, (TransportError, TopicNotFound)):
-                self._name_servers.invalidate(batch.queue.topic)
-            on_result(outcome)
-
+        told = self._watching_route(batch.queue.topic, on_result)
         try:
             route = self._publication(batch.queue.topic, self._deadline())[0]
             self._brokers.send_encoded(_master(route, batch.queue), batch, self._terms, told)
@@ -296,7 +289,7 @@ class Producer(Closing):
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
         prepared = replace(message, properties=self._with_key(message.properties))
         terms = transaction_terms(message, retry_terms(message, self._terms))
-        if len(message.body) < self._compress_over_bytes:
+        if self._compression_type is None or len(message.body) < self._compress_over_bytes:
             return prepared, terms
         body, sys_flag = compress(message.body, self._compression_type)
         return replace(prepared, body=body), replace(terms, sys_flag=terms.sys_flag | sys_flag)
@@ -338,12 +331,13 @@ class Producer(Closing):
             self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
 
     def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
+        told = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
             batch = self._batch(queue, messages)
-            self._brokers.send_batch_async(_master(route, queue), batch, self._terms, on_result)
+            self._brokers.send_batch_async(_master(route, queue), batch, self._terms, told)
         except RocketMQError as error:
-            on_result(error)
+            told(error)
 
     def _send_chunk(self, chunk: Sequence[tuple[str, Message]]) -> None:
         waiting: dict[MessageQueue, list[Message]] = {}
@@ -358,12 +352,22 @@ class Producer(Closing):
                     raise outcome
             rounds = {queue: rounds[queue] for queue in batches}
 
-    def _forgetting_routes(self, topic: str, send: Callable[[], T]) -> T:
+    def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
         try:
             return send()
-        except (TransportError, TopicNotFound):
+        except _SIGNS_OF_AN_OLD_ROUTE:
             self._name_servers.invalidate(topic)
             raise
+
+    def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
+        """``on_result``, told after a route that may be old is forgotten: the next send must see the new one."""
+
+        def told(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
+                self._name_servers.invalidate(topic)
+            on_result(outcome)
+
+        return told
 
 
 def _master(route: TopicRoute, queue: MessageQueue) -> str:

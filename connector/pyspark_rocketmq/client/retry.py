@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import RocketMQError
@@ -29,6 +29,10 @@ class RetryPolicy:
         """Seconds to wait after the ``failures``-th failure, counted from 1."""
         # float ** large int overflows; beyond 64 doublings every sensible maximum is long reached.
         return min(self.max_pause_s, self.first_pause_s * self.multiplier ** min(failures - 1, 64))
+
+
+UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
+"""As often as the time allows."""
 
 
 def call_with_retry(

@@ -133,7 +133,7 @@ class TransactionProducer(Closing):
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
         half = replace(message, properties={**properties, **own})
-        for queue in self._producer.queues(message.topic):
+        for queue in {each.broker_name: each for each in self._producer.queues(message.topic)}.values():
             self._become_known(self._producer.master_of(queue))
         sent = self._producer.send(half)
         state = LocalTransactionState.ROLLBACK_MESSAGE

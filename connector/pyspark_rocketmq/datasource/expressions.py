@@ -7,7 +7,7 @@ from pyspark_rocketmq.errors import BrokerError, ExpressionInvalid
 from pyspark_rocketmq.model import BrokerAddress
 from pyspark_rocketmq.subscriptions import Subscription
 from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.subscription import SQL92, TAG, SubscriptionData, build_subscription
+from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type
 
 _CLIENT_ID = "pyspark-rocketmq"
 """A broker looks at none here."""
@@ -15,7 +15,7 @@ _CLIENT_ID = "pyspark-rocketmq"
 
 def subscription_data(wanted: Subscription, *, sub_version: int) -> SubscriptionData:
     """What a heartbeat or a check says of it."""
-    kind = SQL92 if wanted.is_sql92 else TAG
+    kind = expression_type(is_sql92=wanted.is_sql92)
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
 
 

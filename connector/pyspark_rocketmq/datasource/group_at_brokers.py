@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping
 
-from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
@@ -78,15 +77,8 @@ class RemoteGroup:
             ) from error
 
     def _offsets(self) -> RemoteBrokerOffsets:
-        options = self._options
-        assert options.consumer_group is not None
-        brokers = BrokerClient(
-            process_pool(ConnectionSettings.of(options)),
-            self._clock,
-            options.request_timeout_ms / 1000,
-            namespace=options.namespace or "",
-        )
-        return RemoteBrokerOffsets(options.consumer_group, brokers)
+        pool = process_pool(ConnectionSettings.of(self._options))
+        return RemoteBrokerOffsets.of(self._options, pool, self._clock)
 
     def _check_masters(
         self, queues: Collection[MessageQueue] | Mapping[MessageQueue, int], routes: Routes

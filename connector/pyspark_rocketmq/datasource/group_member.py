@@ -79,7 +79,7 @@ def join_group(
                 subscriptions=tuple(
                     subscription_data(options.subscription_of(topic), sub_version=now_ms)
                     # A heartbeat replaces the group's whole table, so it shows all a Java consumer would (A3).
-                    for topic in options.all_subscriptions()
+                    for topic in options.all_subscribed()
                 ),
             ),
         ),

@@ -61,7 +61,7 @@ class MemberDesk:
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
         """Store the new positions; the next plan begins there, and the batch under way is fenced off (F5)."""
-        if consumer_group != self._options.consumer_group or topic not in self._options.all_subscriptions():
+        if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()
         targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}
@@ -130,7 +130,7 @@ class MemberDesk:
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
         """By topic; the figures of batches that this member's query has committed (D11)."""
-        texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscriptions()}
+        texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscribed()}
         for row in rows:
             texts.setdefault(row.queue.topic, []).append(row.statistics)
         return {topic: status_of(written, self._clock.now_s()) for topic, written in texts.items()}

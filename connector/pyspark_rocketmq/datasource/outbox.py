@@ -21,7 +21,7 @@ from typing import Final
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.publishing import round_robin_queue
-from pyspark_rocketmq.client.retry import RetryPolicy
+from pyspark_rocketmq.client.retry import UNTIL_DEADLINE
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.datasource.sink_batches import Parcel
@@ -30,7 +30,6 @@ from pyspark_rocketmq.model import MessageQueue, SendStatus
 
 logger = logging.getLogger(__name__)
 
-_PAUSES: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
 _PATIENCE_S: Final = 120.0
 """More than any send takes to have an outcome; longer means that a callback was lost, which is a bug."""
 
@@ -209,7 +208,7 @@ class Outbox:
 
     def _put_off(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> None:
         head.failures += 1
-        pause_s = _PAUSES.pause_s(head.failures)
+        pause_s = UNTIL_DEADLINE.pause_s(head.failures)
         assert head.deadline is not None
         if not error.retryable or pause_s >= head.deadline.remaining_s():
             raise RowNotSent(head.parcel.shown(), str(error)) from error

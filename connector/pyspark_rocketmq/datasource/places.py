@@ -18,12 +18,14 @@ _MOST_KNOWN_KEYS: Final = 100_000
 class Places:
     """The places of one task, which looks at the queues of a topic once: keys do not move while it runs."""
 
-    def __init__(self, queues_of: Callable[[str], Sequence[MessageQueue]]) -> None:
+    def __init__(
+        self, queues_of: Callable[[str], Sequence[MessageQueue]], sampler: KeySampler | None = None
+    ) -> None:
+        """Look at nothing yet; ``sampler`` is given the sharding keys seen."""
         self._queues_of = queues_of
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._by_key: dict[tuple[str, str], MessageQueue] = {}
-        self.sampler = KeySampler()
-        """Of the sharding keys seen."""
+        self._sampler = sampler
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The topic's queues, in the order in which sharding keys count.
@@ -53,7 +55,8 @@ class Places:
                 self._by_key.clear()
             queue = select_message_queue_by_hash(self.queues(row.topic), row.sharding_key)
             self._by_key[key] = queue
-            self.sampler.add(*key)
+            if self._sampler is not None:
+                self._sampler.add(*key)
         return queue
 
     def _named(self, row: SinkRow) -> MessageQueue:

@@ -81,7 +81,6 @@ class PullPipeline:
         *,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
-        max_in_flight_bytes: int | None = None,
     ) -> None:
         """Connect to nobody yet.
 
@@ -89,14 +88,11 @@ class PullPipeline:
             partitions: Ranges of one set of options; more brokers and topics than one are allowed.
             clock: Measures patience and silence.
             sleep: Waits when every range waits.
-            max_in_flight_bytes: Bytes of stored messages asked for or here and not yet handed out; by default what the
-                partitions say.
         """
         self._clock = clock or SystemClock()
         self._sleep = sleep
-        if max_in_flight_bytes is None:
-            max_in_flight_bytes = max((each.max_in_flight_bytes for each in partitions), default=0)
-        self._max_bytes = max_in_flight_bytes
+        self._max_bytes = max((each.max_in_flight_bytes for each in partitions), default=0)
+        """Of stored messages asked for or here and not yet handed out."""
         self._depth = max((each.pulls_in_flight for each in partitions), default=1)
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
         self.ranges = tuple(RangePull(each, self._clock, depth=self._depth) for each in partitions)
@@ -107,7 +103,7 @@ class PullPipeline:
         self._gone_away: set[_Place] = set()
         """Places that ended a connection by GO_AWAY and have not answered a pull since."""
         self._largest_answer = _USUAL_ANSWER_BYTES
-        self._batch_bytes = min(_BATCH_BYTES, max(1, max_in_flight_bytes // 2))
+        self._batch_bytes = min(_BATCH_BYTES, max(1, self._max_bytes // 2))
 
     def arrivals(self) -> Generator[list[Arrival]]:
         """Everything of all ranges, several at a time; each range's are in queue order and end with one that says so.
@@ -303,11 +299,18 @@ class PullPipeline:
 
     def _hand_out(self) -> list[Arrival]:
         """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
-        ready = [entry for entry in self._open if entry[1].is_over or entry[1].window.takeable_bytes]
-        for entry in ready:
-            if entry[1].is_over:
+        # Asked once for each: another thread may stop a range at any moment, and its last arrival must be one.
+        looked_at = [(entry, entry[1].is_over) for entry in self._open]
+        ready = [
+            (entry, is_over) for entry, is_over in looked_at if is_over or entry[1].window.takeable_bytes
+        ]
+        for entry, is_over in ready:
+            if is_over:
                 self._open.remove(entry)
-        return [Arrival(index, each.window.take(), each.is_over, each.failure) for index, each in ready]
+        return [
+            Arrival(index, each.window.take(), is_over, each.failure if is_over else None)
+            for (index, each), is_over in ready
+        ]
 
     def _turn_over(self) -> None:
         for line in self._lines.values():

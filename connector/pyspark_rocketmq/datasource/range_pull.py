@@ -29,7 +29,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
-from pyspark_rocketmq.wire.subscription import SQL92, TAG
+from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
 
@@ -326,7 +326,7 @@ def _request(partition: QueuePartition) -> PullRequest:
         max_msg_nums=partition.pull_batch_size,
         sys_flag=PullSysFlag.SUBSCRIPTION,
         subscription=partition.subscription,
-        expression_type=SQL92 if partition.is_sql92 else TAG,
+        expression_type=expression_type(is_sql92=partition.is_sql92),
     )
 
 

@@ -19,7 +19,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.subscription import SQL92, TAG
+from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class PullingResetWatch:
             queue_offset=next_offset,
             max_msg_nums=1,
             subscription=wanted.expression,
-            expression_type=SQL92 if wanted.is_sql92 else TAG,
+            expression_type=expression_type(is_sql92=wanted.is_sql92),
         )
 
         def take_in(outcome: PullResult | RocketMQError) -> None:

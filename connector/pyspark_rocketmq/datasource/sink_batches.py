@@ -11,7 +11,7 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, batch_member
 from pyspark_rocketmq.wire.properties import decode_properties
-from pyspark_rocketmq.write_options import NO_COMPRESSION, WriteOptions
+from pyspark_rocketmq.write_options import BodyCompression, WriteOptions
 
 _STORED_OVERHEAD: Final = 320
 """Bytes a member may take in the broker's log beside what is sent: head, hosts, topic and the broker's own properties.
@@ -19,6 +19,12 @@ The log's limit of one batch is that of one message."""
 
 Destination = MessageQueue | str
 """A queue, or a topic whose queues take turns."""
+
+
+def compression_of(options: WriteOptions) -> CompressionType | None:
+    """How long bodies are compressed; None if they are not."""
+    wanted = options.compression_type
+    return None if wanted is BodyCompression.NONE else CompressionType[wanted.name]
 
 
 @dataclass(slots=True)
@@ -60,18 +66,12 @@ class Gatherer:
         self._most_messages = options.batch_size
         self._most_bytes = options.batch_bytes
         self._compress_over = options.compress_over_bytes
-        self._compression = (
-            None
-            if options.compression_type == NO_COMPRESSION
-            else CompressionType[options.compression_type.upper()]
-        )
+        self._compression = compression_of(options)
         self._open: dict[Destination, Parcel] = {}
 
     def add(self, row: SinkRow, destination: Destination) -> Iterator[Parcel]:
         """Take in the next row; what is now complete, in the order in which it must be sent."""
-        body, sys_flag = row.body, 0
-        if self._compression is not None and len(body) >= self._compress_over:
-            body, sys_flag = compress(body, self._compression)
+        body, sys_flag = self._compressed(row)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         parcel = self._open.get(destination)
         # All members of a batch have its flags; to keep the order, others begin a new one.
@@ -89,6 +89,12 @@ class Gatherer:
         parcel._add(row, size)  # noqa: SLF001 - of this module
         if parcel.count >= self._most_messages or parcel.size >= self._most_bytes:
             yield self._open.pop(destination)
+
+    def _compressed(self, row: SinkRow) -> tuple[bytes, int]:
+        """The body as a member of a batch, and its flags; the producer does it for a message that goes alone."""
+        if self._compression is None or row.delay is not None or len(row.body) < self._compress_over:
+            return row.body, 0
+        return compress(row.body, self._compression)
 
     def rest(self) -> Iterator[Parcel]:
         """What is not complete, when no row comes any more."""

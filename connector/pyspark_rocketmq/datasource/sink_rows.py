@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from pyspark_rocketmq.datasource.sink_schema import (
     SHARDING_KEY,
     TAGS,
     TOPIC,
+    fixed_values,
 )
 from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent
 from pyspark_rocketmq.wire import properties as names
@@ -36,17 +38,6 @@ MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
 
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
 """Characters that fit whatever they are."""
-
-NOT_REPUBLISHED: Final = frozenset(
-    {
-        names.UNIQ_KEY, names.WAIT, names.MIN_OFFSET, names.MAX_OFFSET, names.CLUSTER, names.MSG_REGION,
-        names.TRACE_ON, names.CONSUME_START_TIME, names.DELAY, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS,
-        names.TIMER_DELIVER_MS, names.REAL_TOPIC, names.REAL_QID, names.RETRY_TOPIC, names.RECONSUME_TIME,
-        names.MAX_RECONSUME_TIMES, names.PGROUP, names.TRAN_MSG, names.INNER_NUM, names.INNER_BASE,
-    }
-)  # fmt: skip
-"""Properties that clients and brokers write themselves: a message read somewhere is not delayed, retried or prepared anew
-because it is written again."""
 
 
 class SinkRow(NamedTuple):
@@ -102,18 +93,18 @@ class RowReader:
         Raises:
             RowNotSent: At the first row that cannot be a message.
         """
-        options = self.options
-        bodies = self._column(batch, BODY)
-        topics = self._column(batch, TOPIC, options.topic)
-        keys = self._column(batch, KEYS, options.keys)
-        tags = self._column(batch, TAGS, options.tags)
-        sharding_keys = self._column(batch, SHARDING_KEY, options.sharding_key)
-        queue_ids = self._column(batch, QUEUE_ID, options.queue_id)
-        broker_names = self._column(batch, BROKER_NAME)
-        levels = self._column(batch, DELAY_LEVEL, options.delay_level)
-        moments = self._column(batch, DELIVER_TIMESTAMP)
-        msg_ids = self._column(batch, MSG_ID)
-        maps = self._column(batch, PROPERTIES)
+        column = partial(self._column, batch, fixed_values(self.options))
+        bodies = column(BODY)
+        topics = column(TOPIC)
+        keys = column(KEYS)
+        tags = column(TAGS)
+        sharding_keys = column(SHARDING_KEY)
+        queue_ids = column(QUEUE_ID)
+        broker_names = column(BROKER_NAME)
+        levels = column(DELAY_LEVEL)
+        moments = column(DELIVER_TIMESTAMP)
+        msg_ids = column(MSG_ID)
+        maps = column(PROPERTIES)
         for at in range(batch.num_rows):
             number = first + at
             try:
@@ -133,10 +124,10 @@ class RowReader:
                 shown = _shown(number, keys[at], sharding_keys[at], msg_ids[at])
                 raise RowNotSent(shown, str(problem)) from problem
 
-    def _column(self, batch: pa.RecordBatch, name: str, fixed: Any = None) -> Sequence[Any]:
+    def _column(self, batch: pa.RecordBatch, fixed: Mapping[str, Any], name: str) -> Sequence[Any]:
         position = self.positions.get(name)
         if position is None:
-            return [fixed] * batch.num_rows
+            return [fixed.get(name)] * batch.num_rows
         column = batch.column(position)
         if name == BODY and pa.types.is_string(column.type):
             column = column.cast(pa.binary())
@@ -155,7 +146,9 @@ class RowReader:
         if not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
         properties = dict(self.options.properties)
-        properties.update({name: text for name, text in given or () if text and name not in NOT_REPUBLISHED})
+        properties.update(
+            {name: text for name, text in given or () if text and name not in names.OF_ONE_DELIVERY}
+        )
         return _encode_all(properties, keys, tags, unique_key)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,6 +16,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.option_parsers import closest
 from pyspark_rocketmq.write_options import WriteOptions
 
 TOPIC: Final = "topic"
@@ -72,7 +72,7 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
     for position, field in enumerate(schema.fields):
         name = names.get(field.name.lower())
         if name is None:
-            problems.append(_unknown(field.name, names))
+            problems.append(_unknown(field.name))
             continue
         wanted, fits = _TYPES[name]
         if not fits(field.dataType):
@@ -86,12 +86,13 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
             'Rows cannot be written with format("rocketmq"):'
             + "".join(f"\n  - {problem}" for problem in problems)
         )
-    for name in _fixed(options):
+    for name in fixed_values(options):
         positions.pop(name, None)
     return positions
 
 
-def _fixed(options: WriteOptions) -> list[str]:
+def fixed_values(options: WriteOptions) -> dict[str, str | int]:
+    """The columns that options give the same value in every row."""
     fixed = {
         TOPIC: options.topic,
         KEYS: options.keys,
@@ -100,7 +101,7 @@ def _fixed(options: WriteOptions) -> list[str]:
         QUEUE_ID: options.queue_id,
         DELAY_LEVEL: options.delay_level,
     }
-    return [name for name, value in fixed.items() if value is not None]
+    return {name: value for name, value in fixed.items() if value is not None}
 
 
 def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
@@ -114,7 +115,7 @@ def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
     return problems
 
 
-def _unknown(name: str, known: Mapping[str, str]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    hint = f"did you mean '{known[close[0]]}'?" if close else f"known ones: {', '.join(known.values())}"
+def _unknown(name: str) -> str:
+    close = closest(name, _TYPES, cutoff=0.75)
+    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TYPES)}"
     return f"column '{name}' means nothing here; {hint} Select what is to be sent"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import pyarrow as pa
 
@@ -13,21 +12,19 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.fault_tolerance import FaultTable
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.retry import RetryPolicy, call_with_retry
+from pyspark_rocketmq.client.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.client.sending import EncodedBatch
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.datasource.key_sample import KeySample
+from pyspark_rocketmq.datasource.key_sample import KeySample, KeySampler
 from pyspark_rocketmq.datasource.outbox import Outbox
 from pyspark_rocketmq.datasource.places import Places
-from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel
+from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel, compression_of
 from pyspark_rocketmq.datasource.sink_rows import RowKeys, RowReader
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.write_options import WriteOptions
-
-_LOOKUPS: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
 
 
 def send_rows(
@@ -36,7 +33,7 @@ def send_rows(
     positions: Mapping[str, int],
     row_keys: RowKeys,
 ) -> tuple[int, KeySample]:
-    """Send all rows; the number of messages and the sharding keys, when every one of them is acknowledged.
+    """Send all rows; the number of messages and, if they are checked, the sharding keys, when every one is acknowledged.
 
     Args:
         batches: The rows of the task, in order.
@@ -52,6 +49,8 @@ def send_rows(
         options.name_servers,
         options.producer_group,
         send_timeout_s=options.request_timeout_ms / 1000,
+        compress_over_bytes=options.compress_over_bytes,
+        compression_type=compression_of(options),
         pool=process_pool(ConnectionSettings.of(options)),
         clock=clock,
         namespace=options.namespace or "",
@@ -64,13 +63,15 @@ def send_rows(
             require_send_ok=options.require_send_ok,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
         )
-        places = Places(_PatientLookups(producer, clock, options.retry_timeout_ms / 1000).queues)
+        sampler = KeySampler()
+        lookups = _PatientLookups(producer, clock, options.retry_timeout_ms / 1000)
+        places = Places(lookups.queues, sampler if options.check_sharding_keys else None)
         reader = RowReader(options=options, positions=positions, row_keys=row_keys)
         for parcel in _parcels(batches, reader, Gatherer(options), places):
             destination = parcel.destination
             outbox.put(parcel, places.queues(destination) if isinstance(destination, str) else ())
         outbox.finish()
-        return outbox.messages, places.sampler.sample()
+        return outbox.messages, sampler.sample()
 
 
 def _parcels(
@@ -111,4 +112,4 @@ class _PatientLookups:
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         deadline = Deadline.after(self.clock, self.timeout_s)
-        return call_with_retry(lambda: self.producer.queues(topic), _LOOKUPS, deadline, time.sleep)
+        return call_with_retry(lambda: self.producer.queues(topic), UNTIL_DEADLINE, deadline, time.sleep)

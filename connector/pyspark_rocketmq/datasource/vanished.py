@@ -72,13 +72,13 @@ class VanishedQueues:
     def _ask_broker(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
         try:
             known = self._brokers.topic_stats(address, topic)
+            return [self._removed(address, old) for old in ranges if known and old.queue not in known]
         except TopicNotFound:
             available = f"{address} has no topic {topic} any more"
             return [Vanished(old.queue, TopicDeleted(str(old.queue), old.end, available)) for old in ranges]
         except RocketMQError as error:
             logger.warning("not known whether queues of topic=%s are gone: %s", topic, error)
             return []
-        return [self._removed(address, old) for old in ranges if known and old.queue not in known]
 
     def _removed(self, address: BrokerAddress, old: QueueRange) -> Vanished:
         end = self._brokers.max_offset(address, old.queue)

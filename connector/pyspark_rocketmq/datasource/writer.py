@@ -65,7 +65,7 @@ class _Sink:
         """
         sent = [one for one in messages if isinstance(one, SentMessage)]
         logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
-        twice = keys_of_several_tasks(one.keys for one in sent) if self.options.check_sharding_keys else []
+        twice = keys_of_several_tasks(one.keys for one in sent)
         if twice:
             raise KeysOutOfOrder(twice)
 

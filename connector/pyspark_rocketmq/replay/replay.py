@@ -32,6 +32,7 @@ from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, SENT_SCHEMA, ReadRanges, ResendRanges, run_tasks
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
 from pyspark_rocketmq.streaming.speculation import check_speculation
+from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
 
 OnStep = Callable[[int, int], None]
 """Told how many offsets are done, and of how many, before the first step and after each."""
@@ -132,6 +133,7 @@ class Replay:
         """
         check_speculation(self._spark)
         options = self._options
+        topic = without_namespace(options.namespace or "", topic)
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
         partitions = {
             queue: replace(one, columns=RESEND_COLUMNS) for queue, one in self._partitions(whole).items()
@@ -144,7 +146,9 @@ class Replay:
             raise OptionError((problem,), where="options of a replay")
         targets = self._targets(topic, partitions)
         recorded = ReplayRecord(
-            record, _full_name(options, topic), lambda source: options.subscription_of(source).expression
+            record,
+            with_namespace(options.namespace or "", topic),
+            lambda source: options.subscription_of(source).expression,
         )
 
         def write(parts: list[QueuePartition]) -> int:
@@ -231,7 +235,3 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
             f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose the columns with "
             "includeColumns and propertyColumns as the table has them, or another table."
         )
-
-
-def _full_name(options: ReadOptions, topic: str) -> str:
-    return f"{options.namespace}%{topic}" if options.namespace else topic

@@ -6,8 +6,10 @@ often Spark evaluates the step and whatever has happened to the topic since.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +18,9 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.publishing import split_batch
+from pyspark_rocketmq.client.retry import UNTIL_DEADLINE, call_with_retry
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.errors import RocketMQError
@@ -54,7 +59,10 @@ class ReadRanges:
 
 @dataclass(frozen=True)
 class ResendRanges:
-    """Sends the messages of the task's range to one queue, each batch after the one before is stored."""
+    """Sends the messages of the task's range to one queue, each batch after the one before is stored.
+
+    A batch is tried for ``retryTimeoutMs``; one whose answer was lost may come twice, one copy behind the other.
+    """
 
     partitions: Sequence[QueuePartition]
     """Of the columns :data:`RESEND_COLUMNS`."""
@@ -76,12 +84,13 @@ class ResendRanges:
                 )
 
     def _resend(self, partition: QueuePartition) -> int:
-        sent = 0
+        sent, clock = 0, SystemClock()
         target = self.targets[partition.planned.queue]
         producer = Producer(
             self.name_servers,
             f"{partition.consumer_group}-replay",
             pool=process_pool(partition.connection),
+            clock=clock,
             send_timeout_s=self.send_timeout_s,
             namespace=partition.namespace,
         )
@@ -91,7 +100,9 @@ class ResendRanges:
                     rows.slice(start, _MESSAGES_AT_ONCE), partition.planned.queue, target.topic
                 )
                 for together in split_batch(messages):
-                    _send(producer, together, target)
+                    deadline = Deadline.after(clock, partition.retry_timeout_s)
+                    send = partial(_send, producer, together, target)
+                    call_with_retry(send, UNTIL_DEADLINE, deadline, time.sleep)
                 sent += len(messages)
         return sent
 

@@ -44,6 +44,16 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 
+OF_ONE_DELIVERY: Final = frozenset(
+    {
+        UNIQ_KEY, WAIT, MIN_OFFSET, MAX_OFFSET, CLUSTER, MSG_REGION, TRACE_ON, CONSUME_START_TIME, DELAY, TIMER_DELAY_SEC,
+        TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC, RECONSUME_TIME, MAX_RECONSUME_TIMES, PGROUP,
+        TRAN_MSG, INNER_NUM, INNER_BASE,
+    }
+)  # fmt: skip
+"""What clients and brokers wrote about a message's delivery and would act upon: a message that was read and is sent again is
+not delayed, retried or prepared anew. UNIQ_KEY is among them, because brokers give all messages of a batch one of their own."""
+
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()

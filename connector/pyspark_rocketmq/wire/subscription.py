@@ -18,6 +18,12 @@ ALL: Final = "*"
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
+
+def expression_type(*, is_sql92: bool) -> str:
+    """The name servers know this kind of expression by (``ExpressionType``)."""
+    return SQL92 if is_sql92 else TAG
+
+
 _SEPARATOR: Final = "||"
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
 """What ``String.trim`` removes; not all of what Python calls space."""
