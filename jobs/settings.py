@@ -24,7 +24,7 @@ from pyspark_rocketmq.option_parsers import (
 from pyspark_rocketmq.option_set import OptionSet, option
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
-from pyspark_rocketmq.write_options import NO_COMPRESSION, SINK_GROUP
+from pyspark_rocketmq.write_options import SINK_GROUP, BodyCompression
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 
@@ -419,7 +419,7 @@ class PublishSettings(ClusterAccess):
     producer_group: str = like_sink("producer_group", default=SINK_GROUP)
     batch_size: int = like_sink("batch_size", default=256)
     batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
-    compression_type: str = like_sink("compression_type", default=NO_COMPRESSION)
+    compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
     write_id: str | None = like_sink("write_id", default=None, default_text="a new one")
     request_timeout_ms: int = like_sink("request_timeout_ms", default=5_000)
     retry_timeout_ms: int = like_sink("retry_timeout_ms", default=120_000)
