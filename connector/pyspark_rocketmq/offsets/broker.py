@@ -17,8 +17,8 @@ from typing import Protocol
 
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 
 _ONLY_EPOCH = 1
 """Of every row: brokers know no epochs, so none is ever outdated."""
@@ -145,15 +145,5 @@ class BrokerOffsetStore:
         return {queue: self._row(queue, offset, owners.get(queue, "")) for queue, offset in offsets.items()}
 
     def _row(self, queue: MessageQueue, next_offset: int, owner: str) -> OffsetRow:
-        return OffsetRow(
-            consumer_group=self._group.consumer_group,
-            queue=queue,
-            next_offset=next_offset,
-            epoch=_ONLY_EPOCH,
-            owner=owner,
-            reconsume_times=0,
-            suspended_until_s=None,
-            query_id="",
-            batch_id=TAKEN_OVER,
-            updated_at_s=0.0,
-        )
+        row = new_row(self._group.consumer_group, queue, next_offset)
+        return row._replace(epoch=_ONLY_EPOCH, owner=owner)

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow
+from pyspark_rocketmq.offsets.rules import new_row
+from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.wire.bodies import offsets_from_json, offsets_to_json, queue_from_json, queue_to_json
 from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java
@@ -80,20 +81,4 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
     values: dict[str, Any] = {}
     if kept is not None:
         values = {field: kept.members[key] for key, field in _KEPT if key in kept.members}
-    return OffsetRow(
-        consumer_group=consumer_group,
-        queue=queue,
-        next_offset=next_offset,
-        **{**_AS_JAVA_LEAVES_IT, **values},
-    )
-
-
-_AS_JAVA_LEAVES_IT: Final[dict[str, Any]] = {
-    "epoch": 0,
-    "owner": "",
-    "reconsume_times": 0,
-    "suspended_until_s": None,
-    "query_id": "",
-    "batch_id": TAKEN_OVER,
-    "updated_at_s": 0.0,
-}
+    return new_row(consumer_group, queue, next_offset)._replace(**values)

@@ -37,7 +37,7 @@ def apply_claim(
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner."""
     _check_not_negative(consumer_group, starts)
     claimed = {
-        queue: _claimed(before.get(queue) or _new_row(consumer_group, queue, start), owner, now_s)
+        queue: _claimed(before.get(queue) or new_row(consumer_group, queue, start), owner, now_s)
         for queue, start in starts.items()
     }
     return Change({**before, **claimed}, claimed)
@@ -78,13 +78,13 @@ def apply_reset(
     """Move every queue in ``targets`` to its target, forgetting suspension and attempts."""
     _check_not_negative(consumer_group, targets)
     moved = {
-        queue: _reset(before.get(queue) or _new_row(consumer_group, queue, target), target, now_s)
+        queue: _reset(before.get(queue) or new_row(consumer_group, queue, target), target, now_s)
         for queue, target in targets.items()
     }
     return Change({**before, **moved}, moved)
 
 
-def _new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
+def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
     """A row that no claim has seen yet: epoch 0 is never stored."""
     return OffsetRow(
         consumer_group=consumer_group,

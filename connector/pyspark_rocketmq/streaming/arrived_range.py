@@ -6,13 +6,14 @@ Rule 2: the whole range is acknowledged, so a row that was lost or doubled on th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC, planned_range, pull_figures, reset_target
@@ -42,6 +43,14 @@ class ArrivedRange(NamedTuple):
     def acknowledged(self, ack: QueueAck) -> QueueAck:
         """``ack`` with what only the reader knows."""
         return replace(ack, reset_to=self.reset_to, figures=ack.figures.plus(self.figures))
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """``batch`` cut behind each marker row, which only the last row of a piece can be."""
+    marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
+    for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
+        if start < stop:
+            yield batch.slice(start, stop - start)
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, whole_range, wrong_markers
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, whole_range, wrong_markers
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
@@ -58,11 +57,7 @@ def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:
     """
     gathering: _Gathering | None = None
     for batch in batches:
-        marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
-        for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
-            if start == stop:
-                continue
-            rows = batch.slice(start, stop - start)
+        for rows in pieces(batch):
             if gathering is None:
                 gathering = _Gathering(_queue_of(rows))
             arrived = gathering.add(rows)

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from operator import and_
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -27,7 +25,7 @@ from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, rese
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, wrong_markers
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, wrong_markers
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS, listener_schema
 
@@ -144,11 +142,7 @@ class TableEngine:
         read = 0
         queue = None
         for batch in batches:
-            marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
-            for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
-                if start == stop:
-                    continue
-                piece = batch.slice(start, stop - start)
+            for piece in pieces(batch):
                 is_whole = piece.column("kind")[-1].is_valid
                 count = piece.num_rows - is_whole
                 read += count
