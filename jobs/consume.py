@@ -41,7 +41,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         )
         with _endpoint(settings, monitor):
             await_query(query, counter, None, console, monitor)
-    console.print(f"rows committed: {counter.rows}")
+    console.print(f"rows committed: {counter.rows:,}")
 
 
 @contextmanager

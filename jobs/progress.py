@@ -1,10 +1,12 @@
-"""Waiting for a query while showing how far it is."""
+"""Showing how far something is, and waiting for a query meanwhile."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
+from collections.abc import Callable
+from typing import Self
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,9 +19,7 @@ from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.streaming.committer import BatchReport
 
 _POLL_S = 0.25
-LINE_EVERY_S = 5.0
-"""Where there is no terminal, a line now and then takes the bar's place."""
-
+_LINE_EVERY_S = 5.0
 
 _RAISED_IN_PYTHON = re.compile(
     r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| ?SQLSTATE).+)*",
@@ -67,6 +67,35 @@ def progress_bar(console: Console) -> Progress:
     )
 
 
+class Shown:
+    """How much of something is done: a bar, or, where there is no terminal, a line now and then."""
+
+    def __init__(self, console: Console, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Show nothing yet; ``what`` is done, such as "rows committed"."""
+        self._console = console
+        self._what = what
+        self._clock = clock
+        self._bar = progress_bar(console)
+        self._task = self._bar.add_task(what, total=None)
+        self._line_due_s = clock() + _LINE_EVERY_S
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int | None, beside: str = "") -> None:
+        """Show that ``done`` of ``total`` is done; None: there is no end."""
+        more = f" · {beside}" if beside else ""
+        self._bar.update(self._task, completed=done, total=total, description=self._what + more)
+        if not self._console.is_terminal and self._clock() >= self._line_due_s:
+            count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            self._console.print(f"{self._what}: {count}{more}")
+            self._line_due_s = self._clock() + _LINE_EVERY_S
+
+
 def failure_sentence(text: str) -> str:
     """The part of a failed query's text that says what happened, on one line.
 
@@ -103,26 +132,18 @@ def await_query(
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
     """
-    line_due_s = time.monotonic() + LINE_EVERY_S
-    with progress_bar(console) as bar:
-        task = bar.add_task("rows committed", total=total)
+    with Shown(console, "rows committed") as shown:
         # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
         while query.isActive:
             time.sleep(_POLL_S)
-            behind = _behind(query, monitor)
-            bar.update(task, completed=counter.rows, description=" · ".join(("rows committed", *behind)))
-            if not console.is_terminal and time.monotonic() >= line_due_s:
-                rows = f"rows committed: {counter.rows}" + (f" of {total}" if total else "")
-                console.print(" · ".join((rows, *behind)))
-                line_due_s += LINE_EVERY_S
-        bar.update(task, completed=counter.rows)
+            shown(counter.rows, total, _behind(query, monitor))
+        shown(counter.rows, total)
     try:
         query.awaitTermination()
     except StreamingQueryException as error:
         raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error
 
 
-def _behind(query: StreamingQuery, monitor: QueryMonitor | None) -> list[str]:
+def _behind(query: StreamingQuery, monitor: QueryMonitor | None) -> str:
     state = None if monitor is None else monitor.queries().get(str(query.runId))
-    text = "" if state is None else behind_text(state.latest)
-    return [text] if text else []
+    return "" if state is None else behind_text(state.latest)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jobs.errors import JobFailed
 from jobs.offsets_show import broker_bounds
-from jobs.progress import failure_sentence, progress_bar
+from jobs.progress import Shown, failure_sentence
 from jobs.session import spark_session
 from jobs.settings import PublishSettings
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
@@ -26,7 +26,6 @@ from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.write_options import WriteOptions
 
 _POLL_S: Final = 0.5
-_LINE_EVERY_S: Final = 5.0
 _JOIN_S: Final = 5.0
 _VIEW: Final = "rocketmq_publish_input"
 
@@ -102,23 +101,17 @@ def _watched(done: Callable[[], int | None], total: int, console: Console) -> It
     is_over = threading.Event()
     # Ctrl-C inside a call to the JVM would be reported with a traceback.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    with progress_bar(console) as bar:
-        task = bar.add_task("messages stored", total=total)
+    with Shown(console, "messages stored") as shown:
 
         def show() -> None:
-            line_due_s = time.monotonic() + _LINE_EVERY_S
             while not is_over.wait(_POLL_S):
-                count = min(done() or 0, total)
-                bar.update(task, completed=count)
-                if not console.is_terminal and time.monotonic() >= line_due_s:
-                    console.print(f"messages stored: {count:,} of {total:,}")
-                    line_due_s += _LINE_EVERY_S
+                shown(min(done() or 0, total), total)
 
         watcher = threading.Thread(target=show, name="publish-progress", daemon=True)
         watcher.start()
         try:
             yield
-            bar.update(task, completed=total)
         finally:
             is_over.set()
             watcher.join(_JOIN_S)
+        shown(total, total)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from jobs.progress import RowCounter, behind_text, failure_sentence
+import pytest
+from rich.console import Console
+
+from jobs.progress import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.monitoring.figures import figures_of
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.committer import BatchReport
+from tests.helpers.fake_clock import FakeClock
 from tests.monitoring.events import NOW_S, Q0, planned, progress
 
 FROM_THE_PLANNER = """\
@@ -70,6 +74,23 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
         )
 
     assert (counter.rows, counter.given_back) == (15, 3)
+
+
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():
+    output, clock = io.StringIO(), FakeClock()
+    with Shown(Console(file=output, width=120), "rows committed", clock.monotonic_s) as shown:
+        for done, total, beside in (
+            (1_000, None, ""),
+            (2_000, None, "7 messages behind"),
+            (3_000, 9_000, ""),
+        ):
+            shown(done, total, beside)
+            clock.advance(2.5)
+            shown(done, total, beside)
+            clock.advance(2.5)
+
+    lines = [line for line in output.getvalue().splitlines() if line]
+    assert lines == ["rows committed: 2,000 · 7 messages behind", "rows committed: 3,000 of 9,000"]
 
 
 def test_beside_the_rows_is_how_far_the_query_is_behind():
