@@ -16,6 +16,7 @@ from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
@@ -170,6 +171,28 @@ class ClusterLook:
 
     def _read_options(self, topic: str) -> ReadOptions:
         return ReadOptions.parse({**self._options, "topic": topic})
+
+
+def broker_bounds(
+    topic: str,
+    name_servers: Sequence[str],
+    request_timeout_ms: int,
+    access_options: Mapping[str, str] | None = None,
+) -> dict[MessageQueue, QueueBounds]:
+    """What the brokers hold of ``topic`` now; nothing of a topic that is gone."""
+    options = ReadOptions.parse(
+        {
+            "nameServers": ";".join(name_servers),
+            "topic": topic,
+            "requestTimeoutMs": str(request_timeout_ms),
+            **(access_options or {}),
+        }
+    )
+    pool = process_pool(ConnectionSettings.of(options))
+    try:
+        return dict(ClusterView(options, pool, SystemClock()).snapshot().bounds)
+    except TopicNotFound:
+        return {}
 
 
 def members_holding(members: Members) -> Mapping[MessageQueue, str]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from rich.console import Console
 
+from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
 from jobs.offset_view import OffsetView, view_offsets
 from jobs.output import OutputForm, print_csv, print_json
 from jobs.settings import OffsetsShowSettings
-from jobs.stored_groups import read_groups
+from jobs.stored_groups import GroupRows, read_groups
 from jobs.tables import offset_table
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.options import ReadOptions
 
 
 def show_offsets(
@@ -28,12 +25,10 @@ def show_offsets(
 
     Raises:
         JobFailed: If there is no such table or group.
+        RocketMQError: If no name server answers.
     """
-    views: list[OffsetView] = []
     groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
-    for name, rows in groups.items():
-        topics = {row.queue.topic for row in rows}
-        views += view_offsets(rows, _bounds_of(topics, name.namespace, settings))
+    views = _views(groups, settings)
     records = [view.columns() for view in views]
     match form:
         case OutputForm.JSON:
@@ -44,43 +39,23 @@ def show_offsets(
             print_offsets(views, console)
 
 
+def _views(groups: GroupRows, settings: OffsetsShowSettings) -> list[OffsetView]:
+    views: list[OffsetView] = []
+    clusters: dict[str, ClusterLook] = {}
+    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
+        for name, rows in groups.items():
+            bounds: Mapping[MessageQueue, QueueBounds] = {}
+            if settings.name_servers is not None:
+                if name.namespace not in clusters:
+                    clusters[name.namespace] = ClusterLook(settings, name.namespace, SystemClock(), threads)
+                bounds = clusters[name.namespace].bounds(sorted({row.queue.topic for row in rows}))
+            views += view_offsets(rows, bounds)
+    return views
+
+
 def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
     """One table per group and topic."""
     for (group, topic), part in groupby(
         views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
     ):
         console.print(offset_table(group, topic, list(part)))
-
-
-def broker_bounds(
-    topic: str,
-    name_servers: Sequence[str],
-    request_timeout_ms: int,
-    access_options: Mapping[str, str] | None = None,
-) -> dict[MessageQueue, QueueBounds]:
-    """What the brokers hold of ``topic`` now; nothing of a topic that is gone."""
-    options = ReadOptions.parse(
-        {
-            "nameServers": ";".join(name_servers),
-            "topic": topic,
-            "requestTimeoutMs": str(request_timeout_ms),
-            **(access_options or {}),
-        }
-    )
-    pool = process_pool(ConnectionSettings.of(options))
-    try:
-        return dict(ClusterView(options, pool, SystemClock()).snapshot().bounds)
-    except TopicNotFound:
-        return {}
-
-
-def _bounds_of(
-    topics: Iterable[str], namespace: str, settings: OffsetsShowSettings
-) -> dict[MessageQueue, QueueBounds]:
-    if settings.name_servers is None:
-        return {}
-    access = settings.access_options(namespace)
-    bounds: dict[MessageQueue, QueueBounds] = {}
-    for topic in sorted(topics):
-        bounds |= broker_bounds(topic, settings.name_servers, settings.request_timeout_ms, access)
-    return bounds

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
 from rich.console import Console
 
+from jobs.cluster_look import broker_bounds
 from jobs.errors import JobFailed
-from jobs.offsets_show import broker_bounds
 from jobs.progress import Shown, failure_sentence
 from jobs.session import spark_session
 from jobs.settings import PublishSettings

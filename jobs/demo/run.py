@@ -13,6 +13,7 @@ from types import FrameType
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
+from jobs.cluster_look import broker_bounds
 from jobs.demo.cluster import embedded_cluster
 from jobs.demo.listener import OUTPUT_SCHEMA, on_order
 from jobs.demo.names import RunNames
@@ -22,7 +23,7 @@ from jobs.demo.report import check_orders, print_findings, print_head, read_orde
 from jobs.demo.topic import DemoTopic
 from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
-from jobs.offsets_show import broker_bounds, print_offsets
+from jobs.offsets_show import print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
 from jobs.session import spark_session
 from jobs.settings import DemoSettings

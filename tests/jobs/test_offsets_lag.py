@@ -11,8 +11,9 @@ from rich.console import Console
 from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.offsets_lag import look_at_lag, show_lag
+from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from jobs.settings import OffsetsLagSettings
+from jobs.settings import OffsetsLagSettings, OffsetsShowSettings
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
@@ -184,7 +185,11 @@ def test_a_broker_that_is_away_leaves_its_queues_without_a_lag(table, caplog):
         cluster.refuse_connections("broker-b")
 
         views = look_at_lag(settings(cluster, table))
+        output = io.StringIO()
+        given = OffsetsShowSettings(offset_store=table.spec, name_servers=(cluster.name_servers,))
+        show_offsets(given, Console(file=output, width=300), OutputForm.JSON)
 
     assert {view.row.queue: view.lag for view in views} == dict(zip(queues, (0, None, None), strict=True))
+    assert [queue["lag"] for queue in json.loads(output.getvalue())] == [0, None, None]
     assert "broker does not answer broker=broker-b" in caplog.text
     assert "no broker of topic one answers" in caplog.text
