@@ -46,7 +46,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
         raise JobFailed("A picture is of one group: name it with option 'consumerGroup'.")
     group = open_group(settings, settings.consumer_group, must_exist=True)
     clock = clock or SystemClock()
-    changes = group.changes()
+    changes = group.changes
     if not changes:
         raise JobFailed(f"The offset store keeps nothing of the past of group '{group.name}'.")
     until_s = max(clock.now_s(), changes[-1].at_s + 1)

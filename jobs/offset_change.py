@@ -113,7 +113,6 @@ class _Look:
                 return {
                     queue: bounds[queue].min_offset if end == EARLIEST else bounds[queue].max_offset
                     for queue in queues
-                    if queue in bounds
                 }
             case ToTime(at_s):
                 self.needed_bounds(queues)
@@ -184,15 +183,9 @@ class _Look:
         if beyond:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
             return f"Nothing was changed: offsets beyond the end of their queue. {queues}. Use --to latest."
-        is_running = refusal(moves)
+        is_running = refusal(moves, rewinds_sink=manner.rewinds_sink)
         if is_running is not None and (not manner.is_forced or manner.rewinds_sink):
-            return (
-                is_running
-                if not manner.rewinds_sink
-                else (
-                    f"{is_running.partition('. Stop')[0]}. Stop the query: a sink's watermarks cannot be set while it writes."
-                )
-            )
+            return is_running
         if manner.rewinds_sink:
             assert manner.sink is not None
             return SinkWatermarks(manner.sink).problem(str(self.group.name), moves)

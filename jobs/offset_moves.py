@@ -175,7 +175,6 @@ def skipped(
         if messages is None
         else min(row.next_offset + messages, bounds[queue].max_offset)
         for queue, row in rows.items()
-        if queue in bounds
     }
 
 
@@ -184,14 +183,21 @@ def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:
     return [move for move in moves if move.bounds is not None and move.target > move.bounds.max_offset]
 
 
-def refusal(moves: Collection[QueueMove]) -> str | None:
-    """Why these moves must not be made while somebody consumes the queues; None if nobody does."""
+def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str | None:
+    """Why these moves must not be made while somebody consumes the queues; None if nobody does.
+
+    With ``rewinds_sink`` they cannot be forced either.
+    """
     held = [move for move in moves if move.held_by is not None]
     if not held:
         return None
     holders = ", ".join(sorted({move.held_by for move in held if move.held_by is not None}))
+    remedy = (
+        "Stop the query: a sink's watermarks cannot be set while it writes."
+        if rewinds_sink
+        else "Stop the query first; or say --force: the batch under way is then fenced off and dropped, and the query goes "
+        "on from the new offsets with its next trigger."
+    )
     return (
-        f"{len(held)} of {len(moves)} queues are being consumed by {holders}. Nothing was changed. Stop the query first; or "
-        "say --force: the batch under way is then fenced off and dropped, and the query goes on from the new offsets with "
-        "its next trigger."
+        f"{len(held)} of {len(moves)} queues are being consumed by {holders}. Nothing was changed. {remedy}"
     )

@@ -35,7 +35,7 @@ def show_history(settings: OffsetsHistorySettings, limit: int, form: OutputForm,
         JobFailed: If there is no such store or group, or the store has no memory.
     """
     group = open_group(settings, settings.consumer_group, must_exist=True)
-    records = [_record(change) for change in reversed(group.changes()[-limit:])]
+    records = [_record(change) for change in reversed(group.changes[-limit:])]
     print_records(console, form, f"Changes of consumer group {group.name}", tuple(_record(None)), records)
 
 

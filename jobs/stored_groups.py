@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, cast
 
 from jobs.errors import JobFailed
@@ -33,7 +34,7 @@ class StoreSettings(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredGroup:
     """One group of a store, perhaps without rows."""
 
@@ -41,8 +42,9 @@ class StoredGroup:
     name: ProgressName
     rows: Mapping[MessageQueue, OffsetRow]
 
+    @cached_property
     def changes(self) -> Sequence[StoredChange]:
-        """What can be gone back to, oldest first.
+        """What can be gone back to, oldest first, as of the first look: each reads the whole log.
 
         Raises:
             JobFailed: If the store has no memory.
@@ -56,10 +58,9 @@ class StoredGroup:
             JobFailed: If the store has no memory.
             OffsetError: If it does not go back so far.
         """
-        changes = self.changes()
         if isinstance(moment, AtTime):
-            return change_at(changes, str(self.name), moment.at_s)
-        return change_of_version(changes, str(self.name), moment.version)
+            return change_at(self.changes, str(self.name), moment.at_s)
+        return change_of_version(self.changes, str(self.name), moment.version)
 
     def rows_at(self, moment: AtTime | AtVersion) -> Mapping[MessageQueue, OffsetRow]:
         """The group's rows as they were then; raises as ``change_at``."""

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +14,10 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
+from tests.helpers.driver_process import ENVIRONMENT
 from tests.helpers.wait import wait_until
 
-_ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 20
-
-
-_ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "connector"), str(_ROOT)])}
 _PARENT = """
 import subprocess, sys
 child = subprocess.Popen(
@@ -41,7 +36,7 @@ def process() -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        env=_ENVIRONMENT,
+        env=ENVIRONMENT,
     ) as process:
         try:
             yield process
@@ -70,7 +65,7 @@ def test_the_first_line_names_every_address_and_a_signal_ends_it_cleanly(
 def controlled() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "broker_sim", "--control", "--replicas", "1", "--slave-reads"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=_ENVIRONMENT
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         try:
             yield process
@@ -130,7 +125,7 @@ def test_a_command_that_makes_no_sense_is_explained_and_the_next_is_taken(
 
 def test_a_user_given_on_the_command_line_must_sign() -> None:
     command = [sys.executable, "-m", "broker_sim", "--user", "ann:12345678"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stdout is not None
             address = json.loads(process.stdout.readline())["brokers"]["broker-a"]
@@ -155,7 +150,7 @@ def test_what_cannot_be_used_is_explained(
 
 def test_it_can_end_with_the_process_that_started_it() -> None:
     parent = subprocess.run(
-        [sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT, check=True
+        [sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, check=True
     )
     address = json.loads(parent.stdout)["nameServers"]
     wait_until(lambda: _is_refused(address), timeout_s=_TIMEOUT_S)

@@ -14,13 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyspark_rocketmq.consume.duties import MembershipTiming
+from tests.helpers.driver_process import ENVIRONMENT, REPO
+from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daemon, parent_of, session_of
 
-_REPO = Path(__file__).parent.parent.parent
 _POLL_S = 0.25
-_PARENT_FIELD, _SESSION_FIELD = 1, 3
-"""Of ``/proc/PID/stat``, counted after the name, which may hold anything."""
-_RUNNER, _DAEMON = "python_streaming_source_runner", "daemon"
-"""In the command lines of Spark's Python processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +75,11 @@ class RunningApplication:
             "work": str(group.folder / f"{instance}-work"),
             "checkpoint": str(group.folder / f"{checkpoint or instance}-checkpoint"),
         }
-        environment = os.environ | {
-            "PYTHONPATH": f"{_REPO / 'connector'}{os.pathsep}{_REPO}",
-        }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.groups.application", json.dumps(config)],
-                cwd=_REPO,
-                env=environment,
+                cwd=REPO,
+                env=ENVIRONMENT,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -127,17 +121,17 @@ class RunningApplication:
     def kill_jvm(self) -> None:
         """SIGKILL to the JVM alone: the driver's Python lives on, perhaps in the middle of a commit."""
         self.was_ended = True
-        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if _name(pid) == "java"))
+        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_jvm(pid)))
 
     def kill_planner(self) -> None:
         """SIGKILL to Spark's source runner, which ends the query and so the application."""
         self.was_ended = True
-        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if _RUNNER in _command(pid)))
+        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_planner(pid)))
 
     def kill_worker(self) -> None:
         """SIGKILL to one Python worker, whose task Spark tries again; nothing if none is there in this moment."""
-        daemons = {pid for pid in self._pids() if _DAEMON in _command(pid)}
-        workers = sorted(pid for pid in daemons if _parent(pid) in daemons)
+        daemons = {pid for pid in self._pids() if is_worker_daemon(pid)}
+        workers = sorted(pid for pid in daemons if parent_of(pid) in daemons)
         self._signal(signal.SIGKILL, *workers[-1:])
 
     def pause(self) -> None:
@@ -164,34 +158,4 @@ class RunningApplication:
 
     def _pids(self) -> list[int]:
         """All processes of its session; Python workers are in a process group of their own."""
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if _session(pid) == self._process.pid]
-
-
-def _session(pid: int) -> int | None:
-    return _stat(pid, _SESSION_FIELD)
-
-
-def _parent(pid: int) -> int | None:
-    return _stat(pid, _PARENT_FIELD)
-
-
-def _stat(pid: int, field: int) -> int | None:
-    after_name = _read(pid, "stat").rpartition(")")[2].split()
-    return int(after_name[field]) if after_name else None
-
-
-def _name(pid: int) -> str:
-    return _read(pid, "comm").strip()
-
-
-def _command(pid: int) -> str:
-    return _read(pid, "cmdline")
-
-
-def _read(pid: int, name: str) -> str:
-    """Empty when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return [pid for pid in all_pids() if session_of(pid) == self._process.pid]

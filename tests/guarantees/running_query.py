@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +12,11 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.end_to_end.test_orderly_consumer import Consumption, emit_step
 from tests.helpers.orders import OUTPUT_SCHEMA
+from tests.helpers.processes import all_pids, is_planner, parent_of
 from tests.helpers.wait import wait_until
 
 _PATIENCE_S = 120.0
 """More than anything here takes on a busy machine."""
-_RUNNER = b"python_streaming_source_runner"
 
 
 class RunningQuery:
@@ -77,19 +75,4 @@ class RunningQuery:
 
     def _runners(self) -> list[int]:
         """Source runners of the session; they are children of its JVM."""
-        return [pid for pid in _children(self._jvm) if _RUNNER in _command(pid)]
-
-
-def _children(pid: int) -> set[int]:
-    children: set[int] = set()
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            children.update(map(int, (thread / "children").read_text().split()))
-    return children
-
-
-def _command(pid: int) -> bytes:
-    """Empty when the process is gone."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return [pid for pid in all_pids() if parent_of(pid) == self._jvm and is_planner(pid)]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-_REPO = Path(__file__).parent.parent.parent
-_DELTA_JARS = _REPO / ".cache" / "delta-jars-4.4.0"
+from tests.helpers.driver_process import ENVIRONMENT, REPO
+
+_DELTA_JARS = REPO / ".cache" / "delta-jars-4.4.0"
 
 QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 """C1 alone: a test's queries run for seconds, most of which a JVM would spend on compiling better code for later."""
@@ -25,10 +26,10 @@ def make_session(work: Path, *, python: str = sys.executable, max_failures: int 
     jars = sorted(_DELTA_JARS.glob("*.jar"))
     if not jars:
         raise AssertionError(
-            f"No Delta jars in {_DELTA_JARS.relative_to(_REPO)}; run `make test`, which fetches them."
+            f"No Delta jars in {_DELTA_JARS.relative_to(REPO)}; run `make test`, which fetches them."
         )
     os.environ["PYSPARK_PYTHON"] = python
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_REPO / "connector"), str(_REPO)])
+    os.environ["PYTHONPATH"] = ENVIRONMENT["PYTHONPATH"]
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # The daemon of workers forks, so what it imports must start no threads.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"

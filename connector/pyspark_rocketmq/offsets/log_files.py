@@ -46,8 +46,7 @@ class LogFiles:
     def change(self, version: int) -> StoredChange | None:
         """What the commit of ``version`` says of itself; None when it changed no rows, or is gone."""
         try:
-            with self._filesystem.open_input_stream(_path(f"{version:020d}.json")) as stream:
-                actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+            actions = read_actions(self._filesystem, _path(f"{version:020d}.json"))
         except FileNotFoundError:
             return None
         files = [action.get("add") or action.get("remove") or {} for action in actions]
@@ -76,6 +75,17 @@ class LogFiles:
     def _names(self) -> list[str]:
         found = self._filesystem.get_file_info(fs.FileSelector(_LOG, allow_not_found=True))
         return [info.base_name for info in found]
+
+
+def read_actions(filesystem: fs.FileSystem, path: str) -> list[dict[str, Any]]:
+    """The actions of the commit whose file is at ``path``.
+
+    Raises:
+        OSError: If it cannot be read; FileNotFoundError: if it was cleaned up.
+        ValueError: If it is no JSON.
+    """
+    with filesystem.open_input_stream(path) as stream:
+        return [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
 
 
 def action_text(consumer_group: str, action: str) -> str:

@@ -23,9 +23,9 @@ from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun, put_off
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener_forms import Call, ListenerForm
+from pyspark_rocketmq.streaming.listener_forms import ListenerForm
 from pyspark_rocketmq.streaming.listener_workers import workers_for
-from pyspark_rocketmq.streaming.opened_listeners import NotOpened
+from pyspark_rocketmq.streaming.opened_listeners import Call, NotOpened
 from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
 from pyspark_rocketmq.streaming.output_schema import engine_schema

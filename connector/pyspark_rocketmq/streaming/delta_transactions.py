@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from pyspark_rocketmq.offsets.log_files import read_actions
+
 
 def all_transactions(filesystem: fs.FileSystem, folder: str, version: int) -> dict[str, int]:
     """Application id → version, as of a table version that the log still has.
@@ -37,8 +39,7 @@ def transactions_of(filesystem: fs.FileSystem, folder: str, version: int) -> dic
         OSError: If the commit was cleaned up.
         ValueError, KeyError: If it is in a form of a later protocol.
     """
-    with filesystem.open_input_stream(f"{folder}/_delta_log/{version:020d}.json") as stream:
-        actions = [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+    actions = read_actions(filesystem, f"{folder}/_delta_log/{version:020d}.json")
     return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 
 

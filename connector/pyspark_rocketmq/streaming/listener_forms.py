@@ -26,10 +26,7 @@ from pyspark_rocketmq.errors import ListenerError, OptionError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.listener import DeliveryContext
 from pyspark_rocketmq.streaming.listener_loop import is_async
-from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
-
-Call = Callable[[Sequence[MessageExt], Any], Any]
-"""What engines call: messages and their context."""
+from pyspark_rocketmq.streaming.opened_listeners import Call, ListenerContext, lease_of_opened
 
 
 @runtime_checkable

@@ -18,8 +18,9 @@ from pyspark_rocketmq.streaming.listener import (
     ConsumeOrderlyContext,
     DeliveryContext,
 )
-from pyspark_rocketmq.streaming.listener_forms import Call, form_of
+from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
+from pyspark_rocketmq.streaming.opened_listeners import Call
 from pyspark_rocketmq.wire.client_info import ConsumeMessageDirectlyResult, ConsumeResult
 
 logger = logging.getLogger(__name__)

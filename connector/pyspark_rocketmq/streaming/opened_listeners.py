@@ -30,6 +30,7 @@ _CLOSE_S: Final = 10.0
 """How long an ``async def`` ``open`` or ``close`` may take."""
 
 Call = Callable[[Sequence[MessageExt], Any], Any]
+"""What engines call: messages and their context."""
 
 
 @dataclass(frozen=True, slots=True)
