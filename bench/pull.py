@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.measure import Result, Spread, Target, load_average
+from bench.processor_time import processor_s
 from bench.pull_peers import MESSAGES_PER_PULL, Librocketmq, LitePull, PeerFailed, Reading
 from bench.raw_pull import pull_together
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
@@ -22,6 +25,7 @@ from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.properties import KEYS, TAGS
 from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker.harness import RealCluster
 
 _BODY_SIZES = {"1 KiB": 1024, "100 B": 100}
 _DEPTH = 64
@@ -49,7 +53,8 @@ whole topic in turn with:
   its last message; start-up and rebalance lie between, hence the second row.
 * *{librocketmq}*: `PullConsumer` of the PyPI package `rocketmq` 0.4.4, every body read; connects before the clock starts.
 
-Ratios are taken round by round.{missing}"""
+Ratios are taken round by round. *µs* is processor time, user and system, of client and broker, which share the cores: where the
+bare loop keeps all of them busy, its µs by ours is the ratio that no client of this cost can exceed.{missing}"""
 
 
 def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
@@ -62,7 +67,7 @@ def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
         for name, size in _BODY_SIZES.items():
             contest = Contest.prepare(cluster, peers, size, messages)
             figures = contest.run(rounds)
-            rows += _rows(name, figures)
+            rows += _rows(name, figures) + _costs(name, contest.used)
             targets += _targets(name, figures)
     return Result(
         name="pull",
@@ -105,6 +110,9 @@ class Contest:
     topic: str
     partitions: tuple[QueuePartition, ...]
     body_size: int
+    broker_pid: int
+    used: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Microseconds of processor time a message, of this process and of the broker, round by round."""
 
     @classmethod
     def prepare(cls, cluster: ClusterUnderTest, peers: Peers, body_size: int, messages: int) -> Contest:
@@ -120,7 +128,9 @@ class Contest:
         options = {"topic": topic, "nameServers": cluster.name_servers, "pullsInFlight": str(_DEPTH)}
         reader = RocketMQBatchReader(ReadOptions.parse(options))
         partitions = tuple(each for each in reader.partitions() if isinstance(each, QueuePartition))
-        return cls(cluster, peers, topic, partitions, body_size)
+        assert isinstance(cluster.backend, RealCluster)
+        (name,) = cluster.broker_addresses
+        return cls(cluster, peers, topic, partitions, body_size, cluster.backend.pid_of(name))
 
     @property
     def messages(self) -> int:
@@ -130,6 +140,7 @@ class Contest:
     def run(self, rounds: int) -> list[dict[str, float]]:
         """Messages per second of each contestant, in rounds after one for warming up."""
         self._round()
+        self.used.clear()
         figures = []
         for number in range(rounds):
             figures.append(self._round())
@@ -138,7 +149,11 @@ class Contest:
         return figures
 
     def _round(self) -> dict[str, float]:
-        rates = {_RAW: self._raw(), _OURS: self._ours(), _UNDECODED: self._undecoded()}
+        rates = {
+            _RAW: self._timed(_RAW, self._raw),
+            _OURS: self._timed(_OURS, self._ours),
+            _UNDECODED: self._undecoded(),
+        }
         lite_pull = self.peers.lite_pull.read(self.cluster.name_servers, self.topic, self.messages)
         rates[_LITE_PULL] = self._rate(lite_pull, lite_pull.seconds)
         rates[_LITE_PULL_AFTER_FIRST] = self._rate(lite_pull, lite_pull.seconds_after_first)
@@ -146,6 +161,15 @@ class Contest:
             reading = self.peers.librocketmq.read(self.cluster.name_servers, self.topic)
             rates[_LIBROCKETMQ] = self._rate(reading, reading.seconds)
         return rates
+
+    def _timed(self, who: str, read: Callable[[], float]) -> float:
+        """What ``read`` gives; notes what it cost this process and the broker."""
+        pids = os.getpid(), self.broker_pid
+        before = [processor_s(pid) for pid in pids]
+        rate = read()
+        here, there = (processor_s(pid) - was for pid, was in zip(pids, before, strict=True))
+        self.used.setdefault(who, []).append((here / self.messages * 1e6, there / self.messages * 1e6))
+        return rate
 
     def _raw(self) -> float:
         ranges = [
@@ -203,6 +227,16 @@ def _rows(name: str, figures: list[dict[str, float]]) -> list[tuple[str, ...]]:
         (f"{name}: {who}, messages/s", *Spread.of(each[who] for each in figures).cells(",.0f"))
         for who in figures[0]
     ]
+
+
+def _costs(name: str, used: dict[str, list[tuple[float, float]]]) -> list[tuple[str, ...]]:
+    """Processor time, and what ratio it leaves room for."""
+    rows: list[tuple[str, ...]] = []
+    for who, costs in used.items():
+        for place, seen in zip(("client", "broker"), zip(*costs, strict=True), strict=True):
+            rows.append((f"{name}: {who}, µs of {place} a message", *Spread.of(seen).cells(".2f")))
+    possible = Spread.of(sum(raw) / sum(ours) for raw, ours in zip(used[_RAW], used[_OURS], strict=True))
+    return [*rows, (f"{name}: {_RAW}'s µs / those of {_OURS}", *possible.cells(".2f"))]
 
 
 def _targets(name: str, figures: list[dict[str, float]]) -> list[Target]:

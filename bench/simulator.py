@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.measure import Result, Spread, Target, load_average
+from bench.processor_time import TICK_S, processor_s
 from bench.raw_pull import pull_ranges
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
@@ -56,12 +57,11 @@ class _Simulator:
 
     def cpu_s(self) -> float:
         """User and system time since its start."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self.process.pid)
 
     def cpu_s_since(self, began_s: float) -> float:
         """What it used since its time was ``began_s``; at least the half of a tick, for less cannot be told."""
-        return max(self.cpu_s() - began_s, 0.5 / os.sysconf("SC_CLK_TCK"))
+        return max(self.cpu_s() - began_s, 0.5 * TICK_S)
 
     def resident_bytes(self) -> int:
         """Memory of the process."""

@@ -105,6 +105,17 @@ class RealCluster(Closing):
         """Broker name to ``host:port``, stopped brokers included."""
         return {name: broker.address for name, broker in self._brokers.items()}
 
+    def pid_of(self, name: str) -> int:
+        """The process of a broker that runs.
+
+        Raises:
+            HarnessError: If it is stopped.
+        """
+        process = self._brokers[name].process
+        if process is None:
+            raise HarnessError(f"{name} is stopped and has no process.")
+        return process.pid
+
     def stop_broker(self, name: str) -> None:
         """End a broker as a crash would; returns when its route is gone.
 

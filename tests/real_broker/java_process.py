@@ -66,6 +66,11 @@ class JavaProcess:
         """Whether the process is gone."""
         return self._process.poll() is not None
 
+    @property
+    def pid(self) -> int:
+        """The system's number of it."""
+        return self._process.pid
+
     def log_tail(self) -> str:
         """The end of what it printed."""
         return self._log_file.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
