@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -170,6 +171,11 @@ def _projected(
     columns: Sequence[str] | None, properties: Sequence[str], tags: frozenset[str] | None
 ) -> _Projection:
     names = tuple(MESSAGE_SCHEMA.names if columns is None else columns)
+    return _projection(names, tuple(properties), is_filtered=tags is not None)
+
+
+@lru_cache(maxsize=32)
+def _projection(names: tuple[str, ...], properties: tuple[str, ...], *, is_filtered: bool) -> _Projection:
     unknown = [name for name in names if name not in MESSAGE_SCHEMA.names]
     if unknown or len({*names, *properties}) < len(names) + len(properties):
         raise LocalProtocolError(
@@ -179,7 +185,7 @@ def _projected(
     fields = [MESSAGE_SCHEMA.field(name) for name in names] + [
         pa.field(name, pa.string()) for name in properties
     ]
-    return _Projection(names, tuple(properties), pa.schema(fields), tags is not None and _TAGS not in names)
+    return _Projection(names, properties, pa.schema(fields), is_filtered and _TAGS not in names)
 
 
 def _with_tags(batch: pa.RecordBatch, tags: frozenset[str] | None, projection: _Projection) -> pa.RecordBatch:
