@@ -21,9 +21,9 @@ from pyspark_rocketmq import option_set
 TABLE = Path(__file__).parent / "option_tests.toml"
 
 
-def load_table() -> dict[str, str]:
-    """The node id of a test by the key of its option."""
-    return tomllib.loads(TABLE.read_text())["tests"]
+def load_table() -> dict[str, dict[str, str]]:
+    """The node id of a test by what the option is of, ``reading`` or ``writing``, and its key."""
+    return tomllib.loads(TABLE.read_text())
 
 
 class Ignoring:
@@ -50,17 +50,22 @@ class Ignoring:
 
 def main(keys: list[str]) -> int:
     """Try the tests of these options, by default of all; how many did not show anything."""
-    table = load_table()
     silent = 0
-    for key in keys or table:
-        with_it, without_it = _outcome(table[key]), _outcome(table[key], Ignoring(key))
-        is_shown = with_it == pytest.ExitCode.OK and without_it == pytest.ExitCode.TESTS_FAILED
-        silent += not is_shown
-        sys.stdout.write(
-            f"{'ok    ' if is_shown else 'SILENT'} {key:32} {table[key]} {with_it!r} {without_it!r}\n"
-        )
-        sys.stdout.flush()
+    for kind, tests in load_table().items():
+        for key, test in tests.items():
+            if not keys or key in keys:
+                silent += not _is_shown(kind, key, test)
     return silent
+
+
+def _is_shown(kind: str, key: str, test: str) -> bool:
+    with_it, without_it = _outcome(test), _outcome(test, Ignoring(key))
+    is_shown = with_it == pytest.ExitCode.OK and without_it == pytest.ExitCode.TESTS_FAILED
+    sys.stdout.write(
+        f"{'ok    ' if is_shown else 'SILENT'} {kind} {key:32} {test} {with_it!r} {without_it!r}\n"
+    )
+    sys.stdout.flush()
+    return is_shown
 
 
 def _outcome(node_id: str, *plugins: object) -> int:

@@ -8,19 +8,25 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.write_options import WriteOptions
 from tests.ignored_options import Ignoring, load_table
 from tests.named_tests import source_of
 
-KEYS = [field.metadata["spec"].key for field in dataclasses.fields(ReadOptions)]
+KEYS = {
+    kind: [field.metadata["spec"].key for field in dataclasses.fields(options)]
+    for kind, options in (("reading", ReadOptions), ("writing", WriteOptions))
+}
 
 
-def test_every_option_of_reading_has_a_test() -> None:
-    assert sorted(load_table()) == sorted(KEYS)
+def test_every_option_of_reading_and_of_writing_has_a_test() -> None:
+    assert {kind: sorted(tests) for kind, tests in load_table().items()} == {
+        kind: sorted(keys) for kind, keys in KEYS.items()
+    }
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_the_test_of_an_option_is_there(key: str) -> None:
-    node_id = load_table()[key]
+@pytest.mark.parametrize(("kind", "key"), [(kind, key) for kind, keys in KEYS.items() for key in keys])
+def test_the_test_of_an_option_is_there(kind: str, key: str) -> None:
+    node_id = load_table()[kind][key]
 
     assert source_of(node_id), f"{node_id} is not there"
     assert key in Path(node_id.partition("::")[0]).read_text() + SHARED, f"{node_id} says nothing of {key}"

@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
-from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
 from pyspark_rocketmq.wire.hashing import select_by_hash
-from pyspark_rocketmq.write_options import WriteOptions
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_by_java, read_topic
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
+from tests.helpers.sent_rows import send_as_one_task
 from tests.real_broker.harness import RealCluster
 
 
 def send(cluster: ClusterUnderTest, rows: Sequence[dict[str, Any]], **options: Any) -> int:
     """Send rows of equal columns as one task; the number of messages."""
-    batch = pa.RecordBatch.from_pylist(list(rows))
-    parsed = WriteOptions.parse(
-        {"nameServers": cluster.name_servers, "requestTimeoutMs": str(int(ANSWER_S * 1000))}
-        | {name: str(value) for name, value in options.items()}
+    return send_as_one_task(
+        cluster.name_servers, rows, **{"requestTimeoutMs": int(ANSWER_S * 1000)} | options
     )
-    positions = {name: at for at, name in enumerate(batch.schema.names)}
-    return send_rows(iter([batch]), parsed, positions, RowKeys("write", 0, 0))[0]
 
 
 @pytest.fixture

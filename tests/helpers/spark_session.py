@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.helpers.driver_process import ENVIRONMENT, REPO
+from tests.real_broker.artifacts import spark_jars
 
 _DELTA_JARS = REPO / ".cache" / "delta-jars-4.4.0"
 
@@ -19,7 +20,7 @@ SPILL_THRESHOLD = 20_000
 
 
 def make_session(work: Path, *, python: str = sys.executable, max_failures: int = 1) -> SparkSession:
-    """A local session on two cores with the Delta jars, whose every larger sort spills.
+    """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
 
     A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on the workers' path, since listeners are pickled by reference.
     """
@@ -39,7 +40,9 @@ def make_session(work: Path, *, python: str = sys.executable, max_failures: int 
     return (
         SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
-        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
+        .config(
+            "spark.driver.extraClassPath", os.pathsep.join(map(str, [*jars, *spark_jars().glob("*.jar")]))
+        )
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.databricks.delta.snapshotPartitions", "1")

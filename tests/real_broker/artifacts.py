@@ -1,4 +1,4 @@
-"""RocketMQ's jars, fetched once through Maven, and our Java programs compiled against them.
+"""Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them, and Spark's for Avro.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.
@@ -19,6 +19,7 @@ from tests.real_broker.errors import HarnessError
 
 _HERE = Path(__file__).parent
 _POM = _HERE / "pom.xml"
+_SPARK_POM = _HERE / "spark.pom.xml"
 _JAVA_SOURCES = _HERE / "java"
 _CACHE = _HERE.parents[1] / ".cache"
 _STAMP = "complete"
@@ -28,9 +29,13 @@ _JAVAC_TIMEOUT_S = 120
 
 def rocketmq_version() -> str:
     """Version of the broker the suites are proved against, from the pom."""
-    match = re.search(r"<rocketmq\.version>([^<]+)<", _POM.read_text(encoding="utf-8"))
+    return _property("rocketmq.version", _POM)
+
+
+def _property(name: str, pom: Path) -> str:
+    match = re.search(f"<{re.escape(name)}>([^<]+)<", pom.read_text(encoding="utf-8"))
     if match is None:
-        raise HarnessError(f"{_POM} has no <rocketmq.version> property; restore it.")
+        raise HarnessError(f"{pom} has no <{name}> property; restore it.")
     return match.group(1)
 
 
@@ -43,22 +48,39 @@ def require_program(name: str, remedy: str) -> str:
 
 
 def fetch_jars() -> Path:
-    """Directory of all jars; downloads them if they are not there yet.
+    """Directory of all of RocketMQ's jars; downloads them if they are not there yet.
 
     Raises:
         HarnessError: If Maven is missing or could not fetch them.
     """
-    lib = _cache_of_this_version() / "lib"
+    return _fetch(f"RocketMQ {rocketmq_version()}", _POM, _cache_of_this_version() / "lib")
+
+
+def spark_jars() -> Path:
+    """Where :func:`fetch_spark_jars` puts them."""
+    return _CACHE / f"spark-avro-{_property('spark-avro.version', _SPARK_POM)}"
+
+
+def fetch_spark_jars() -> Path:
+    """Directory of what Spark needs to read Avro and does not bring; downloads it if it is not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch it.
+    """
+    return _fetch("Spark's package for Avro", _SPARK_POM, spark_jars())
+
+
+def _fetch(what: str, pom: Path, lib: Path) -> Path:
     stamp = lib / _STAMP
-    pom_digest = _digest([_POM])
+    pom_digest = _digest([pom])
     if stamp.is_file() and stamp.read_text(encoding="ascii") == pom_digest:
         return lib
     maven = require_program("mvn", "install Apache Maven 3.8 or later")
-    sys.stderr.write(f"Fetching RocketMQ {rocketmq_version()} with Maven into {lib} ...\n")
+    sys.stderr.write(f"Fetching {what} with Maven into {lib} ...\n")
     lib.parent.mkdir(parents=True, exist_ok=True)
     with _partial_directory(lib) as partial:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
-        _run([maven, "-B", "-q", *goal, "-f", str(_POM)], "Maven could not fetch RocketMQ", _MAVEN_TIMEOUT_S)
+        _run([maven, "-B", "-q", *goal, "-f", str(pom)], f"Maven could not fetch {what}", _MAVEN_TIMEOUT_S)
         (Path(partial) / _STAMP).write_text(pom_digest, encoding="ascii")
         _put_in_place(Path(partial), lib)
     return lib

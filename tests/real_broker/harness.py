@@ -24,7 +24,7 @@ from typing import Self
 
 from pyspark_rocketmq.client.closing import Closing
 from tests.real_broker import broker_conf, plain_remoting
-from tests.real_broker.artifacts import compile_java, fetch_jars
+from tests.real_broker.artifacts import compile_java, fetch_jars, fetch_spark_jars
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
@@ -290,6 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if chosen.command == "fetch":
             compile_java(fetch_jars())
+            fetch_spark_jars()
         else:
             _run_until_stopped(chosen.brokers)
     except HarnessError as exc:

@@ -1,0 +1,267 @@
+"""What each option of writing makes of the requests that brokers get."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.datasource import writer
+from pyspark_rocketmq.datasource.key_sample import KeySampler
+from pyspark_rocketmq.datasource.sink_rows import RowKeys
+from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter, SentMessage
+from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.messages import BatchMember, decode_batch
+from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.write_options import WriteOptions
+from tests.helpers.scripted_cluster import ScriptedCluster
+from tests.helpers.scripted_server import Peer
+from tests.helpers.sent_rows import send_as_one_task
+
+TOPIC = "orders"
+QUEUES = [MessageQueue(TOPIC, name, number) for name in ("broker-a", "broker-b") for number in range(2)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedCluster]:
+    """Two brokers with two queues of ``orders`` each."""
+    with ScriptedCluster() as scripted:
+        route = scripted.route({"broker-a": 2, "broker-b": 2})
+        scripted.routes = {TOPIC: route, f"shop%{TOPIC}": route}
+        yield scripted
+
+
+def send(cluster: ScriptedCluster, *bodies: bytes, **options: Any) -> int:
+    rows = [{"body": body} for body in bodies]
+    return send_as_one_task(cluster.name_server.address, rows, **{"topic": TOPIC} | options)
+
+
+def requests(cluster: ScriptedCluster) -> list[RemotingCommand]:
+    return [request for broker in cluster.brokers.values() for request in broker.sends]
+
+
+def members(cluster: ScriptedCluster) -> list[BatchMember]:
+    """All messages, which came in batches."""
+    found = requests(cluster)
+    assert {request.code for request in found} == {RequestCode.SEND_BATCH_MESSAGE}
+    return [member for request in found for member in decode_batch(request.body)]
+
+
+def test_fixed_values_are_those_of_every_message(cluster: ScriptedCluster) -> None:
+    """topic, tags, keys, properties; G2."""
+    send(cluster, b"1", b"2", tags="paid", keys="k1 k2", properties='{"source": "lake"}')
+
+    assert {request.ext_fields["b"] for request in requests(cluster)} == {TOPIC}
+    wanted = {"TAGS": "paid", "KEYS": "k1 k2", "source": "lake"}
+    assert [{name: each.properties.get(name) for name in wanted} for each in members(cluster)] == 2 * [wanted]
+
+
+def test_one_sharding_key_or_one_queue_is_that_of_every_message(cluster: ScriptedCluster) -> None:
+    """shardingKey, queueId; G1."""
+    send(cluster, *map(str.encode, "abcdef"), shardingKey="k", batchSize=1)
+    chosen = QUEUES[select_by_hash("k", len(QUEUES))]
+    assert cluster.brokers[chosen.broker_name].stored == {chosen.queue_id: list(map(str.encode, "abcdef"))}
+
+    cluster.routes[TOPIC] = cluster.route({"broker-a": 9})
+    send(cluster, b"x", b"y", queueId=7)
+    assert cluster.brokers["broker-a"].stored[7] == [b"x", b"y"]
+
+
+def test_a_fixed_delay_is_that_of_every_message(cluster: ScriptedCluster) -> None:
+    """delayLevel; G2"""
+    send(cluster, b"1", delayLevel=3)
+
+    assert [decode_properties(each.ext_fields["i"].encode())["DELAY"] for each in requests(cluster)] == ["3"]
+
+
+def test_brokers_see_the_producer_group(cluster: ScriptedCluster) -> None:
+    """producerGroup"""
+    send(cluster, b"1", producerGroup="loaders")
+
+    assert [request.ext_fields["a"] for request in requests(cluster)] == ["loaders"]
+
+
+def test_a_request_has_as_many_messages_and_bytes_as_it_may(cluster: ScriptedCluster) -> None:
+    """batchSize, batchBytes"""
+    send(cluster, *[b"x"] * 10, shardingKey="k", batchSize=4)
+    assert [len(decode_batch(request.body)) for request in requests(cluster)] == [4, 4, 2]
+
+    send(cluster, *[b"x" * 10_000] * 4, shardingKey="k", batchBytes=25_000)
+    assert [len(decode_batch(request.body)) for request in requests(cluster)][3:] == [2, 2]
+
+
+def test_no_more_is_under_way_than_may_be(cluster: ScriptedCluster) -> None:
+    """maxInFlightBytes: with one byte it is one request, though the other broker has nothing to do."""
+    meet = threading.Barrier(2)
+    met: list[bool] = []
+
+    def answer_when_both_are_asked(peer: Peer, request: RemotingCommand) -> None:
+        try:
+            meet.wait(0.2)
+            met.append(True)
+        except threading.BrokenBarrierError:
+            met.append(False)
+        peer.answer(request, ext_fields={"msgId": "1", "queueId": "0", "queueOffset": "0"})
+
+    for broker in cluster.brokers.values():
+        broker.fault = answer_when_both_are_asked
+    rows = [{"body": b"x", "brokerName": name, "queueId": 0} for name in cluster.brokers]
+    send_as_one_task(cluster.name_server.address, rows, topic=TOPIC, maxInFlightBytes=1)
+
+    assert met == [False, False]
+
+
+def test_bodies_that_are_large_enough_are_compressed(cluster: ScriptedCluster) -> None:
+    """compressionType, compressOverBytes"""
+    large = b"x" * 500
+    send(cluster, large, b"y" * 499, shardingKey="k", compressionType="zlib", compressOverBytes=500)
+
+    sizes = [len(member.body) for member in members(cluster)]
+    assert sizes[0] < 100
+    assert sizes[1] == 499
+
+
+def test_a_message_that_is_less_durable_than_it_should_be_is_no_failure_if_told(
+    cluster: ScriptedCluster,
+) -> None:
+    """requireSendOk"""
+
+    def store_here_alone(peer: Peer, request: RemotingCommand) -> None:
+        fields = {"msgId": "1", "queueId": "0", "queueOffset": "0"}
+        peer.answer(request, ResponseCode.SLAVE_NOT_AVAILABLE, ext_fields=fields)
+
+    for broker in cluster.brokers.values():
+        broker.fault = store_here_alone
+
+    assert send(cluster, b"1", requireSendOk="false") == 1
+    with pytest.raises(RowNotSent, match="SLAVE_NOT_AVAILABLE"):
+        send(cluster, b"1")
+
+
+def test_a_broker_that_failed_is_avoided_if_told(cluster: ScriptedCluster) -> None:
+    """sendLatencyFaultEnable: asked once, it is left alone for half a minute."""
+    asked: list[RemotingCommand] = []
+
+    def busy(peer: Peer, request: RemotingCommand) -> None:
+        asked.append(request)
+        peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
+
+    cluster.brokers["broker-a"].fault = busy
+
+    send(cluster, *[b"x"] * 20, batchSize=1, maxInFlightBytes=1, sendLatencyFaultEnable="true")
+
+    assert len(asked) <= 1
+    assert len(requests(cluster)) == 20
+
+
+def sent_with_key(*keys: str) -> SentMessage:
+    sampler = KeySampler()
+    for key in keys:
+        sampler.add(TOPIC, key)
+    return SentMessage(len(keys), sampler.sample())
+
+
+def write_options(**given: str) -> WriteOptions:
+    return WriteOptions.parse({"nameServers": "n:1", "topic": TOPIC} | given)
+
+
+def test_keys_of_several_tasks_are_not_looked_for_if_told() -> None:
+    """checkShardingKeys; G6"""
+    tasks = [sent_with_key("a", "b"), sent_with_key("b")]
+
+    RocketMQWriter(write_options(checkShardingKeys="false"), {}).commit(list(tasks))
+    with pytest.raises(KeysOutOfOrder, match="'b'"):
+        RocketMQWriter(write_options(), {}).commit(list(tasks))
+
+
+class FirstTask:
+    """What the writers ask Spark's context of a task."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = properties
+
+    def partitionId(self) -> int:  # noqa: N802 - Spark's name
+        return 0
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        return self._properties.get(name)
+
+
+def test_message_ids_come_of_the_id_of_the_write(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """writeId; H6: in place of a stream's query id, too."""
+    task = FirstTask({"sql.streaming.queryId": "query", "streaming.sql.batchId": "4"})
+    monkeypatch.setattr(writer, "_task", lambda: task)
+    rows = pa.RecordBatch.from_pylist([{"body": b"x"}])
+    options = WriteOptions.parse(
+        {"nameServers": cluster.name_server.address, "topic": TOPIC, "writeId": "load-7"}
+    )
+
+    RocketMQWriter(options, {"body": 0}).write(iter([rows]))
+    RocketMQStreamWriter(options, {"body": 0}).write(iter([rows]))
+
+    assert {each.properties["UNIQ_KEY"] for each in members(cluster)} == {
+        RowKeys("load-7", batch, 0).of(0) for batch in (0, 4)
+    }
+
+
+def test_topics_are_those_of_the_namespace(cluster: ScriptedCluster) -> None:
+    """namespace"""
+    send(cluster, b"1", namespace="shop")
+
+    assert [request.ext_fields["b"] for request in requests(cluster)] == [f"shop%{TOPIC}"]
+
+
+def test_requests_are_signed(cluster: ScriptedCluster) -> None:
+    """accessKey, secretKey, securityToken; A5"""
+    send(cluster, b"1", accessKey="user", secretKey="secret", securityToken="token")
+    send(cluster, b"1", accessKey="user", secretKey="another", securityToken="token")
+
+    fields = [request.ext_fields for request in requests(cluster)]
+    assert [(each["AccessKey"], each["SecurityToken"]) for each in fields] == [("user", "token")] * 2
+    assert all(each["Signature"] for each in fields)
+
+
+def test_a_broker_that_says_nothing_is_waited_for_as_long_as_the_option_says(
+    cluster: ScriptedCluster,
+) -> None:
+    """requestTimeoutMs; retryTimeoutMs: with none it is asked once."""
+    asked: list[RemotingCommand] = []
+    for broker in cluster.brokers.values():
+        broker.fault = lambda peer, request: asked.append(request)
+
+    with pytest.raises(RowNotSent, match=r"within [0-3][. ]"):
+        send(cluster, b"1", shardingKey="k", requestTimeoutMs=700, retryTimeoutMs="0")
+
+    assert len(asked) == 1
+
+
+def test_connections_are_made_as_the_options_say() -> None:
+    """useTls, tlsCaFile, tlsCertFile, tlsKeyFile, tlsKeyPassword, tlsVerifyCertificate, tlsVerifyHostname, A5: what
+    they mean is tested with the transport."""
+    files = {"tlsCertFile": "c.pem", "tlsKeyFile": "k.pem", "tlsKeyPassword": "p"}
+    trusting = ConnectionSettings.of(
+        write_options(useTls="true", tlsVerifyCertificate="false", tlsVerifyHostname="false", **files)
+    )
+    careful = ConnectionSettings.of(write_options(useTls="true", tlsCaFile="ca.pem"))
+
+    assert (trusting.use_tls, trusting.tls_verify_certificate, trusting.tls_verify_hostname) == (
+        True,
+        False,
+        False,
+    )
+    assert (trusting.tls_cert_file, trusting.tls_key_file, trusting.tls_key_password) == (
+        "c.pem",
+        "k.pem",
+        "p",
+    )
+    assert (careful.tls_ca_file, careful.tls_verify_certificate) == ("ca.pem", True)
