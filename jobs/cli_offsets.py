@@ -13,14 +13,14 @@ import click
 from jobs.cli_parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
 from jobs.moments import parse_moment
 from jobs.offset_moves import QueueChoice, parse_queue, parse_target
-from jobs.output import OutputForm
-from jobs.settings import (
+from jobs.offsets_settings import (
     OffsetsChangeSettings,
     OffsetsHistorySettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
-    load_settings,
 )
+from jobs.output import OutputForm
+from jobs.settings import load_settings
 
 _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"

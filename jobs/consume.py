@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
+from jobs.consume_settings import ConsumeSettings
 from jobs.errors import JobFailed
 from jobs.listeners import check_listener
 from jobs.progress import RowCounter, await_query
 from jobs.session import spark_session
-from jobs.settings import ConsumeSettings
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
 from jobs.errors import JobFailed
 from jobs.lag_history import LagHistory, moments_at, sample_times
-from jobs.settings import OffsetsLagSettings
+from jobs.offsets_settings import OffsetsLagSettings
 from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock

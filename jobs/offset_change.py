@@ -30,8 +30,8 @@ from jobs.offset_moves import (
     refusal,
     skipped,
 )
+from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm, print_records
-from jobs.settings import OffsetsChangeSettings
 from jobs.sink_watermarks import SinkWatermarks
 from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.client.system_clock import SystemClock

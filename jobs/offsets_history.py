@@ -9,8 +9,8 @@ from rich.console import Console
 
 from jobs.moments import AtTime, AtVersion
 from jobs.offset_view import iso
+from jobs.offsets_settings import OffsetsHistorySettings
 from jobs.output import OutputForm, print_records
-from jobs.settings import OffsetsHistorySettings
 from jobs.stored_groups import open_group
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import StoredChange

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
 from jobs.lag_view import LAG_COLUMNS, LagView, holder_of, totals
+from jobs.offsets_settings import OffsetsLagSettings
 from jobs.output import OutputForm, print_csv, print_json
-from jobs.settings import OffsetsLagSettings
 from jobs.stored_groups import read_groups
 from jobs.tables import lag_table, totals_table
 from pyspark_rocketmq.client.stored_time import stored_at_s

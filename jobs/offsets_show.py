@@ -10,8 +10,8 @@ from rich.console import Console
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
 from jobs.offset_view import OffsetView, view_offsets
+from jobs.offsets_settings import OffsetsShowSettings
 from jobs.output import OutputForm, print_csv, print_json
-from jobs.settings import OffsetsShowSettings
 from jobs.stored_groups import GroupRows, read_groups
 from jobs.tables import offset_table
 from pyspark_rocketmq.client.system_clock import SystemClock

@@ -17,8 +17,8 @@ from rich.console import Console
 from jobs.cluster_look import broker_bounds
 from jobs.errors import JobFailed
 from jobs.progress import Shown, failure_sentence
+from jobs.publish_settings import PublishSettings
 from jobs.session import spark_session
-from jobs.settings import PublishSettings
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
 from pyspark_rocketmq.datasource.sink_schema import SHARDING_KEY
 from pyspark_rocketmq.errors import RocketMQError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from jobs.progress import Shown
+from jobs.replay_settings import ReplaySettings
 from jobs.session import spark_session
-from jobs.settings import ReplaySettings
 from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 
 

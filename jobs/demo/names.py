@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from jobs.settings import DemoSettings
+from jobs.demo.settings import DemoSettings
 
 _ROOT = Path(__file__).resolve().parents[2]
 

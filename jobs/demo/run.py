@@ -20,13 +20,13 @@ from jobs.demo.names import RunNames
 from jobs.demo.orders import order_events
 from jobs.demo.producer import send_events
 from jobs.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
+from jobs.demo.settings import DemoSettings
 from jobs.demo.topic import DemoTopic
 from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
 from jobs.session import spark_session
-from jobs.settings import DemoSettings
 from pyspark_rocketmq.client.producer import Producer
 
 _REQUEST_TIMEOUT_MS = 5_000

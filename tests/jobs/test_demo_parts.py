@@ -19,8 +19,8 @@ from jobs.demo.cluster import embedded_cluster
 from jobs.demo.names import RunNames
 from jobs.demo.orders import STEPS
 from jobs.demo.report import check_orders, print_head, read_orders, verdict_line
+from jobs.demo.settings import DemoSettings
 from jobs.demo.topic import share_queues
-from jobs.settings import DemoSettings
 from tests.packaging.checkout import ROOT
 
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)

@@ -11,7 +11,7 @@ from jobs.errors import JobFailed
 from jobs.lag_history import LagHistory
 from jobs.lag_picture import write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
-from jobs.settings import OffsetsLagSettings
+from jobs.offsets_settings import OffsetsLagSettings
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

@@ -17,8 +17,8 @@ from jobs.errors import JobFailed
 from jobs.moments import AtTime, AtVersion
 from jobs.offset_change import Manner, clone, reset, skip
 from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToTime
+from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm
-from jobs.settings import OffsetsChangeSettings
 from jobs.sink_watermarks import SinkWatermarks
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock

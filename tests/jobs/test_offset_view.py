@@ -11,9 +11,9 @@ from rich.console import Console
 
 from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
+from jobs.offsets_settings import OffsetsShowSettings
 from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from jobs.settings import OffsetsShowSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit

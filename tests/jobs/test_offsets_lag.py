@@ -11,9 +11,9 @@ from rich.console import Console
 from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.offsets_lag import look_at_lag, show_lag
+from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from jobs.settings import OffsetsLagSettings, OffsetsShowSettings
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name

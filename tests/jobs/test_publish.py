@@ -15,7 +15,8 @@ from rich.console import Console
 import jobs.publish
 from jobs.errors import JobFailed
 from jobs.publish import publish
-from jobs.settings import PublishSettings, load_settings
+from jobs.publish_settings import PublishSettings
+from jobs.settings import load_settings
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.errors import OptionError
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

@@ -1,0 +1,254 @@
+"""The options of job ``consume``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.option_set import like_source
+from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, text_value
+from pyspark_rocketmq.option_set import option
+from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When micro-batches run: at an interval, or, without one, until what is there now is drained."""
+
+    interval: str | None
+
+    def keywords(self) -> dict[str, Any]:
+        """The argument of ``DataStreamWriter.trigger``."""
+        return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
+
+
+def parse_trigger(text: str) -> Trigger:
+    """Parser of ``availableNow`` or an interval."""
+    value = text.strip()
+    if value.lower() == "availablenow":
+        return Trigger(None)
+    if re.fullmatch(r"\d+ (millisecond|second|minute|hour)s?", value):
+        return Trigger(value)
+    raise ValueError("is neither availableNow nor an interval such as '1 second'")
+
+
+def parse_locations(text: str) -> tuple[str, ...]:
+    """Parser of paths separated by commas."""
+    return tuple(parse_location(part) for part in text.split(",") if part.strip())
+
+
+def parse_listener_name(text: str) -> str:
+    """Parser of ``module:function``."""
+    value = text.strip()
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        raise ValueError("is not module:function")
+    return value
+
+
+def parse_consume_from_where(text: str) -> ConsumeFromWhere:
+    """Parser of RocketMQ's names for where a group begins."""
+    try:
+        return ConsumeFromWhere(text.strip())
+    except ValueError:
+        raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}") from None
+
+
+def parse_orderly_engine(text: str) -> OrderlyEngineKind:
+    """Parser of the engines' names."""
+    try:
+        return OrderlyEngineKind(text.strip().lower())
+    except ValueError:
+        raise ValueError(f"is none of {', '.join(OrderlyEngineKind)}") from None
+
+
+def parse_consume_timestamp(text: str) -> str:
+    """Parser of ``yyyyMMddHHmmss``."""
+    if not re.fullmatch(r"\d{14}", text.strip()):
+        raise ValueError("is not a time written as yyyyMMddHHmmss")
+    return text.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConsumeSettings(ClusterAccess):
+    """Options of job ``consume``."""
+
+    name_servers: tuple[str, ...] = like_source("name_servers")
+    topic: str | None = like_source("topic")
+    topics: tuple[str, ...] = like_source("topics", default=(), default_text="none")
+    subscription: str = like_source("subscription", default="*")
+    sql_filter: str | None = like_source("sql_filter", default=None)
+    subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
+    consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
+    listener: str | None = option(
+        "listener",
+        parse=parse_listener_name,
+        instead=("bodySchema",),
+        default_text="required, or `bodySchema`",
+        doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the current directory.",
+    )
+    output_schema: str | None = option(
+        "outputSchema",
+        parse=text_value,
+        instead=("bodySchema",),
+        default_text="required, or `bodySchema`",
+        doc="Columns the listener emits, as DDL such as 'order_id string, step string'.",
+    )
+    body_schema: str | None = option(
+        "bodySchema",
+        parse=text_value,
+        default=None,
+        doc="In place of a listener: each message's body is JSON and becomes a row with these columns, as DDL.",
+    )
+    message_columns: tuple[str, ...] = option(
+        "messageColumns",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="With bodySchema: columns of the message to keep besides its position, such as 'keys,tags,properties'.",
+    )
+    bad_record_column: str = option(
+        "badRecordColumn",
+        parse=text_value,
+        default="badRecord",
+        doc="With bodySchema: the column that holds the bodies which are no such JSON.",
+    )
+    sink: str = option("sink", parse=parse_location, doc="The Delta table for the emitted rows: path or URI.")
+    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    checkpoint: str = option("checkpoint", parse=parse_location, doc="Folder of Spark's own checkpoint.")
+    trigger: Trigger = option(  # noqa: RUF009 - makes a field
+        "trigger",
+        parse=parse_trigger,
+        default=Trigger("1 second"),
+        default_text="1 second",
+        doc="availableNow: drain and end; an interval such as '5 seconds': run until stopped.",
+    )
+    py_files: tuple[str, ...] = option(
+        "pyFiles",
+        parse=parse_locations,
+        default=(),
+        default_text="none",
+        doc="Python files and zip archives the listener needs, separated by commas.",
+    )
+    consume_from_where: ConsumeFromWhere = option(  # noqa: RUF009 - makes a field
+        "consumeFromWhere",
+        parse=parse_consume_from_where,
+        default=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        doc="Where a group without stored progress begins.",
+    )
+    consume_timestamp: str | None = option(
+        "consumeTimestamp",
+        parse=parse_consume_timestamp,
+        default=None,
+        default_text="half an hour ago",
+        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC.",
+    )
+    batch_size: int = option(
+        "consumeMessageBatchMaxSize",
+        parse=int_between(1, 1024),
+        default=1,
+        unit="messages",
+        doc="Most messages the listener gets in one call.",
+    )
+    max_reconsume_times: int = option(
+        "maxReconsumeTimes",
+        parse=int_between(-1, 2**31 - 1),
+        default=-1,
+        default_text="-1: no limit, or 16 for a concurrent listener",
+        doc="How often a message that fails is delivered again before it goes to the group's dead letters.",
+    )
+    consume_orderly: bool = like_source(
+        "consume_orderly",
+        default=True,
+        doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same time.",
+    )
+    consume_thread_max: int = option(
+        "consumeThreadMax",
+        parse=int_between(1, 1000),
+        default=20,
+        doc="Most calls of a concurrent listener at the same time in one task.",
+    )
+    suspend_ms: int = option(
+        "suspendCurrentQueueTimeMillis",
+        parse=int_between(10, 30_000),
+        default=1_000,
+        unit="ms",
+        doc="Pause of a queue after the listener gave its messages back.",
+    )
+    message_model: MessageModel = like_source(  # noqa: RUF009 - makes a field
+        "message_model", default=MessageModel.CLUSTERING, default_text="CLUSTERING"
+    )
+    allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy", default="averagely")
+    instance_name: str | None = like_source(
+        "instance_name", default=None, default_text="unique for every start"
+    )
+    mirror_offsets: bool = option(
+        "mirrorOffsets",
+        parse=boolean,
+        default=True,
+        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
+    )
+    orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - makes a field
+        "orderlyEngine",
+        parse=parse_orderly_engine,
+        default=OrderlyEngineKind.DIRECT,
+        doc="How Spark runs the listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
+        "state.",
+    )
+    metrics_port: int | None = option(
+        "metricsPort",
+        parse=int_between(1, 65_535),
+        default=None,
+        doc="Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics.",
+    )
+    metrics_host: str = option(
+        "metricsHost",
+        parse=text_value,
+        default="127.0.0.1",
+        doc="Address at which metricsPort listens; 0.0.0.0: all of this machine's.",
+    )
+    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
+    fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
+    pull_batch_size: int = like_source("pull_batch_size", default=32)
+    pulls_in_flight: int = like_source("pulls_in_flight", default=16)
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+    retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
+
+    def cross_field_problems(self) -> list[str]:
+        """What would be ignored in silence, or fail only after Spark has started."""
+        problems = topic_problems(
+            {"topic": self.topic, "topics": self.topics, "subscriptions": self.subscriptions},
+            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
+        )
+        if self.body_schema is not None:
+            problems += [
+                f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or becomes a row"
+                for key, value in (("listener", self.listener), ("outputSchema", self.output_schema))
+                if value is not None
+            ]
+        wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+        if self.consume_timestamp is not None and self.consume_from_where is not wanted:
+            problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
+        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
+            problems.append(
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+            )
+        return problems
+
+    def subscribed(self) -> tuple[Subscription, ...]:
+        """What to subscribe to."""
+        topics = self.topics if self.topic is None else (self.topic,)
+        return self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
+
+    def source_options(self) -> dict[str, str]:
+        """What goes to the data source as it is."""
+        return {
+            "failOnDataLoss": str(self.fail_on_data_loss).lower(),
+            "pullBatchSize": str(self.pull_batch_size),
+            "pullsInFlight": str(self.pulls_in_flight),
+            "requestTimeoutMs": str(self.request_timeout_ms),
+            "retryTimeoutMs": str(self.retry_timeout_ms),
+            **self.access_options(),
+        }

@@ -1,0 +1,57 @@
+"""The options of job ``demo``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.option_set import like_source
+from jobs.settings import GROUP_DOC, parse_location
+from pyspark_rocketmq.option_parsers import int_between
+from pyspark_rocketmq.option_set import OptionSet, option
+
+_A_NEW_ONE = "a new one for each run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DemoSettings(OptionSet):
+    """Options of job ``demo``."""
+
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="an embedded cluster"
+    )
+    topic: str | None = like_source(
+        "topic",
+        default=None,
+        default_text=_A_NEW_ONE,
+        doc="The topic for the messages; made if missing, else it must be empty.",
+    )
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text=_A_NEW_ONE, doc=GROUP_DOC
+    )
+    work_dir: str | None = option(
+        "workDir",
+        parse=parse_location,
+        default=None,
+        default_text=".cache/demo/RUN",
+        doc="Where the Delta tables and the checkpoint go; kept after the run.",
+    )
+    brokers: int = option(
+        "brokers", parse=int_between(1, 8), default=2, doc="Number of brokers of the embedded cluster."
+    )
+    orders: int = option(
+        "orders",
+        parse=int_between(1, 10_000_000),
+        default=20_000,
+        doc="Number of orders; each has five messages, one for every step of its life.",
+    )
+    seed: int = option(
+        "seed", parse=int_between(0, 2**31), default=7, doc="Decides how the orders are interleaved."
+    )
+    batch_size: int = option(
+        "consumeMessageBatchMaxSize",
+        parse=int_between(1, 1024),
+        default=32,
+        unit="messages",
+        doc="Most messages the listener gets in one call.",
+    )
+    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=20_000)
