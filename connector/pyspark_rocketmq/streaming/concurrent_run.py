@@ -78,7 +78,10 @@ class ConcurrentRun:
         self._rows: list[Row] = []
         self._failed = 0
         self._sent_back = 0
-        self._figures = Figures()
+        self._messages_ok = 0
+        self._messages_failed = 0
+        self._calls = 0
+        self._calls_s = 0.0
         self._offsets = RangeOffsets(planned, messages)
         self._machine = ConcurrentConsumption(
             count=len(messages),
@@ -122,7 +125,7 @@ class ConcurrentRun:
             sent_back=self._sent_back,
             finished=str(machine.finished),
             listener_s=self._answered_s - self._started_s,
-            figures=self._figures,
+            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
 
     def _next_offset(self) -> int:
@@ -178,8 +181,10 @@ class ConcurrentRun:
         assert answer is not None
         if call.failure is not None:
             logger.error("listener failed %s", self._describe(call.messages), exc_info=call.failure)
-        ok, all_ = answer.acknowledged, len(call.messages)
-        self._figures = self._figures.plus(Figures(ok, all_ - ok, calls=1, call_ms=call.lasted_s * 1000))
+        self._messages_ok += answer.acknowledged
+        self._messages_failed += len(call.messages) - answer.acknowledged
+        self._calls += 1
+        self._calls_s += call.lasted_s
         settled = self._machine.answered(number, answer)
         if settled.problem is not None:
             logger.error("%s %s", settled.problem, self._describe(call.messages))

@@ -64,6 +64,10 @@ class ConsumeHooks:
         self._consumer_group = consumer_group
         self._namespace = namespace
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._hooks)
+
     def before(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> ConsumeMessageContext | None:
         """Call all before a delivery; the context for :meth:`after`, None without hooks.
 

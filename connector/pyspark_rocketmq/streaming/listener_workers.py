@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -77,12 +78,15 @@ class _DaemonThreads:
         self._name = name
         self._most = most
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._idle: deque[None] = deque()
+        """One for each idle thread: counted so, because a semaphore is written in Python and held by all of them at once."""
         self._started = 0
 
     def run(self, work: Callable[[], None]) -> None:
         """Run ``work``, which must not raise; it waits its turn if all threads are busy."""
-        if not self._idle.acquire(blocking=False) and self._started < self._most:
+        if self._idle:
+            self._idle.pop()
+        elif self._started < self._most:
             self._started += 1
             name = f"{self._name}-{self._started}"
             threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -95,7 +99,7 @@ class _DaemonThreads:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
-            self._idle.release()
+            self._idle.append(None)
 
 
 class _Workers:

@@ -48,7 +48,10 @@ def no_dead_letters(message: MessageExt) -> None:
     )
 
 
-_GIVEN_BACK = frozenset({Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK})
+# An Enum member's hash is a call in Python, which a set would need at each delivery.
+_GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
+_COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
+_COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 
 
 class OrderlyRun:
@@ -81,7 +84,10 @@ class OrderlyRun:
         self._pending = list(before.rows)
         self._failed = 0
         self._sent_back = 0
-        self._figures = Figures()
+        self._messages_ok = 0
+        self._messages_failed = 0
+        self._calls = 0
+        self._calls_s = 0.0
         self._machine = OrderlyConsumption(
             count=len(messages),
             settings=settings,
@@ -133,7 +139,7 @@ class OrderlyRun:
             dead_letters=self._sent_back,
             finished=str(machine.finished),
             listener_s=self._answered_s - self._started_s,
-            figures=self._figures,
+            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
 
     def uncommitted(self) -> Uncommitted:
@@ -155,7 +161,7 @@ class OrderlyRun:
         return self._machine.suspended_until_s
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
-        seen = self._hooks.before(self._planned.queue, messages)
+        seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
         began_s = self._now_s()
         answer: object = None
         try:
@@ -179,18 +185,21 @@ class OrderlyRun:
         if outcome.problem is not None:
             logger.error("%s %s", outcome.problem, self._describe(messages))
         self._count(outcome, len(messages), self._answered_s - began_s)
-        status = status_of(answer)
-        self._hooks.after(
-            seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)
-        )
+        if seen is not None:
+            status = status_of(answer)
+            self._hooks.after(
+                seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)
+            )
         return outcome
 
     def _count(self, outcome: Outcome, messages: int, lasted_s: float) -> None:
         """Source: ``ConsumeMessageOrderlyService.processConsumeResult``, which counts no ROLLBACK."""
-        is_ok = outcome.effect in {Effect.COMMIT, Effect.ACCUMULATE}
-        is_failed = outcome.effect in {Effect.PUT_BACK, Effect.SEND_BACK}
-        figures = Figures(messages * is_ok, messages * is_failed, calls=1, call_ms=lasted_s * 1000)
-        self._figures = self._figures.plus(figures)
+        if outcome.effect in _COUNTED_OK:
+            self._messages_ok += messages
+        elif outcome.effect in _COUNTED_FAILED:
+            self._messages_failed += messages
+        self._calls += 1
+        self._calls_s += lasted_s
 
     def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:
         stored = [index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])]
