@@ -32,6 +32,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 
 test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev python -m tests.postgres.server
 	@$(ENV) dev python -m tests.helpers.browser
 	@$(ENV) dev $(PYTEST) $(ARGS)
 

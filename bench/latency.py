@@ -278,7 +278,7 @@ class _RateSink:
         sink_batch = self._sink.begin(_RATE_GROUP, [_RATE_QUEUE])
         evaluated = BatchTask(sink_batch.task_writer()).run(batch)
         self._end += evaluated.emitted
-        sink_batch.commit(evaluated.files, {_RATE_QUEUE: self._end})
+        sink_batch.commit(evaluated.written, {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))
 
     def times(self) -> tuple[Latencies, Latencies]:

@@ -61,6 +61,7 @@ class Consumption:
         subscription = settings.pop("subscription", "*")
         hooks = settings.pop("hooks", ())
         monitor = settings.pop("monitor", None)
+        sink = settings.pop("sink", DeltaSink(self.sink))
         consumer = PushConsumer(
             consumer_group=self.group,
             name_servers=self.cluster.name_servers,
@@ -77,7 +78,7 @@ class Consumption:
             monitor.watch(self.spark, consumer)
         query = consumer.start(
             self.spark,
-            sink=DeltaSink(self.sink),
+            sink=sink,
             checkpoint=str(self.folder / checkpoint),
             trigger={"availableNow": True},
         )

@@ -44,7 +44,7 @@ from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
+from pyspark_rocketmq.streaming.delta_sink import DeltaBatch, DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
@@ -137,7 +137,7 @@ class KillingSink(DeltaSink):
 
 
 class _KillingBatch:
-    def __init__(self, batch: SinkBatch, killer: Killer) -> None:
+    def __init__(self, batch: DeltaBatch, killer: Killer) -> None:
         self._batch = batch
         self._killer = killer
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.sink import RowWriter, write_rows
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)
@@ -27,6 +29,11 @@ def batch_of(schema: pa.Schema, rows: Iterable[tuple[object, ...]]) -> pa.Record
     return pa.RecordBatch.from_pylist(made, schema=schema)
 
 
+def files_of(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> Sequence[Any]:
+    """What a task writes of the rows."""
+    return write_rows(writer, batches).written
+
+
 def run_batch(
     sink: DeltaSink,
     acked: Mapping[MessageQueue, int],
@@ -36,4 +43,4 @@ def run_batch(
 ) -> int | None:
     """One micro-batch; the version of its commit."""
     batch = sink.begin(group, queues)
-    return batch.commit(batch.task_writer().write(iter(batches)), acked)
+    return batch.commit(files_of(batch.task_writer(), iter(batches)), acked)

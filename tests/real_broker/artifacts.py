@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.real_broker.errors import HarnessError
@@ -21,7 +22,8 @@ _HERE = Path(__file__).parent
 _POM = _HERE / "pom.xml"
 _SPARK_POM = _HERE / "spark.pom.xml"
 _JAVA_SOURCES = _HERE / "java"
-_CACHE = _HERE.parents[1] / ".cache"
+CACHE = _HERE.parents[1] / ".cache"
+"""Where what was fetched is kept."""
 _STAMP = "complete"
 _MAVEN_TIMEOUT_S = 900
 _JAVAC_TIMEOUT_S = 120
@@ -53,12 +55,12 @@ def fetch_jars() -> Path:
     Raises:
         HarnessError: If Maven is missing or could not fetch them.
     """
-    return _fetch(f"RocketMQ {rocketmq_version()}", _POM, _cache_of_this_version() / "lib")
+    return fetch_once(f"RocketMQ {rocketmq_version()}", _POM, _cache_of_this_version() / "lib")
 
 
 def spark_jars() -> Path:
     """Where :func:`fetch_spark_jars` puts them."""
-    return _CACHE / f"spark-avro-{_property('spark-avro.version', _SPARK_POM)}"
+    return CACHE / f"spark-avro-{_property('spark-avro.version', _SPARK_POM)}"
 
 
 def fetch_spark_jars() -> Path:
@@ -67,10 +69,17 @@ def fetch_spark_jars() -> Path:
     Raises:
         HarnessError: If Maven is missing or could not fetch it.
     """
-    return _fetch("Spark's package for Avro", _SPARK_POM, spark_jars())
+    return fetch_once("Spark's package for Avro", _SPARK_POM, spark_jars())
 
 
-def _fetch(what: str, pom: Path, lib: Path) -> Path:
+def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] = lambda _: None) -> Path:
+    """Directory ``lib`` with the jars that a pom names; downloads them if they are not there yet.
+
+    ``unpack`` is called with the directory when the jars are there and nobody sees them yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch them.
+    """
     stamp = lib / _STAMP
     pom_digest = _digest([pom])
     if stamp.is_file() and stamp.read_text(encoding="ascii") == pom_digest:
@@ -81,6 +90,7 @@ def _fetch(what: str, pom: Path, lib: Path) -> Path:
     with _partial_directory(lib) as partial:
         goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
         _run([maven, "-B", "-q", *goal, "-f", str(pom)], f"Maven could not fetch {what}", _MAVEN_TIMEOUT_S)
+        unpack(Path(partial))
         (Path(partial) / _STAMP).write_text(pom_digest, encoding="ascii")
         _put_in_place(Path(partial), lib)
     return lib
@@ -106,7 +116,7 @@ def compile_java(lib: Path) -> Path:
 
 
 def _cache_of_this_version() -> Path:
-    return _CACHE / f"rocketmq-{rocketmq_version()}"
+    return CACHE / f"rocketmq-{rocketmq_version()}"
 
 
 def _digest(files: list[Path]) -> str:

@@ -57,7 +57,7 @@ class Batch:
         self.mirrored: list[QueueCommit] = []
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
-        self._evaluated = Evaluated((FILE,), acks, 9)
+        self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine: self)
 
     def run(self, batch: Any) -> Evaluated:

@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OptionError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_merge import newest_rows
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, run_batch
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
 
 SCHEMA = pa.schema([*POSITION, ("order id", pa.string()), ("step", pa.string())])
 KEYS = ("order id",)
@@ -70,7 +70,7 @@ def test_who_comes_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None
     other = pickle.loads(pickle.dumps(sink))
     other.prepare(SCHEMA)
     slow = sink.begin(GROUP, [Q0])
-    files = slow.task_writer().write(iter([batch_of(SCHEMA, [(Q0, 0, "a", "slow")])]))
+    files = files_of(slow.task_writer(), iter([batch_of(SCHEMA, [(Q0, 0, "a", "slow")])]))
     run(other, {Q0: 1}, (Q0, 0, "a", "quick"))
 
     with pytest.raises(SinkMoved):
@@ -83,7 +83,7 @@ def test_a_change_of_other_rows_in_between_does_no_harm(sink: DeltaSink, path: P
     """H2: a DELETE by somebody else."""
     run(sink, {Q0: 2}, (Q0, 0, "a", "created"), (Q0, 1, "b", "created"))
     batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([batch_of(SCHEMA, [(Q0, 2, "a", "paid")])]))
+    files = files_of(batch.task_writer(), iter([batch_of(SCHEMA, [(Q0, 2, "a", "paid")])]))
     DeltaTable(path).delete("\"order id\" = 'b'")
 
     batch.commit(files, {Q0: 3})

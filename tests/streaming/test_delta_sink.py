@@ -6,8 +6,10 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,17 +19,13 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Field, PrimitiveType
 
 from pyspark_rocketmq.consume.watermark import app_id
-from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming import delta_sink
 from pyspark_rocketmq.streaming.delta_log import TableLog
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, run_batch
-
-SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
-
-
-def rows(queue: MessageQueue, start: int, end: int, step: str = "created") -> pa.RecordBatch:
-    return batch_of(SCHEMA, ((queue, queue_offset, step) for queue_offset in range(start, end)))
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
+from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
 
 
 def offsets_in(path: Path, queue: MessageQueue = Q0) -> list[int]:
@@ -50,6 +48,19 @@ def sink(path: Path) -> DeltaSink:
 # ------------------------------------------------------------------------------------------ exactly once
 
 
+@pytest.mark.parametrize("partition_by", [(), ("step",)], ids=["plain", "partitioned"])
+class TestDeltaSink(SinkConformance):
+    @pytest.fixture
+    def sink(self, path: Path, partition_by: tuple[str, ...]) -> DeltaSink:
+        made = DeltaSink(path, partition_by=partition_by, sleep=lambda _: None)
+        made.prepare(SCHEMA)
+        return made
+
+    @pytest.fixture
+    def stored(self, path: Path) -> Callable[[], Any]:
+        return lambda: steps_of(DeltaTable(path).to_pyarrow_table())
+
+
 def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
     """H1: exactly once into the Delta sink."""
     version = run_batch(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5), rows(Q1, 0, 2))
@@ -59,24 +70,6 @@ def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
     assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2, 3, 4], [0, 1])
     assert table.transaction_version("rocketmq:order-etl:orders:broker-a:0") == 5
     assert table.transaction_version("rocketmq:order-etl:orders:broker-a:1") == 2
-
-
-def test_a_replay_that_gets_farther_adds_only_the_rows_beyond(sink: DeltaSink, path: Path):
-    """H1: run 1 ended at 3 and was killed before the offsets; run 2 gets to 5."""
-    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
-
-    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
-
-    assert offsets_in(path) == [0, 1, 2, 3, 4]
-
-
-def test_a_replay_that_gets_less_far_changes_nothing(sink: DeltaSink, path: Path):
-    """H1: run 1 ended at 5; in run 2 the listener suspends at 3."""
-    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
-
-    assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) is None
-    assert offsets_in(path) == [0, 1, 2, 3, 4]
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 5}
 
 
 def test_a_batch_without_rows_still_moves_the_watermark(sink: DeltaSink, path: Path):
@@ -95,22 +88,11 @@ def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path):
 def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: Path):
     """H1: killed between writing files and committing them."""
     killed = sink.begin(GROUP, [Q0])
-    killed.task_writer().write(iter([rows(Q0, 0, 3)]))
+    files_of(killed.task_writer(), iter([rows(Q0, 0, 3)]))
 
     assert offsets_in(path) == []
     run_batch(sink, {Q0: 4}, rows(Q0, 0, 4))
     assert offsets_in(path) == [0, 1, 2, 3]
-
-
-def test_a_second_attempt_of_a_task_adds_its_rows_once(sink: DeltaSink, path: Path):
-    """D1: task retry and speculation write files that nobody commits."""
-    batch = sink.begin(GROUP, [Q0])
-    batch.task_writer().write(iter([rows(Q0, 0, 3)]))
-    files = batch.task_writer().write(iter([rows(Q0, 0, 3)]))
-
-    batch.commit(files, {Q0: 3})
-
-    assert offsets_in(path) == [0, 1, 2]
 
 
 def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path):
@@ -122,12 +104,6 @@ def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path):
     run_batch(restarted, {Q0: 5}, rows(Q0, 0, 5))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
-
-
-def test_groups_have_watermarks_of_their_own(sink: DeltaSink, path: Path):
-    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
-
-    assert sink.begin("another", [Q0]).watermarks == {Q0: 0}
 
 
 def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: DeltaSink, path: Path):
@@ -145,24 +121,10 @@ def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: 
 # ------------------------------------------------------------------------------------------ several writers
 
 
-def test_a_stale_second_writer_of_a_queue_is_refused(sink: DeltaSink, path: Path):
-    """C5, H5: a zombie is fenced in the sink, too."""
-    zombie_sink = DeltaSink(path)
-    zombie_sink.prepare(SCHEMA)
-    zombie = zombie_sink.begin(GROUP, [Q0])
-    files = zombie.task_writer().write(iter([rows(Q0, 0, 9, "zombie")]))
-    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
-
-    with pytest.raises(SinkMoved, match=r"Another consumer of group order-etl .* queue=0 from 0 to 5"):
-        zombie.commit(files, {Q0: 9})
-
-    assert offsets_in(path) == [0, 1, 2, 3, 4]
-
-
 def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(sink: DeltaSink, path: Path):
     """H5: the shared handle has moved on, the batch must notice."""
     earlier = sink.begin(GROUP, [Q0])
-    files = earlier.task_writer().write(iter([rows(Q0, 0, 2)]))
+    files = files_of(earlier.task_writer(), iter([rows(Q0, 0, 2)]))
     run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
     with pytest.raises(SinkConflict, match="queue=0 from 0 to 5"):
@@ -177,8 +139,8 @@ def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, 
     other.prepare(SCHEMA)
     mine, theirs = sink.begin(GROUP, [Q0]), other.begin(GROUP, [Q1])
 
-    assert theirs.commit(theirs.task_writer().write(iter([rows(Q1, 0, 2)])), {Q1: 2}) == 1
-    assert mine.commit(mine.task_writer().write(iter([rows(Q0, 0, 3)])), {Q0: 3}) == 2
+    assert theirs.commit(files_of(theirs.task_writer(), iter([rows(Q1, 0, 2)])), {Q1: 2}) == 1
+    assert mine.commit(files_of(mine.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3}) == 2
     assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2], [0, 1])
     assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 3, Q1: 2}
 
@@ -199,7 +161,7 @@ def test_changes_of_others_between_begin_and_commit_do_no_harm(sink: DeltaSink, 
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([rows(Q0, 5, 7)]))
+    files = files_of(batch.task_writer(), iter([rows(Q0, 5, 7)]))
     table = DeltaTable(path)
     {
         "append": lambda: write_deltalake(path, pa.table(rows(Q1, 0, 1)), mode="append"),
@@ -316,7 +278,7 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
 def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path):
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([rows(Q0, 3, 5)]))
+    files = files_of(batch.task_writer(), iter([rows(Q0, 3, 5)]))
     DeltaTable(path).restore(0)
 
     with pytest.raises(SinkConflict, match="restored at version 2"):
@@ -370,28 +332,6 @@ def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink):
 
 
 # ------------------------------------------------------------------------------------------ bugs are loud
-
-
-def test_rows_of_a_queue_that_was_not_named_are_refused(sink: DeltaSink):
-    batch = sink.begin(GROUP, [Q0])
-
-    with pytest.raises(SchemaError, match=r"queue=1 at offset 4 .* not part of this batch"):
-        batch.task_writer().write(iter([rows(Q1, 4, 5)]))
-
-
-def test_acknowledging_a_queue_that_was_not_named_is_refused(sink: DeltaSink):
-    with pytest.raises(OffsetError, match="queue=1: acknowledged, but not named"):
-        sink.begin(GROUP, [Q0]).commit([], {Q1: 4})
-
-
-def test_rows_without_progress_are_refused(sink: DeltaSink, path: Path):
-    batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([rows(Q0, 0, 3)]))
-
-    with pytest.raises(OffsetError, match=r"3 rows for .* without progress"):
-        batch.commit(files, {Q0: 0})
-
-    assert offsets_in(path) == []
 
 
 def test_beginning_without_prepare_is_refused(path: Path, sink: DeltaSink):
@@ -467,7 +407,7 @@ def test_other_columns_are_refused_naming_each_difference(path: Path):
 
 def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: Path):
     batch = sink.begin(GROUP, [Q0])
-    files = batch.task_writer().write(iter([rows(Q0, 0, 1)]))
+    files = files_of(batch.task_writer(), iter([rows(Q0, 0, 1)]))
     DeltaTable(path).alter.add_columns([Field("note", PrimitiveType("string"))])
 
     with pytest.raises(SchemaError, match="superfluous: note string"):
@@ -498,7 +438,13 @@ def test_partition_columns_that_cannot_be_such_are_refused(path: Path, partition
         DeltaSink(path, partition_by=partition_by).prepare(schema)
 
 
-def test_a_check_constraint_is_refused(path: Path):
+@pytest.fixture
+def no_spark(monkeypatch) -> None:
+    """Another test may have left a session in this process."""
+    monkeypatch.setattr(delta_sink, "writes_delta", lambda spark: False)
+
+
+def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark):
     DeltaTable.create(path, schema=SCHEMA)
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
@@ -506,7 +452,9 @@ def test_a_check_constraint_is_refused(path: Path):
         DeltaSink(path).prepare(SCHEMA)
 
 
-def test_a_constraint_added_while_the_query_runs_is_refused(sink: DeltaSink, path: Path):
+def test_a_constraint_added_while_the_query_runs_is_refused_where_spark_cannot_write(
+    sink: DeltaSink, path: Path, no_spark
+):
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
     with pytest.raises(OptionError, match="CHECK constraint positive"):
@@ -560,3 +508,99 @@ def test_only_queues_that_grow_are_written(sink: DeltaSink, path: Path):
     actions = map(json.loads, (path / "_delta_log" / f"{2:020d}.json").read_text().splitlines())
     transactions = [action["txn"] for action in actions if "txn" in action]
     assert [(each["appId"], each["version"]) for each in transactions] == [(app_id(GROUP, Q0), 6)]
+
+
+# --------------------------------------------------------------------------------------------- schema evolution
+
+WITH_AMOUNT = SCHEMA.append(pa.field("amount", pa.float64()))
+
+
+def evolving(path: Path, schema: pa.Schema, **more: Any) -> DeltaSink:
+    made = DeltaSink(path, schema_evolution=True, sleep=lambda _: None, **more)
+    made.prepare(schema)
+    return made
+
+
+def with_amount(queue: MessageQueue, start: int, end: int, step: str = "paid") -> pa.RecordBatch:
+    plain = rows(queue, start, end, step)
+    return plain.append_column(WITH_AMOUNT.field("amount"), pa.array([1.5] * plain.num_rows))
+
+
+def amounts(path: Path) -> list[float | None]:
+    table = DeltaTable(path).to_pyarrow_table()
+    return [table["amount"].to_pylist()[at] for at in pc.sort_indices(table["queueOffset"]).to_pylist()]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("step",)], ids=["plain", "partitioned"])
+def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: tuple[str, ...]):
+    """H1: the listener's next release emits one column more; watermarks stay."""
+    run_batch(evolving(path, SCHEMA, partition_by=partition_by), {Q0: 2}, rows(Q0, 0, 2))
+
+    newer = evolving(path, WITH_AMOUNT)
+    run_batch(newer, {Q0: 4}, with_amount(Q0, 0, 4))
+
+    assert amounts(path) == [None, None, 1.5, 1.5]
+
+
+def test_two_queries_with_different_columns_share_an_evolving_table(path: Path):
+    """H5: each adds its own rows; the older one has nulls in what it does not know."""
+    older = evolving(path, SCHEMA)
+    begun = older.begin(GROUP, [Q1])
+    newer = evolving(path, WITH_AMOUNT)
+    run_batch(newer, {Q0: 1}, with_amount(Q0, 0, 1))
+
+    run_batch(older, {Q1: 3}, rows(Q1, 1, 3))
+
+    assert amounts(path) == [1.5, None, None]
+    assert begun.task_writer().schema == SCHEMA
+    with pytest.raises(SchemaError, match="superfluous: amount"):
+        run_batch(prepared_without_evolution(path), {Q0: 9}, rows(Q0, 5, 9))
+
+
+def prepared_without_evolution(path: Path) -> DeltaSink:
+    made = DeltaSink(path, sleep=lambda _: None)
+    made.prepare(SCHEMA)
+    return made
+
+
+def test_a_merge_leaves_columns_alone_that_its_rows_do_not_have(path: Path):
+    """H6: another query's column keeps its values."""
+    keys = ("step",)
+    run_batch(evolving(path, WITH_AMOUNT, merge_keys=keys), {Q0: 1}, with_amount(Q0, 0, 1, "paid"))
+
+    run_batch(evolving(path, SCHEMA, merge_keys=keys), {Q0: 3}, rows(Q0, 1, 2, "paid"), rows(Q0, 2, 3, "new"))
+
+    table = DeltaTable(path).to_pyarrow_table()
+    found = zip(
+        table["step"].to_pylist(), table["queueOffset"].to_pylist(), table["amount"].to_pylist(), strict=True
+    )
+    assert sorted(found) == [("new", 2, None), ("paid", 1, 1.5)]
+
+
+def test_evolution_changes_no_type_and_needs_no_new_column(path: Path):
+    evolving(path, WITH_AMOUNT)
+    before = DeltaTable(path).version()
+
+    evolving(path, WITH_AMOUNT)
+    with pytest.raises(SchemaError, match="of another type: amount is double instead of string"):
+        evolving(path, SCHEMA.append(pa.field("amount", pa.string())))
+
+    assert DeltaTable(path).version() == before
+
+
+def test_columns_that_another_query_has_just_added_are_taken_as_they_are(path: Path, monkeypatch):
+    """H5: both begin at the same moment; who comes second is refused by delta-rs, and looks again."""
+    evolving(path, SCHEMA)
+    other = DeltaTable(path)
+    real = TableLog.form
+
+    def form_then_alter(log: TableLog):
+        found = real(log)
+        monkeypatch.setattr(TableLog, "form", real)
+        other.alter.add_columns([Field("amount", PrimitiveType("double"))])
+        return found
+
+    monkeypatch.setattr(TableLog, "form", form_then_alter)
+    evolving(path, WITH_AMOUNT)
+
+    assert [field.name for field in DeltaTable(path).schema().fields][-1] == "amount"

@@ -16,6 +16,7 @@ from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.sink_rows import files_of
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)
@@ -52,7 +53,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def test_a_written_file_is_described_truly(tmp_path: Path):
-    [file] = writer(tmp_path).write(iter([rows("a", "b"), rows("c", start=2)]))
+    [file] = files_of(writer(tmp_path), iter([rows("a", "b"), rows("c", start=2)]))
 
     assert files_in(tmp_path) == [file.path]
     assert file.size == (tmp_path / file.path).stat().st_size
@@ -62,7 +63,7 @@ def test_a_written_file_is_described_truly(tmp_path: Path):
 
 
 def test_a_written_file_travels_as_json(tmp_path: Path):
-    [file] = writer(tmp_path).write(iter([rows("a")]))
+    [file] = files_of(writer(tmp_path), iter([rows("a")]))
 
     assert WrittenFile(**json.loads(json.dumps(file.to_dict()))) == file
 
@@ -74,15 +75,15 @@ def test_a_writer_is_picklable(tmp_path: Path):
 
 
 def test_no_rows_make_no_file(tmp_path: Path):
-    assert writer(tmp_path).write(iter([])) == []
-    assert writer(tmp_path).write(iter([rows()])) == []
-    assert writer(tmp_path, watermarks={Q0: 5}).write(iter([rows("a", "b")])) == []
+    assert files_of(writer(tmp_path), iter([])) == []
+    assert files_of(writer(tmp_path), iter([rows()])) == []
+    assert files_of(writer(tmp_path, watermarks={Q0: 5}), iter([rows("a", "b")])) == []
     assert files_in(tmp_path) == []
 
 
 def test_rows_below_the_watermark_are_left_out(tmp_path: Path):
     """H1: an earlier run of the batch wrote them."""
-    [file] = writer(tmp_path, watermarks={Q0: 2}).write(iter([rows("a", "b", "c"), rows("d", start=3)]))
+    [file] = files_of(writer(tmp_path, watermarks={Q0: 2}), iter([rows("a", "b", "c"), rows("d", start=3)]))
 
     assert pq.read_table(tmp_path / file.path).column("queueOffset").to_pylist() == [2, 3]
 
@@ -91,13 +92,13 @@ def test_several_rows_of_one_message_stay_together(tmp_path: Path):
     """H1: a listener may emit several rows for a message."""
     twice = pa.Table.from_batches([rows("a", "b", start=4), rows("c", start=5)]).combine_chunks()
 
-    [file] = writer(tmp_path, watermarks={Q0: 5}).write(iter(twice.to_batches()))
+    [file] = files_of(writer(tmp_path, watermarks={Q0: 5}), iter(twice.to_batches()))
 
     assert pq.read_table(tmp_path / file.path).column("step").to_pylist() == ["b", "c"]
 
 
 def test_a_file_is_finished_at_its_row_limit(tmp_path: Path):
-    files = writer(tmp_path, max_file_rows=3).write(iter([rows(*"abcdefgh")]))
+    files = files_of(writer(tmp_path, max_file_rows=3), iter([rows(*"abcdefgh")]))
 
     assert [file.num_records for file in files] == [3, 3, 2]
     offsets = [pq.read_table(tmp_path / file.path).column("queueOffset").to_pylist() for file in files]
@@ -105,7 +106,7 @@ def test_a_file_is_finished_at_its_row_limit(tmp_path: Path):
 
 
 def test_a_file_is_finished_at_its_size_limit(tmp_path: Path):
-    files = writer(tmp_path, max_file_bytes=1).write(iter([rows("a"), rows("b", start=1)]))
+    files = files_of(writer(tmp_path, max_file_bytes=1), iter([rows("a"), rows("b", start=1)]))
 
     assert [file.num_records for file in files] == [1, 1]
 
@@ -117,7 +118,7 @@ def test_a_failing_batch_leaves_no_file_behind(tmp_path: Path, failure):
         raise failure
 
     with pytest.raises(failure):
-        writer(tmp_path, max_file_rows=3).write(batches())
+        files_of(writer(tmp_path, max_file_rows=3), batches())
 
     assert files_in(tmp_path) == []
 
@@ -136,7 +137,7 @@ def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path):
         }
     )
 
-    [file] = writer(tmp_path).write(iter([batch]))
+    [file] = files_of(writer(tmp_path), iter([batch]))
 
     assert pq.read_schema(tmp_path / file.path).equals(SCHEMA)
 
@@ -145,7 +146,7 @@ def test_missing_and_superfluous_columns_are_named(tmp_path: Path):
     batch = rows("a").rename_columns([*SCHEMA.names[:4], "stepp"])
 
     with pytest.raises(SchemaError, match=r"missing columns: step; superfluous columns: stepp"):
-        writer(tmp_path).write(iter([batch]))
+        files_of(writer(tmp_path), iter([batch]))
 
 
 def test_a_value_that_does_not_fit_is_refused(tmp_path: Path):
@@ -153,30 +154,30 @@ def test_a_value_that_does_not_fit_is_refused(tmp_path: Path):
     too_large = rows(2**40, schema=pa.schema([*POSITION, ("step", pa.int64())]))
 
     with pytest.raises(SchemaError, match=r"Column step .* type int64, .* int32"):
-        writer(tmp_path, schema=schema).write(iter([too_large]))
+        files_of(writer(tmp_path, schema=schema), iter([too_large]))
 
 
 def test_nulls_in_a_column_that_has_none_are_refused(tmp_path: Path):
     schema = pa.schema([*POSITION, pa.field("step", pa.string(), nullable=False)])
 
     with pytest.raises(SchemaError, match="Column step of the output rows has 1 nulls"):
-        writer(tmp_path, schema=schema).write(iter([rows("a", None)]))
+        files_of(writer(tmp_path, schema=schema), iter([rows("a", None)]))
 
 
 def test_a_row_without_position_is_refused(tmp_path: Path):
     batch = pa.RecordBatch.from_pylist([{"topic": "orders"}], schema=SCHEMA)
 
     with pytest.raises(SchemaError, match="Column brokerName of the output rows has 1 nulls"):
-        writer(tmp_path).write(iter([batch]))
+        files_of(writer(tmp_path), iter([batch]))
 
 
 def test_a_uri_of_an_unknown_scheme_is_refused():
     with pytest.raises(OptionError, match=r"cannot be written to ftp://lake/orders"):
-        writer("ftp://lake/orders").write(iter([rows("a")]))
+        files_of(writer("ftp://lake/orders"), iter([rows("a")]))
 
 
 def test_a_file_uri_is_written_to(tmp_path: Path):
-    [file] = writer(tmp_path.as_uri()).write(iter([rows("a")]))
+    [file] = files_of(writer(tmp_path.as_uri()), iter([rows("a")]))
 
     assert files_in(tmp_path) == [file.path]
 
@@ -192,7 +193,7 @@ def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
     sink.prepare(SCHEMA)
     batch = sink.begin(GROUP, [Q0])
 
-    files = batch.task_writer().write(iter([rows(*TRICKY), rows(*TRICKY, start=6)]))
+    files = files_of(batch.task_writer(), iter([rows(*TRICKY), rows(*TRICKY, start=6)]))
     batch.commit(files, {Q0: 12})
 
     # An empty partition value means null in Delta, also when Spark writes it.
@@ -219,7 +220,7 @@ def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_,
     sink.prepare(schema)
     batch = sink.begin(GROUP, [Q0])
 
-    files = batch.task_writer().write(iter([rows(value, None, schema=schema, column="part")]))
+    files = files_of(batch.task_writer(), iter([rows(value, None, schema=schema, column="part")]))
     batch.commit(files, {Q0: 2})
 
     assert {file.partition_values["part"] for file in files} == {text, None}
@@ -228,7 +229,7 @@ def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_,
 
 
 def test_two_partition_columns_make_nested_folders(tmp_path: Path):
-    written = writer(tmp_path, partition_by=("topic", "step")).write(iter([rows("a", "b", "a")]))
+    written = files_of(writer(tmp_path, partition_by=("topic", "step")), iter([rows("a", "b", "a")]))
 
     assert sorted((file.path.rsplit("/", 1)[0], file.num_records) for file in written) == [
         ("topic=orders/step=a", 2),
@@ -239,7 +240,7 @@ def test_two_partition_columns_make_nested_folders(tmp_path: Path):
 def test_more_partitions_than_open_files_are_written_all(tmp_path: Path):
     steps = [str(number) for number in range(100)]
 
-    files = writer(tmp_path, partition_by=("step",)).write(iter([rows(*steps), rows(*steps, start=100)]))
+    files = files_of(writer(tmp_path, partition_by=("step",)), iter([rows(*steps), rows(*steps, start=100)]))
 
     assert sum(file.num_records for file in files) == 200
     assert {file.partition_values["step"] for file in files} == set(steps)
@@ -252,7 +253,7 @@ def test_an_existing_tables_partitioning_is_kept(tmp_path: Path):
     sink.prepare(SCHEMA)
     batch = sink.begin(GROUP, [Q0])
 
-    batch.commit(batch.task_writer().write(iter([rows("a", "b")])), {Q0: 2})
+    batch.commit(files_of(batch.task_writer(), iter([rows("a", "b")])), {Q0: 2})
 
     assert files_in(path)[0].startswith("step=a/")
 
@@ -291,7 +292,7 @@ def test_columns_of_every_type_read_back(tmp_path: Path):
     batch = sink.begin(GROUP, [Q0])
     made = pa.RecordBatch.from_pylist([row], schema=schema)
 
-    batch.commit(batch.task_writer().write(iter([made])), {Q0: 1})
+    batch.commit(files_of(batch.task_writer(), iter([made])), {Q0: 1})
 
     [read] = DeltaTable(path).to_pyarrow_table().to_pylist()
     # As text, because NaN does not equal itself.

@@ -1,4 +1,4 @@
-"""What runs in each task of a micro-batch's one job: data rows into files, acks and file names to the driver.
+"""What runs in each task of a micro-batch's one job: data rows to the sink's writer, its outcome and acks to the driver.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that forks.
 """
@@ -19,10 +19,13 @@ from pyspark_rocketmq.datasource.range_tickets import read_tickets
 from pyspark_rocketmq.datasource.worker_memory import settle_modules
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
+from pyspark_rocketmq.streaming.sink import RowWriter, TaskRows, Written, write_rows
 
-_RESULT_SCHEMA = pa.schema([("files", pa.string()), ("acks", pa.string()), ("emitted", pa.int64())])
+_RESULT_SCHEMA = pa.schema(
+    [("written", pa.string()), ("acks", pa.string()), ("emitted", pa.int64()), ("left_out", pa.int64())]
+)
+_RESULT_COLUMNS = "written string, acks string, emitted bigint, left_out bigint"
 
 
 ArrowEngine = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -32,12 +35,14 @@ ArrowEngine = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 class Evaluated(NamedTuple):
     """What one evaluation of a micro-batch brought."""
 
-    files: tuple[WrittenFile, ...]
-    """In the sink's folder, none of them in the table yet."""
+    written: tuple[Written, ...]
+    """What the tasks wrote for the sink; it has none of it yet."""
     acks: tuple[QueueAck, ...]
     """By queue."""
     emitted: int
-    """Data rows, those included that the sink has already and that no file holds."""
+    """Data rows, those left out included."""
+    left_out: int
+    """Data rows that the sink has already, so that they were not written."""
 
 
 class BatchTask:
@@ -48,7 +53,7 @@ class BatchTask:
     one Python process from the socket to the sink's file.
     """
 
-    def __init__(self, writer: TaskWriter | None, engine: ArrowEngine | None = None) -> None:
+    def __init__(self, writer: RowWriter | None, engine: ArrowEngine | None = None) -> None:
         self._writer = writer
         self._engine = engine
 
@@ -58,13 +63,15 @@ class BatchTask:
         Raises:
             RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
         """
-        files: list[WrittenFile] = []
+        written: list[Written] = []
         acks: list[QueueAck] = []
-        emitted = 0
-        for row in batch.mapInArrow(self, "files string, acks string, emitted bigint").collect():
-            files += [WrittenFile(**file) for file in json.loads(row["files"])]
+        emitted = left_out = 0
+        for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
+            if self._writer is not None:
+                written += map(self._writer.written, json.loads(row["written"]))
             acks += [QueueAck.from_json(text) for text in json.loads(row["acks"])]
             emitted += row["emitted"]
+            left_out += row["left_out"]
         acks.sort(key=lambda ack: ack.queue)
         for one, other in pairwise(acks):
             if one.queue == other.queue:
@@ -73,22 +80,23 @@ class BatchTask:
                     f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
                     "rows of format('rocketmq') before they are consumed."
                 )
-        return Evaluated(tuple(files), tuple(acks), emitted)
+        return Evaluated(tuple(written), tuple(acks), emitted, left_out)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row with JSON lists of files and acks."""
+        """One row with JSON lists of what was written and of acks."""
         split = _Split()
         rows = split.data_rows(batches if self._engine is None else self._engine(read_tickets(batches)))
-        files: list[WrittenFile] = []
+        done = TaskRows((), left_out=0)
         if self._writer is not None:
-            files = self._writer.write(rows)
+            done = write_rows(self._writer, rows)
         else:
             # Rows must be drawn for the engine to run.
             deque(rows, maxlen=0)
         result = {
-            "files": json.dumps([file.to_dict() for file in files]),
+            "written": json.dumps([each.to_dict() for each in done.written]),
             "acks": json.dumps(split.acks),
             "emitted": split.emitted,
+            "left_out": done.left_out,
         }
         settle_modules()
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)

@@ -22,7 +22,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import ArrowEngine, BatchTask, Evaluated
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink, SinkBatch
+from pyspark_rocketmq.streaming.sink import Sink, SinkBatch
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class BatchReport:
     batch_id: int
     acks: tuple[QueueAck, ...]
     rows: int
-    """Output rows added to the sink, rows it already had left out; without a sink, rows emitted."""
+    """Output rows, without those left out."""
     left_out: int
-    """Output rows below the sink's watermark: it has them already."""
+    """Output rows below the watermark of the sink, or of one of several: it has them already."""
     sink_version: int | None
     """Table version of the data commit; None when nothing was written."""
     refused: tuple[QueueCommit, ...]
@@ -61,7 +61,7 @@ class BatchCommitter:
         *,
         consumer_group: str,
         store: OffsetStore,
-        sink: DeltaSink | None,
+        sink: Sink | None,
         query_id: Callable[[], str],
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
@@ -107,15 +107,12 @@ class BatchCommitter:
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
         reset = {ack.queue for ack in acks if ack.reset_to is not None}
         self._show([commit for commit in result.accepted if commit.queue not in reset])
-        added = (
-            sum(file.num_records for file in evaluated.files) if sink_batch is not None else evaluated.emitted
-        )
         report = BatchReport(
             query_id=query_id,
             batch_id=batch_id,
             acks=acks,
-            rows=added,
-            left_out=evaluated.emitted - added,
+            rows=evaluated.emitted - evaluated.left_out,
+            left_out=evaluated.left_out,
             sink_version=version,
             refused=result.refused,
             offsets=_own_rows(rows, acks, result),
@@ -138,7 +135,7 @@ class BatchCommitter:
             return True, None
         try:
             ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
-            return False, sink_batch.commit(evaluated.files, ends)
+            return False, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
             # Somebody was held up between that look and the commit: a former owner, who wrote what this batch has
             # too, or this very query. In both cases the next plan begins where the offset store says.

@@ -4,8 +4,8 @@ Nobody sees a file before the driver commits it. Files of failed or repeated att
 with VACUUM.
 
 Rule 1: no delta-rs here. Task processes are forked, and delta-rs must not be in a process that forks.
-Rule 2: rows below their queue's watermark are in the table already and are dropped here, before they are
-written: that is what makes a replay harmless.
+Rule 2: rows below their queue's watermark are in the table already and are dropped before they are written: that is
+what makes a replay harmless.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyarrow import fs
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_stats import FileStatistics
+from pyspark_rocketmq.streaming.known_rows import drop_known_rows
 
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
 _OPEN_FILES = 64
 """At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_QUEUE_COLUMNS = ("topic", "brokerName", "queueId")
-_POSITION_COLUMNS = (*_QUEUE_COLUMNS, "queueOffset")
+_POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
 
 PartitionValues = tuple[str | None, ...]
 """Text of each partition column, in their order; None for null."""
@@ -52,7 +52,7 @@ class WrittenFile:
     partition_values: Mapping[str, str | None]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name; ``WrittenFile(**fields)`` is the reverse."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -67,60 +67,27 @@ class TaskWriter:
     partition_by: tuple[str, ...]
     watermarks: Mapping[MessageQueue, int]
     """Next offset by queue, for every queue of the batch: rows below are in the table already."""
+    fills_missing: bool = False
+    """Whether rows may lack columns that may be null."""
     max_file_bytes: int = 128 << 20
     """A file is finished when it has grown to about this size."""
     max_file_rows: int = 1_000_000
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> list[WrittenFile]:
-        """Write the rows that are not in the table yet; order within a partition is kept.
+    def open(self) -> FileSet:
+        """See ``RowWriter.open``; the files are removed again when it is abandoned."""
+        return FileSet(self)
 
-        Files are removed again when ``batches`` or the writing fails.
-
-        Raises:
-            SchemaError: If a batch does not fit the table's columns or a row lacks its message's position.
-        """
-        files = _FileSet(self)
-        try:
-            for batch in batches:
-                rows = drop_known_rows(_conform(batch, self.schema), self.watermarks)
-                for values, part in _split(rows, self.partition_by):
-                    files.add(values, part)
-            return files.finish()
-        except BaseException:
-            files.abandon()
-            raise
+    def written(self, facts: Mapping[str, Any]) -> WrittenFile:
+        """See ``RowWriter.written``."""
+        return WrittenFile(**facts)
 
 
-def drop_known_rows(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]) -> pa.RecordBatch:
-    """Return the rows at or above their queue's watermark.
-
-    Raises:
-        SchemaError: If a row's queue is not in ``watermarks``: whether it is in the table is not known.
-    """
-    lowest = pa.table(batch).group_by(list(_QUEUE_COLUMNS)).aggregate([("queueOffset", "min")])
-    for *queue_fields, lowest_offset in zip(
-        *(lowest.column(name).to_pylist() for name in (*_QUEUE_COLUMNS, "queueOffset_min")), strict=True
-    ):
-        queue = MessageQueue(*queue_fields)
-        if queue not in watermarks:
-            raise SchemaError(
-                f"A row of {queue} at offset {lowest_offset} cannot be written: the queue is not part of this "
-                "batch. Output rows must carry the position of the message that produced them."
-            )
-        if lowest_offset < watermarks[queue]:
-            batch = batch.filter(pc.invert(_is_below(batch, queue, watermarks[queue])))
-    return batch
-
-
-def _is_below(batch: pa.RecordBatch, queue: MessageQueue, watermark: int) -> pa.Array:
-    mask = pc.less(batch.column("queueOffset"), watermark)
-    for name, value in zip(_QUEUE_COLUMNS, queue, strict=True):
-        mask = pc.and_(mask, pc.equal(batch.column(name), value))
-    return mask
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -> pa.RecordBatch:
     """The batch with exactly the table's columns, in the table's order and types."""
+    if fills_missing:
+        for field in schema:
+            if field.name not in batch.schema.names and field.nullable:
+                batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
     missing = [name for name in schema.names if name not in batch.schema.names]
     superfluous = [name for name in batch.schema.names if name not in schema.names]
     if missing or superfluous:
@@ -196,8 +163,8 @@ def filesystem_of(table_uri: str) -> tuple[fs.FileSystem, str]:
     return filesystem, folder.rstrip("/")
 
 
-class _FileSet:
-    """The files a task is writing, one per partition, and those it has finished."""
+class FileSet:
+    """The files a task is writing, one per partition, and those it has finished; implements ``Writing``."""
 
     def __init__(self, writer: TaskWriter) -> None:
         self._writer = writer
@@ -206,7 +173,21 @@ class _FileSet:
         self._open: dict[PartitionValues, _GrowingFile] = {}
         self._finished: list[WrittenFile] = []
 
-    def add(self, values: PartitionValues, rows: pa.RecordBatch) -> None:
+    def add(self, rows: pa.RecordBatch) -> int:
+        """Write the rows that are not in the table yet, in their order within a partition; how many are in it.
+
+        Raises:
+            SchemaError: If they do not fit the table's columns or a row lacks its message's position.
+        """
+        new = drop_known_rows(
+            _conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
+            self._writer.watermarks,
+        )
+        for values, part in _split(new, self._writer.partition_by):
+            self._add_part(values, part)
+        return int(rows.num_rows - new.num_rows)
+
+    def _add_part(self, values: PartitionValues, rows: pa.RecordBatch) -> None:
         while rows.num_rows:
             file = self._file_of(values)
             room = self._writer.max_file_rows - file.num_records
@@ -216,6 +197,7 @@ class _FileSet:
                 self._finish_one(values)
 
     def finish(self) -> list[WrittenFile]:
+        """See ``Writing.finish``."""
         for values in list(self._open):
             self._finish_one(values)
         return self._finished

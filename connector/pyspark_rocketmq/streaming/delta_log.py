@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
-from pyspark_rocketmq.streaming.delta_merge import newest_rows, predicate, read_rows, remove_files
+from pyspark_rocketmq.streaming.delta_merge import newest_rows, predicate, quoted, read_rows, remove_files
 from pyspark_rocketmq.streaming.delta_transactions import all_transactions, transactions_of
 from pyspark_rocketmq.streaming.table_protocol import (
     commit_metadata,
+    find_commit,
     find_restore,
     is_commit_of,
-    is_commit_of_group,
     restored_to,
 )
 
@@ -47,6 +47,8 @@ class TableLog:
         self._versions: dict[str, int | None] = {}
         self._restore_checked: dict[str, int] = {}
         """By group: the version up to which no RESTORE took rows of its last commit away."""
+        self._newest_commits: dict[str, tuple[int, Mapping[str, Any] | None]] = {}
+        """By group: its newest commit as of a version."""
 
     @property
     def version(self) -> int:
@@ -93,19 +95,29 @@ class TableLog:
         if consumer_group in self._restore_checked:
             entry = find_restore(self.history_since(self._restore_checked[consumer_group]), consumer_group)
         else:
-            entry = self._find_restore_stepwise(consumer_group)
+            entry = find_restore(self._history_stepwise(), consumer_group)
         if entry is not None:
             return int(entry["version"])
         self._restore_checked[consumer_group] = self.version
         return None
 
-    def _find_restore_stepwise(self, consumer_group: str) -> Mapping[str, Any] | None:
+    def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
+        """The history's entry of the group's newest commit; None if the history has none."""
+        looked_at, entry = self._newest_commits.get(consumer_group, (-1, None))
+        if looked_at < 0:
+            entry = find_commit(self._history_stepwise(), consumer_group)
+        else:
+            entry = find_commit(self.history_since(looked_at), consumer_group) or entry
+        self._newest_commits[consumer_group] = self.version, entry
+        return entry
+
+    def _history_stepwise(self) -> Iterator[dict[str, Any]]:
+        """All commits, newest first; who finds what is wanted early has not read all."""
+        seen = 0
         for limit in _HISTORY_STEPS:
             history = self._history(min(limit, self.version + 1))
-            entry = find_restore(history, consumer_group)
-            if entry is not None or any(is_commit_of_group(each, consumer_group) for each in history):
-                return entry
-        return None
+            yield from history[seen:]
+            seen = len(history)
 
     def _history(self, count: int) -> list[dict[str, Any]]:
         """The last ``count`` commits up to this object's version, newest first."""
@@ -140,11 +152,24 @@ class TableLog:
         """
         log = self
         # What was restored may have been restored itself, and the watermarks stayed each time.
-        while (entry := log._find_restore_stepwise(consumer_group)) is not None:
+        while (entry := find_restore(log._history_stepwise(), consumer_group)) is not None:
             table = DeltaTable(self._table.table_uri)
             table.load_as_version(restored_to(entry))
             log = TableLog(table)
         return log
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add columns.
+
+        Raises:
+            DeltaError: If they could not be added, and nobody else has done it meanwhile.
+        """
+        try:
+            self._table.alter.add_columns(Schema.from_arrow(schema).fields)
+        except DeltaError:
+            self._table.update_incremental()
+            if not set(schema.names) <= {column.name for column in self.form().columns}:
+                raise
 
     def add(
         self,
@@ -173,26 +198,28 @@ class TableLog:
         self,
         files: Sequence[WrittenFile],
         keys: Sequence[str],
+        columns: Sequence[str],
         versions: Mapping[str, int],
         *,
         consumer_group: str,
         commit_id: str,
     ) -> int:
-        """Update the rows that have the keys of the files' rows, add the others; as :meth:`add` in all else."""
+        """Update ``columns`` of the rows that have the keys of the files' rows, add the others; else as :meth:`add`."""
         if not files:
             return self.add((), versions, consumer_group=consumer_group, commit_id=commit_id)
         begun_at = self.version
         rows = read_rows(files, self.arrow_schema, self._filesystem, self._folder)
+        values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
         (
             self._table.merge(
-                newest_rows(rows, keys),
+                newest_rows(rows, keys).select(list(columns)),
                 predicate(keys, _SOURCE, _TARGET),
                 source_alias=_SOURCE,
                 target_alias=_TARGET,
                 commit_properties=_properties(versions, consumer_group, commit_id),
             )
-            .when_matched_update_all()
-            .when_not_matched_insert_all()
+            .when_matched_update(values)
+            .when_not_matched_insert(values)
             .execute()
         )
         # A merge, unlike an append, takes the handle along, so that a refresh would see no change.
@@ -201,8 +228,12 @@ class TableLog:
         else:
             self._versions.clear()
         version = self._made(begun_at, consumer_group, commit_id)
-        remove_files(files, self._filesystem, self._folder)
+        self.remove(files)
         return version
+
+    def remove(self, files: Sequence[WrittenFile]) -> None:
+        """Remove files whose rows are in others by now."""
+        remove_files(files, self._filesystem, self._folder)
 
     def _made(self, begun_at: int, consumer_group: str, commit_id: str) -> int:
         """The version of the commit just made."""

@@ -36,8 +36,13 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 def predicate(keys: Iterable[str], source: str, target: str) -> str:
     """Rows of one key; a key with a null in it is equal to none, and its rows are always added."""
-    quoted = [name.replace('"', '""') for name in keys]
-    return " AND ".join(f'{target}."{name}" = {source}."{name}"' for name in quoted)
+    return " AND ".join(f"{target}.{quoted(name)} = {source}.{quoted(name)}" for name in keys)
+
+
+def quoted(name: str) -> str:
+    """A column's name in an expression."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
 
 
 def read_rows(

@@ -19,12 +19,15 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import Schema
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.watermark import advance, app_id, queue_of
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict, SinkMoved
@@ -34,10 +37,20 @@ from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.delta_log import TableLog, create_table, open_log
+from pyspark_rocketmq.streaming.spark_delta import (
+    GroupCommit,
+    SparkWriter,
+    add_columns,
+    group_app_id,
+    writes_delta,
+)
 from pyspark_rocketmq.streaming.table_protocol import (
-    check_sink_table,
+    cannot_take_files,
+    check_columns,
     check_wanted,
+    given_columns,
     is_commit_of,
+    refused_features,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,6 +71,7 @@ class DeltaSink:
         *,
         partition_by: Sequence[str] = (),
         merge_keys: Sequence[str] = (),
+        schema_evolution: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Name the table.
@@ -67,28 +81,38 @@ class DeltaSink:
             partition_by: Partition columns of a new table; an existing one keeps its own.
             merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row whose
                 key has a null is always added. The batch's rows pass through the driver.
+            schema_evolution: Add columns that the rows have and the table has not, as Delta's ``mergeSchema``; columns
+                that only the table has are null in new rows. Types and partitioning never change.
             sleep: How to wait between the tries of a commit.
         """
         self._path = table_uri(path)
         self._partition_by = tuple(partition_by)
         self.merge_keys = tuple(merge_keys)
         """Empty: rows are added, never updated."""
+        self.schema_evolution = schema_evolution
+        """Whether rows and table may differ in columns that may be null."""
         self.sleep = sleep
         self._wanted: TableForm | None = None
+        self._schema = pa.schema([])
+        self._spark: SparkSession | None = None
         self._thread = threading.local()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_sink, (self._path, self._partition_by, self.merge_keys)
+        return _rebuild_sink, (self._path, self._partition_by, self.merge_keys, self.schema_evolution)
 
     def __repr__(self) -> str:
         return (
-            f"DeltaSink({self._path!r}, partition_by={self._partition_by!r}, merge_keys={self.merge_keys!r})"
+            f"DeltaSink({self._path!r}, partition_by={self._partition_by!r}, merge_keys={self.merge_keys!r}, "
+            f"schema_evolution={self.schema_evolution!r})"
         )
 
     @property
     def path(self) -> str:
         """Where the table is: a storage URI or an absolute path."""
         return self._path
+
+    place = path
+    """See ``Sink.place``."""
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check that rows of ``schema`` can be added to it.
@@ -110,14 +134,22 @@ class DeltaSink:
         if log is None:
             log = create_table(self._path, schema, self._partition_by)
             logger.info("sink table created path=%s", self._path)
+        elif self.schema_evolution:
+            self._add_missing_columns(log, schema)
         form = log.form()
-        check_sink_table(self._path, form, wanted)
+        check_columns(self._path, form, wanted, may_differ=self.schema_evolution)
         check_wanted(self._path, replace(wanted, partition_by=form.partition_by))
-        self._wanted = wanted
+        self._wanted, self._schema = wanted, schema
         self._thread.log = log
-        logger.info("sink writes files and commits by delta-rs path=%s version=%d", self._path, log.version)
+        refused = self._refused(form)
+        logger.info(
+            "sink writes files and commits by %s path=%s version=%d",
+            f"Spark because of {', '.join(refused)}" if refused else "delta-rs",
+            self._path,
+            log.version,
+        )
 
-    def begin(self, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkBatch:
+    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> DeltaBatch:
         """Take a fresh snapshot and the group's watermark of each queue.
 
         Raises:
@@ -127,17 +159,45 @@ class DeltaSink:
         """
         log = self._newest_log()
         form = log.form()
-        self.check_unaltered(form)
-        watermarks = {queue: log.transaction_version(app_id(consumer_group, queue)) or 0 for queue in queues}
+        refused = self.check_unaltered(form)
+        before = self.group_commit(log, consumer_group, queues)
+        watermarks = {queue: before.watermarks.get(app_id(consumer_group, queue), 0) for queue in queues}
         if any(watermarks.values()):
             _check_not_restored(self._path, consumer_group, log.restore_after_last_commit(consumer_group))
         writer = TaskWriter(
             table_uri=self._path,
-            schema=log.arrow_schema,
-            partition_by=form.partition_by,
+            # Spark reads the rows again, and brings them into the table's own form.
+            schema=self._schema if refused else log.arrow_schema,
+            partition_by=() if refused else form.partition_by,
             watermarks=watermarks,
+            fills_missing=self.schema_evolution and not refused,
         )
-        return SinkBatch(self, log, consumer_group, writer)
+        return DeltaBatch(self, log, consumer_group, writer, before, by_spark=bool(refused))
+
+    def group_commit(
+        self, log: TableLog, consumer_group: str, queues: Collection[MessageQueue]
+    ) -> GroupCommit:
+        """How far the table has come with the group, in these queues and in all that Spark's writer knew of.
+
+        Raises:
+            SinkConflict: If that cannot be told any more.
+        """
+        number = log.transaction_version(group_app_id(consumer_group)) or 0
+        newest = log.newest_commit(consumer_group) if number else None
+        if number and newest is None:
+            raise SinkConflict(
+                f"The Delta table {self._path} has rows of group {consumer_group}, but the log entry that tells how far "
+                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + "
+                "1}) for every queue, and start the query again; and keep the log longer than the group may stand "
+                "still (delta.logRetentionDuration)."
+            )
+        made = GroupCommit.of(newest) if newest is not None else None
+        watermarks = dict(made.watermarks) if made is not None else {}
+        for one in (app_id(consumer_group, queue) for queue in queues):
+            # Where Spark's commit says nothing, the queue's last rows came by files.
+            if one not in watermarks and (at := log.transaction_version(one)) is not None:
+                watermarks[one] = at
+        return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
 
     def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
         """How far the table has come, in each queue that the group ever wrote rows of (next offsets).
@@ -147,7 +207,8 @@ class DeltaSink:
             OffsetError: If its log cannot be read.
         """
         try:
-            found = self._newest_log().all_transactions()
+            log = self._newest_log()
+            found = {**log.all_transactions(), **self.group_commit(log, consumer_group, ()).watermarks}
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self._path} could not be read: {exc} "
@@ -172,9 +233,8 @@ class DeltaSink:
         queues = self.watermarks(consumer_group)
         try:
             then = log.before_restores(consumer_group)
-            targets = {
-                queue: then.transaction_version(app_id(consumer_group, queue)) or 0 for queue in queues
-            }
+            before = self.group_commit(then, consumer_group, list(queues)).watermarks
+            targets = {queue: before.get(app_id(consumer_group, queue), 0) for queue in queues}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self._path} was restored cannot be told "
@@ -207,11 +267,73 @@ class DeltaSink:
         if negative:
             raise OffsetError(f"Watermarks of {self._path} cannot be negative: {'; '.join(negative)}.")
         versions = {app_id(consumer_group, queue): offset for queue, offset in next_offsets.items()}
-        log = self._newest_log()
+        log, commit_id = self._newest_log(), str(uuid.uuid4())
         if not versions:
             # A commit of the group would hide the RESTORE before it.
             return log.version
-        return log.add((), versions, consumer_group=consumer_group, commit_id=str(uuid.uuid4()))
+        try:
+            before = self.group_commit(log, consumer_group, ())
+        except SinkConflict:
+            # What cannot be told any more is what the operator says.
+            before = GroupCommit(number=log.transaction_version(group_app_id(consumer_group)) or 0)
+        form = log.form()
+        if not self._refused(form):
+            return log.add(
+                (), {**before.watermarks, **versions}, consumer_group=consumer_group, commit_id=commit_id
+            )
+        begun_at = log.version
+        given = given_columns(form)
+        schema = pa.schema([field for field in log.arrow_schema if field.name in given])
+        self.by_spark((), schema, before, versions, consumer_group=consumer_group, commit_id=commit_id)
+        log.refresh()
+        own = (entry for entry in log.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
+        return int(next(own)["version"])
+
+    def by_spark(
+        self,
+        files: Sequence[WrittenFile],
+        schema: pa.Schema,
+        before: GroupCommit,
+        versions: Mapping[str, int],
+        *,
+        consumer_group: str,
+        commit_id: str,
+    ) -> None:
+        """Commit by Spark's writer; see ``SparkWriter.append``."""
+        assert self._spark is not None
+        SparkWriter(self._spark, self._path).append(
+            files, schema, before, versions, consumer_group=consumer_group, commit_id=commit_id
+        )
+
+    def _refused(self, form: TableForm) -> tuple[str, ...]:
+        """What leaves the table to Spark's writer.
+
+        Raises:
+            OptionError: If that cannot be used.
+        """
+        refused = refused_features(form)
+        if not refused:
+            return ()
+        if self.merge_keys:
+            raise cannot_take_files(self._path, refused, "rows are to be merged (merge_keys)")
+        self._spark = self._spark or SparkSession.getActiveSession()
+        if not writes_delta(self._spark):
+            raise cannot_take_files(
+                self._path, refused, "there is no Spark session with Delta's extension (delta-spark) here"
+            )
+        return refused
+
+    def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
+        known = {column.name for column in log.form().columns}
+        missing = pa.schema([field for field in schema if field.name not in known])
+        if not len(missing):
+            return
+        if self._refused(log.form()):
+            assert self._spark is not None
+            add_columns(self._spark, self._path, missing)
+            log.refresh()
+        else:
+            log.add_columns(missing)
 
     def _newest_log(self) -> TableLog:
         """This thread's handle, moved to the newest version."""
@@ -233,20 +355,37 @@ class DeltaSink:
         self._thread.log = log
         return log
 
-    def check_unaltered(self, form: TableForm) -> None:
-        """Refuse a table that rows as prepared can no longer be added to; errors as of ``begin``."""
+    def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
+        """Refuse a table that rows as prepared can no longer be added to; what leaves it to Spark's writer."""
         if self._wanted is None:
             raise SchemaError(
                 f"The sink {self._path} does not know its rows' columns yet. Call prepare with their schema first."
             )
-        check_sink_table(self._path, form, self._wanted)
+        check_columns(self._path, form, self._wanted, may_differ=self.schema_evolution)
+        return self._refused(form)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the rows; known once it is prepared."""
+        return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
 
 
-class SinkBatch:
+class DeltaBatch:
     """One micro-batch on its way into the table; made by :meth:`DeltaSink.begin`."""
 
-    def __init__(self, sink: DeltaSink, log: TableLog, consumer_group: str, writer: TaskWriter) -> None:
+    def __init__(
+        self,
+        sink: DeltaSink,
+        log: TableLog,
+        consumer_group: str,
+        writer: TaskWriter,
+        before: GroupCommit,
+        *,
+        by_spark: bool,
+    ) -> None:
         self._sink = sink
+        self._before = before
+        self._is_by_spark = by_spark
         self._log = log
         self._version = log.version
         self._consumer_group = consumer_group
@@ -283,8 +422,8 @@ class SinkBatch:
         if not grown and files:
             raise OffsetError(
                 f"Group {self._consumer_group}: {sum(file.num_records for file in files)} rows for "
-                f"{self._sink.path} come without progress of any queue. Nothing was added. Rows of messages that "
-                "were not acknowledged must not be written."
+                f"{self._sink.path} come without progress of any queue. Nothing was added. Rows of messages that were "
+                "not acknowledged must not be written."
             )
         return self._commit(files, grown) if grown else None
 
@@ -301,9 +440,13 @@ class SinkBatch:
                 if self._log.version != self._version:
                     done_at = self._look_at_changes(commit_id, grown)
                     if done_at is not None:
+                        if self._is_by_spark:
+                            self._log.remove(files)
                         return done_at
-                return self._write(files, versions, commit_id)
-            except STORAGE_ERRORS as exc:
+                made_at = self._write(files, versions, commit_id)
+                if made_at is not None:
+                    return made_at
+            except (*STORAGE_ERRORS, PySparkException, Py4JError) as exc:
                 # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
                 logger.info("sink commit to be tried again path=%s: %s", self._sink.path, exc)
                 failure = exc
@@ -313,11 +456,26 @@ class SinkBatch:
             "the batch may run again."
         ) from failure
 
-    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int:
+    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int | None:
+        """The version of the commit; None if the log is to be looked at for it."""
         group, keys = self._consumer_group, self._sink.merge_keys
+        if self._is_by_spark:
+            self._sink.by_spark(
+                files,
+                self._writer.schema,
+                self._before,
+                versions,
+                consumer_group=group,
+                commit_id=commit_id,
+            )
+            return None
         if keys:
-            return self._log.merge(files, keys, versions, consumer_group=group, commit_id=commit_id)
-        return self._log.add(files, versions, consumer_group=group, commit_id=commit_id)
+            return self._log.merge(
+                files, keys, self._sink.columns, versions, consumer_group=group, commit_id=commit_id
+            )
+        # Transaction ids count from here on, those of the queues that stood still, too.
+        carried = self._before.watermarks if self._before.is_by_spark else {}
+        return self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
 
     def _look_at_changes(self, commit_id: str, grown: Mapping[MessageQueue, int]) -> int | None:
         """Judge what was committed since ``begin``; return the version if it was this very commit."""
@@ -326,7 +484,9 @@ class SinkBatch:
                 return int(entry["version"])
         group, path = self._consumer_group, self._sink.path
         _check_not_restored(path, group, self._log.restore_after_last_commit(group))
-        found = {queue: self._log.transaction_version(app_id(group, queue)) or 0 for queue in grown}
+        # What other members of the group have done with their queues is what this commit goes on from.
+        self._before = self._sink.group_commit(self._log, group, list(self.watermarks))
+        found = {queue: self._before.watermarks.get(app_id(group, queue), 0) for queue in grown}
         moved = [
             f"{queue} from {self.watermarks[queue]} to {now}"
             for queue, now in found.items()
@@ -339,7 +499,11 @@ class SinkBatch:
                 "now are left out. If it happens often, two queries own the same queues: check that each queue is "
                 "locked at the broker, or that the queries use different groups."
             )
-        self._sink.check_unaltered(self._log.form())
+        if bool(self._sink.check_unaltered(self._log.form())) != self._is_by_spark:
+            raise SinkMoved(
+                f"The Delta table {path} was given features, or lost some, that decide how rows are written, while this "
+                "batch ran. Nothing of this batch was added. Run the batch again."
+            )
         return None
 
 
@@ -365,5 +529,9 @@ def _check_keys(keys: Sequence[str], columns: Sequence[str]) -> None:
         raise OptionError((problem,), where="Delta sink")
 
 
-def _rebuild_sink(path: str, partition_by: tuple[str, ...], merge_keys: tuple[str, ...]) -> DeltaSink:
-    return DeltaSink(path, partition_by=partition_by, merge_keys=merge_keys)
+def _rebuild_sink(
+    path: str, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
+) -> DeltaSink:
+    return DeltaSink(
+        path, partition_by=partition_by, merge_keys=merge_keys, schema_evolution=schema_evolution
+    )

@@ -6,12 +6,12 @@ import logging
 
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.sink import Sink
 
 logger = logging.getLogger(__name__)
 
 
-def go_on_where_the_sink_is(store: OffsetStore, sink: DeltaSink, consumer_group: str) -> None:
+def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
 
     Beginning where the options say would pass over messages, or consume all of them again. The watermarks are what the
@@ -35,6 +35,6 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: DeltaSink, consumer_group:
         "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
         consumer_group,
         store,
-        sink.path,
+        sink,
         " ".join(f"{queue}={offset}" for queue, offset in sorted(watermarks.items())),
     )

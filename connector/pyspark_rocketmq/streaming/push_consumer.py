@@ -31,7 +31,6 @@ from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.streaming.consumer_settings import ConsumerSettings
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
@@ -42,6 +41,8 @@ from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
@@ -199,7 +200,7 @@ class PushConsumer:
         self,
         spark: SparkSession,
         *,
-        sink: DeltaSink | None = None,
+        sink: Sink | Route | Sequence[Sink | Route] | None = None,
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
@@ -208,7 +209,8 @@ class PushConsumer:
 
         Args:
             spark: A classic session (foreachBatch runs in this process).
-            sink: Where emitted rows go; None when the listener's side effects are all that is wanted.
+            sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows its ``Route``
+                says; None when the listener's side effects are all that is wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
             trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE`` for a member
@@ -224,6 +226,8 @@ class PushConsumer:
         check_speculation(spark)
         check_worker_python(spark)
         register(spark)
+        if isinstance(sink, Route | Sequence):
+            sink = SeveralSinks([sink] if isinstance(sink, Route) else sink)
         messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
         rows, engine, schema = self._rows(messages, parsed)
@@ -284,7 +288,7 @@ class PushConsumer:
         self,
         options: ReadOptions,
         store: OffsetStore,
-        sink: DeltaSink | None,
+        sink: Sink | None,
         query_id: Callable[[], str],
         engine: ArrowEngine | None,
     ) -> BatchCommitter:
@@ -304,14 +308,14 @@ class PushConsumer:
             engine=engine,
         )
 
-    def _source_options(self, sink: DeltaSink | None = None) -> dict[str, str]:
+    def _source_options(self, sink: object = None) -> dict[str, str]:
         options = self._settings.source_options(
             self._subscriptions, self._listener, orderly=self._is_orderly, problems=self._problems(sink)
         )
         # A table of messages needs no shuffle, whatever an orderly listener would have.
         return options if self._table is None else options | {"handOverRanges": "true"}
 
-    def _problems(self, sink: DeltaSink | None) -> list[str]:
+    def _problems(self, sink: object) -> list[str]:
         """What is wrong with listener, hooks and sink."""
         problems = []
         if self._listener is None and self._table is None:

@@ -1,7 +1,7 @@
-"""May files be added to this table by us?  Pure judgement of a sink table's form and history.
+"""May files be added to this table by us, and do our rows fit?  Pure judgement of a sink table's form and history.
 
 The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
-skipped: such tables are refused by name instead of being filled with wrong rows.
+skipped: such tables are left to Spark's own writer.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _COLUMN_FEATURES = {
     "delta.identity.start": "identity column",
     "delta.invariants": "invariant of column",
 }
+_COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
+"""Of columns that Delta fills itself."""
 _PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
 """Types whose partition value has one text form only."""
 
@@ -59,14 +61,22 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
     return tuple(refused)
 
 
-def check_sink_table(path: str, form: TableForm, wanted: TableForm) -> None:
-    """Refuse a table that rows of ``wanted``'s columns cannot be added to as files.
+def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
+    """Refuse a table that rows of ``wanted``'s columns do not fit.
+
+    The table may have columns that are computed, and with ``may_differ`` others in which the rows then have nulls.
 
     Raises:
         SchemaError: If columns, types or partitioning differ; every difference is named.
-        OptionError: If the table has features that forbid it; every one is named.
     """
-    differences = list(column_differences(wanted.column_types, form.column_types))
+    asked = wanted.column_types
+    found = {
+        column.name: column.type
+        for column in form.columns
+        if column.name in asked
+        or (column.name in given_columns(form) and not (may_differ and column.is_nullable))
+    }
+    differences = list(column_differences(asked, found))
     if wanted.partition_by and wanted.partition_by != form.partition_by:
         differences.append(
             f"partitioned by ({', '.join(form.partition_by)}) instead of ({', '.join(wanted.partition_by)})"
@@ -76,14 +86,21 @@ def check_sink_table(path: str, form: TableForm, wanted: TableForm) -> None:
             f"The rows do not fit the Delta table {path}: {'; '.join(differences)}. "
             "Change the listener's output schema or the table (ALTER TABLE), or name another path."
         )
-    refused = refused_features(form)
-    if refused:
-        problem = (
-            f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
-            "Remove them (ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT), or let the sink make a table of its own "
-            "under another path and copy from there."
-        )
-        raise OptionError((problem,), where="Delta sink")
+
+
+def given_columns(form: TableForm) -> frozenset[str]:
+    """Columns whose values come with the rows; Delta computes the others."""
+    return frozenset(column.name for column in form.columns if not _COMPUTED & column.metadata.keys())
+
+
+def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
+    """The error for a table with such features, where Spark's writer cannot be used either."""
+    problem = (
+        f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. Spark's own "
+        f"writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them (ALTER TABLE ... DROP "
+        "FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under another path and copy from there."
+    )
+    return OptionError((problem,), where="Delta sink")
 
 
 def check_wanted(path: str, wanted: TableForm) -> None:
@@ -111,14 +128,16 @@ def check_wanted(path: str, wanted: TableForm) -> None:
         raise OptionError(problems, where="Delta sink")
 
 
-def commit_metadata(consumer_group: str, commit_id: str) -> dict[str, str]:
+def commit_metadata(consumer_group: str, commit_id: str, **more: Any) -> dict[str, str]:
     """Return what a commit of ours says of itself; ``userMetadata``, so that every Delta writer can say it."""
-    return {"userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id})}
+    return {
+        "userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id, **more})
+    }
 
 
 def is_commit_of(entry: Mapping[str, Any], *, commit_id: str) -> bool:
     """Whether a history entry is the commit that was given this id."""
-    return _own_metadata(entry).get("rocketmqCommit") == commit_id
+    return own_metadata(entry).get("rocketmqCommit") == commit_id
 
 
 def find_restore(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
@@ -150,13 +169,18 @@ def restored_to(entry: Mapping[str, Any]) -> int:
     return int(parameters["version"])
 
 
+def find_commit(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
+    """Return the group's last commit; ``history`` is from the newest to the oldest."""
+    return next((entry for entry in history if is_commit_of_group(entry, consumer_group)), None)
+
+
 def is_commit_of_group(entry: Mapping[str, Any], consumer_group: str) -> bool:
     """Whether a history entry is a commit of the sink for this group."""
-    own = _own_metadata(entry)
+    own = own_metadata(entry)
     return "rocketmqCommit" in own and own.get("consumerGroup") == consumer_group
 
 
-def _own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The sink's own part of a history entry; empty for commits of others."""
     try:
         metadata = json.loads(entry.get("userMetadata") or "{}")

@@ -8,15 +8,14 @@ marker row.  It is advice: it counts only for a range that begins at ``from`` un
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import ListenerError
 from pyspark_rocketmq.model import QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.arrow_text import rows_to_text, text_to_rows
 from pyspark_rocketmq.streaming.orderly_run import Row, Uncommitted
 from pyspark_rocketmq.streaming.output_rows import RowColumns, columns_of, to_rows
 
@@ -24,7 +23,6 @@ MAX_TEXT_LENGTH: Final = 1 << 20
 """Characters: every commit of the group writes them again, and every plan holds them."""
 
 _OFFSET_COLUMN = "queueOffset"
-_WRITING = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 class UncommittedText:
@@ -72,13 +70,9 @@ class UncommittedText:
 
     def _packed(self, left: Uncommitted) -> str:
         batch = self._columns.to_batch(columns_of(self._names, left.rows), len(left.rows))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema, options=_WRITING) as writer:
-            writer.write_batch(batch)
-        return b64encode(sink.getvalue()).decode("ascii")
+        return rows_to_text([batch], batch.schema)
 
     def _unpacked(self, text: str) -> list[Row] | None:
         """The rows; None if they are those of another listener, with other columns."""
-        with pa.ipc.open_stream(b64decode(text)) as reader:
-            batch = reader.read_next_batch()
+        (batch,) = text_to_rows(text).to_batches()
         return to_rows(batch) if batch.schema.equals(self._columns.schema) else None

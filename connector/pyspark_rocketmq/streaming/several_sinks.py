@@ -1,0 +1,174 @@
+"""Several sinks of one query: each has watermarks of its own, so that each gets its rows exactly once.
+
+They commit one after the other, and the offsets move after the last.  Killed in between, the batch runs again: a sink that
+has it already drops its rows, the others add them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
+from pyspark_rocketmq.streaming.sink import RowWriter, Sink, SinkBatch, Writing, Written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Which rows, and which of their columns, go to a sink."""
+
+    sink: Sink
+    where: pc.Expression | None = None
+    """As ``pyarrow.compute.field("kind") == "paid"``; all rows without it, and none for which it is null."""
+    columns: tuple[str, ...] | None = None
+    """Of the listener's; all without it. The position of the message always goes along."""
+
+    def schema_of(self, rows: pa.Schema) -> pa.Schema:
+        """Columns of the rows that take this route.
+
+        Raises:
+            OptionError: If a column is not among those of ``rows``.
+        """
+        if self.columns is None:
+            return rows
+        unknown = [name for name in self.columns if name not in rows.names]
+        if unknown:
+            problem = f"columns names {', '.join(unknown)}, which the rows do not have; they have {', '.join(rows.names)}"
+            raise OptionError((problem,), where="route to a sink")
+        kept = {*POSITION_COLUMNS, *self.columns}
+        return pa.schema([field for field in rows if field.name in kept])
+
+
+class SeveralSinks:
+    """Implements ``Sink`` over others."""
+
+    def __init__(self, sinks: Sequence[Sink | Route]) -> None:
+        """Send all rows to each sink, or those that its route says.
+
+        Raises:
+            OptionError: If there is none, or if two have one place: the first one's commit would move the watermarks
+                of the other, whose rows were never written then.
+        """
+        self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
+        places = Counter(route.sink.place for route in self._routes)
+        twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
+        if twice or not self._routes:
+            problem = f"{twice!r} have one place" if twice else "sink=[] names none"
+            raise OptionError(
+                (f"{problem}; name each place once, or none with sink=None",), where="several sinks"
+            )
+        self._columns: list[tuple[str, ...]] = []
+
+    def __repr__(self) -> str:
+        return f"SeveralSinks({[route.sink for route in self._routes]!r})"
+
+    @property
+    def place(self) -> Hashable:
+        """See ``Sink.place``."""
+        return tuple(route.sink.place for route in self._routes)
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Prepare each for its rows; see ``Sink.prepare``."""
+        schemas = [route.schema_of(schema) for route in self._routes]
+        for route, own in zip(self._routes, schemas, strict=True):
+            route.sink.prepare(own)
+        self._columns = [tuple(own.names) for own in schemas]
+
+    def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
+        """Where all of them are: of each queue the smallest, 0 if one has nothing of it; see ``Sink.watermarks``."""
+        found = [route.sink.watermarks(consumer_group) for route in self._routes]
+        queues = {queue for each in found for queue in each}
+        return {queue: min(each.get(queue, 0) for each in found) for queue in queues}
+
+    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> SinkBatch:
+        """Begin a batch in each; see ``Sink.begin``."""
+        begun = [route.sink.begin(consumer_group, queues) for route in self._routes]
+        filters = [
+            _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
+        ]
+        return _SeveralBatches(begun, filters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    where: pc.Expression | None
+    columns: tuple[str, ...]
+
+    def apply(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        table = pa.Table.from_batches([rows])
+        if self.where is not None:
+            table = table.filter(self.where)
+        return table.select(list(self.columns)).to_batches() if len(table) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenBy:
+    """What the writer of one of the sinks has written."""
+
+    index: int
+    of_sink: Written
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sink": self.index, "written": self.of_sink.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class _SeveralWriters:
+    writers: tuple[RowWriter, ...]
+    filters: tuple[_Filter, ...]
+
+    def open(self) -> Writing:
+        return _SeveralWritings([writer.open() for writer in self.writers], self.filters)
+
+    def written(self, facts: Mapping[str, Any]) -> Written:
+        return _WrittenBy(facts["sink"], self.writers[facts["sink"]].written(facts["written"]))
+
+
+class _SeveralWritings:
+    def __init__(self, writings: Sequence[Writing], filters: Sequence[_Filter]) -> None:
+        self._writings = writings
+        self._filters = filters
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        # Those of the sink that has most of them; the others have no more than the same rows.
+        return max(
+            sum(writing.add(own) for own in rows_of.apply(rows))
+            for writing, rows_of in zip(self._writings, self._filters, strict=True)
+        )
+
+    def finish(self) -> list[Written]:
+        return [
+            _WrittenBy(index, written)
+            for index, writing in enumerate(self._writings)
+            for written in writing.finish()
+        ]
+
+    def abandon(self) -> None:
+        for writing in self._writings:
+            writing.abandon()
+
+
+class _SeveralBatches:
+    def __init__(self, batches: Sequence[SinkBatch], filters: Sequence[_Filter]) -> None:
+        self._batches = batches
+        self._filters = filters
+
+    def task_writer(self) -> RowWriter:
+        return _SeveralWriters(tuple(batch.task_writer() for batch in self._batches), tuple(self._filters))
+
+    def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
+        versions = [batch.commit(own, acked) for batch, own in self._by_batch(written)]
+        return next((version for version in versions if version is not None), None)
+
+    def _by_batch(self, written: Sequence[_WrittenBy]) -> list[tuple[SinkBatch, list[Written]]]:
+        return [
+            (batch, [each.of_sink for each in written if each.index == index])
+            for index, batch in enumerate(self._batches)
+        ]

@@ -1,0 +1,187 @@
+"""What every sink promises; each kind of sink runs all of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.sink import Sink, SinkBatch, TaskRows, Written, write_rows
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of
+
+SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
+
+
+def rows(queue: MessageQueue, start: int, end: int, step: str = "created") -> pa.RecordBatch:
+    """One row for each offset."""
+    return batch_of(SCHEMA, ((queue, queue_offset, step) for queue_offset in range(start, end)))
+
+
+def written_by(batch: SinkBatch, *batches: pa.RecordBatch) -> Sequence[Written]:
+    """What a task has written, as the driver gets it."""
+    return task_rows(batch, *batches).written
+
+
+def task_rows(batch: SinkBatch, *batches: pa.RecordBatch) -> TaskRows:
+    """What became of a task's rows, as the driver gets it."""
+    writer = batch.task_writer()
+    done = write_rows(pickle.loads(pickle.dumps(writer)), iter(batches))
+    return done._replace(
+        written=[writer.written(json.loads(json.dumps(one.to_dict()))) for one in done.written]
+    )
+
+
+def run(sink: Sink, acked: dict[MessageQueue, int], *batches: pa.RecordBatch, group: str = GROUP) -> int:
+    """One whole micro-batch; how many of its rows were new."""
+    batch = sink.begin(group, [Q0, Q1])
+    done = task_rows(batch, *batches)
+    batch.commit(done.written, acked)
+    return sum(rows.num_rows for rows in batches) - done.left_out
+
+
+class SinkConformance:
+    """Subclasses have the fixtures ``sink``, prepared for ``SCHEMA``, and ``stored``, which tells what it holds."""
+
+    @pytest.fixture
+    def sink(self) -> Sink:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def stored(self) -> Any:
+        """Gives a list of (queue id, queue offset, step), sorted."""
+        raise NotImplementedError
+
+    def test_rows_arrive(self, sink: Sink, stored: Any) -> None:
+        """H1"""
+        assert run(sink, {Q0: 2, Q1: 1}, rows(Q0, 0, 2), rows(Q1, 0, 1)) == 3
+
+        assert stored() == [(0, 0, "created"), (0, 1, "created"), (1, 0, "created")]
+
+    def test_a_replay_that_gets_farther_adds_only_what_is_beyond(self, sink: Sink, stored: Any) -> None:
+        """H1: the listener may answer differently the second time."""
+        run(sink, {Q0: 2}, rows(Q0, 0, 2, "first"))
+
+        assert run(sink, {Q0: 4}, rows(Q0, 0, 4, "second")) == 2
+
+        assert [step for *_, step in stored()] == ["first", "first", "second", "second"]
+
+    def test_a_replay_that_gets_less_far_changes_nothing(self, sink: Sink, stored: Any) -> None:
+        """H1"""
+        run(sink, {Q0: 4}, rows(Q0, 0, 4))
+
+        assert run(sink, {Q0: 2}, rows(Q0, 0, 2, "again")) == 0
+        assert run(sink, {Q0: 5}, rows(Q0, 4, 5, "next")) == 1
+
+        assert [step for *_, step in stored()] == ["created"] * 4 + ["next"]
+
+    def test_progress_without_rows_is_kept(self, sink: Sink, stored: Any) -> None:
+        """H1, A4: a filter may leave nothing, and a replay may emit where nothing was emitted before."""
+        run(sink, {Q0: 3})
+
+        run(sink, {Q0: 4}, rows(Q0, 0, 4))
+
+        assert stored() == [(0, 3, "created")]
+
+    def test_what_was_written_and_not_committed_is_not_there(self, sink: Sink, stored: Any) -> None:
+        """H1: the driver was killed in between."""
+        written_by(sink.begin(GROUP, [Q0]), rows(Q0, 0, 3))
+
+        assert stored() == []
+        run(sink, {Q0: 3}, rows(Q0, 0, 3))
+        assert len(stored()) == 3
+
+    def test_of_two_tries_of_a_task_one_counts(self, sink: Sink, stored: Any) -> None:
+        """H1"""
+        batch = sink.begin(GROUP, [Q0])
+        written_by(batch, rows(Q0, 0, 3))
+
+        batch.commit(written_by(batch, rows(Q0, 0, 3)), {Q0: 3})
+
+        assert len(stored()) == 3
+
+    def test_it_tells_how_far_it_has_come(self, sink: Sink) -> None:
+        """H2: of queues that the group wrote, with rows or without, and of no others."""
+        assert sink.watermarks(GROUP) == {}
+
+        run(sink, {Q0: 2}, rows(Q0, 0, 2))
+
+        assert sink.watermarks(GROUP) == {Q0: 2}
+        assert sink.watermarks("audit") == {}
+
+    def test_groups_do_not_disturb_each_other(self, sink: Sink, stored: Any) -> None:
+        """H5"""
+        run(sink, {Q0: 2}, rows(Q0, 0, 2, "one"))
+        run(sink, {Q0: 2}, rows(Q0, 0, 2, "other"), group="audit")
+
+        assert [step for *_, step in stored()] == ["one", "other", "one", "other"]
+
+    def test_who_comes_second_is_refused_and_leaves_nothing(self, sink: Sink, stored: Any) -> None:
+        """H5, C5: a query that was believed dead."""
+        slow = sink.begin(GROUP, [Q0, Q1])
+        written = written_by(slow, rows(Q0, 0, 9, "slow"), rows(Q1, 0, 1, "slow"))
+        run(sink, {Q0: 2}, rows(Q0, 0, 2))
+
+        with pytest.raises(SinkMoved, match=f"Another consumer of group {GROUP}"):
+            slow.commit(written, {Q0: 9, Q1: 1})
+
+        assert stored() == [(0, 0, "created"), (0, 1, "created")]
+        assert run(sink, {Q1: 1}, rows(Q1, 0, 1)) == 1, "nor has it moved the other queue"
+
+    def test_who_comes_second_later_is_refused_too(self, sink: Sink, stored: Any) -> None:
+        """H5: where there was a watermark already."""
+        run(sink, {Q0: 1}, rows(Q0, 0, 1))
+        slow = sink.begin(GROUP, [Q0])
+        written = written_by(slow, rows(Q0, 1, 9, "slow"))
+        run(sink, {Q0: 2}, rows(Q0, 1, 2))
+
+        with pytest.raises(SinkMoved):
+            slow.commit(written, {Q0: 9})
+
+        assert len(stored()) == 2
+
+    def test_members_of_a_group_with_queues_of_their_own_do_not_disturb_each_other(
+        self, sink: Sink, stored: Any
+    ) -> None:
+        """H5: begun together; neither moves the other's watermark back."""
+        run(sink, {Q0: 1, Q1: 1}, rows(Q0, 0, 1), rows(Q1, 0, 1))
+        one, other = sink.begin(GROUP, [Q0, Q1]), sink.begin(GROUP, [Q0, Q1])
+
+        other.commit(written_by(other, rows(Q1, 1, 3)), {Q1: 3})
+        one.commit(written_by(one, rows(Q0, 1, 2)), {Q0: 2})
+
+        assert run(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2, "again"), rows(Q1, 0, 3, "again")) == 0
+        assert [row[:2] for row in stored()] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+    @pytest.mark.parametrize("acked", [{}, {Q0: 0}])
+    def test_rows_without_progress_are_refused(self, sink: Sink, stored: Any, acked: Any) -> None:
+        """H1: they would be written again."""
+        batch = sink.begin(GROUP, [Q0])
+        written = written_by(batch, rows(Q0, 0, 3))
+
+        with pytest.raises(OffsetError, match="come without progress of any queue"):
+            batch.commit(written, acked)
+        assert stored() == []
+
+    def test_rows_of_a_queue_that_was_not_named_are_refused(self, sink: Sink) -> None:
+        """H1: whether they are there is not known."""
+        with pytest.raises(SchemaError, match="the queue is not part of this batch"):
+            written_by(sink.begin(GROUP, [Q0]), rows(Q1, 0, 1))
+
+    def test_acknowledging_a_queue_that_was_not_named_is_refused(self, sink: Sink) -> None:
+        """H1"""
+        with pytest.raises(OffsetError, match="not named when the batch began"):
+            sink.begin(GROUP, [Q0]).commit([], {Q1: 4})
+
+
+def steps_of(table: pa.Table) -> list[tuple[Any, ...]]:
+    """As the fixture ``stored`` gives them."""
+    columns: Sequence[list[Any]] = [
+        table.column(name).to_pylist() for name in ("queueId", "queueOffset", "step")
+    ]
+    return sorted(zip(*columns, strict=True))

@@ -1,0 +1,114 @@
+"""The sink's table as Spark's Delta sees it, and other writers of it between our commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.sink_rows import Q0, Q1, run_batch
+from tests.streaming.sink_conformance import SCHEMA, rows, steps_of, written_by
+
+pytestmark = pytest.mark.spark
+
+PAYMENTS = MessageQueue("payments", "broker-b", 7)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "the orders"
+
+
+@pytest.fixture
+def partitioned(path: Path) -> Path:
+    DeltaSink(path, partition_by=["step"]).prepare(SCHEMA)
+    return path
+
+
+def prepared(path: Path) -> DeltaSink:
+    sink = DeltaSink(path, sleep=lambda _: None)
+    sink.prepare(SCHEMA)
+    return sink
+
+
+def parquet_files(path: Path) -> set[str]:
+    return {str(file.relative_to(path)) for file in path.rglob("*.parquet") if "_delta_log" not in file.parts}
+
+
+def test_other_writers_in_between_cost_no_row_and_double_none(spark: SparkSession, partitioned: Path) -> None:
+    """H1, H5: OPTIMIZE, DELETE, an append of Spark's, and a second query of another group and topic."""
+    path, table = partitioned, f"delta.`{partitioned}`"
+    sink, second = prepared(path), prepared(path)
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+    begun = sink.begin("order-etl", [Q0, Q1])
+    written = written_by(begun, rows(Q0, 3, 5), rows(Q1, 0, 2, "paid"))
+
+    spark.sql(f"OPTIMIZE {table}")
+    spark.sql(f"DELETE FROM {table} WHERE queueId = 0 AND queueOffset = 1")
+    foreign = spark.createDataFrame([("other", "x", 9, 99, "foreign")], spark.table(table).schema)
+    foreign.write.format("delta").mode("append").save(str(path))
+    run_batch(second, {PAYMENTS: 4}, rows(PAYMENTS, 3, 4, "paid"), queues=[PAYMENTS], group="payments-etl")
+
+    begun.commit(written, {Q0: 5, Q1: 2})
+    run_batch(sink, {Q0: 6}, rows(Q0, 0, 6))
+
+    expected = [
+        *[(0, offset, "created") for offset in (0, 2, 3, 4, 5)],
+        *[(1, offset, "paid") for offset in (0, 1)],
+        (7, 3, "paid"),
+        (9, 99, "foreign"),
+    ]
+    found = spark.table(table).select("queueId", "queueOffset", "step").collect()
+    assert sorted(map(tuple, found)) == expected
+    assert steps_of(DeltaTable(path).to_pyarrow_table()) == expected
+
+
+def test_files_of_a_batch_that_was_killed_go_with_vacuum_and_no_others(
+    spark: SparkSession, partitioned: Path
+) -> None:
+    """H1: by Spark's VACUUM, as of the retention it is given."""
+    path = partitioned
+    sink = prepared(path)
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+    kept = parquet_files(path)
+    written_by(sink.begin("order-etl", [Q0]), rows(Q0, 3, 5), rows(Q0, 5, 6, "paid"))
+    assert parquet_files(path) > kept
+
+    settings = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        # VACUUM lists the folder in this many tasks, 10,000 by default.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        spark.sql(f"VACUUM delta.`{path}` RETAIN 0 HOURS")
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+    assert parquet_files(path) == kept
+    run_batch(sink, {Q0: 6}, rows(Q0, 3, 6))
+    assert len(steps_of(DeltaTable(path).to_pyarrow_table())) == 6
+
+
+def test_spark_skips_files_by_the_statistics(spark: SparkSession, path: Path) -> None:
+    """H1: of ten commits one has the offset asked for; also by text, and by what is not null."""
+    sink = prepared(path)
+    for at in range(10):
+        run_batch(sink, {Q0: 10 * at + 10}, rows(Q0, 10 * at, 10 * at + 10, f"step-{at}"))
+    frame = spark.read.format("delta").load(str(path))
+
+    def files(condition: str) -> int:
+        return len(frame.where(condition).inputFiles())
+
+    assert files("queueOffset = 42") == 1
+    assert files("queueOffset >= 85") == 2
+    assert files("step = 'step-3'") == 1
+    assert files("step IS NULL") == 0
+    assert files("queueId = 0") == 10
+    assert frame.where("queueOffset = 42").count() == 1

@@ -1,0 +1,155 @@
+"""Tables that delta-rs must not write take rows by Spark's own writer, with the same promises."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
+from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run
+
+pytestmark = pytest.mark.spark
+
+_COLUMNS = "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, step STRING"
+_TABLES = {
+    "constraint": "({columns}) USING delta",
+    "column mapping": "({columns}) USING delta PARTITIONED BY (step) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+    "row tracking and clustering": (
+        "({columns}) USING delta CLUSTER BY (queueOffset) TBLPROPERTIES ('delta.enableRowTracking' = 'true')"
+    ),
+    "computed columns": (
+        "({columns}, loud STRING GENERATED ALWAYS AS (upper(step)), number BIGINT GENERATED ALWAYS AS IDENTITY) USING delta"
+    ),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "the {orders}"
+
+
+@pytest.fixture(scope="module")
+def constrained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty table with a constraint, to be copied: making one takes as long as three commits."""
+    made = tmp_path_factory.mktemp("constrained") / "orders"
+    make_table(spark, made, "constraint")
+    return made
+
+
+def make_table(spark: SparkSession, path: Path, kind: str) -> None:
+    spark.sql(f"CREATE TABLE delta.`{path}` {_TABLES[kind].format(columns=_COLUMNS)}")
+    if kind == "constraint":
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")
+
+
+def prepared(path: Path, schema: pa.Schema = SCHEMA, **more: Any) -> DeltaSink:
+    sink = DeltaSink(path, sleep=lambda _: None, **more)
+    sink.prepare(schema)
+    return sink
+
+
+def stored_in(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
+    found = spark.read.format("delta").load(str(path)).select("queueId", "queueOffset", "step").collect()
+    return sorted(map(tuple, found))
+
+
+class TestBySpark(SinkConformance):
+    @pytest.fixture
+    def sink(self, constrained: Path, path: Path) -> DeltaSink:
+        shutil.copytree(constrained, path)
+        return prepared(path)
+
+    @pytest.fixture
+    def stored(self, spark: SparkSession, path: Path) -> Callable[[], Any]:
+        return lambda: stored_in(spark, path)
+
+
+@pytest.mark.parametrize("kind", list(_TABLES)[1:])
+def test_tables_of_every_kind_take_rows(spark: SparkSession, path: Path, kind: str) -> None:
+    """H1, H2: another query goes on where the first one was, and nothing of a batch is left beside the table."""
+    make_table(spark, path, kind)
+    run(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
+
+    assert run(prepared(path), {Q0: 4, Q1: 1}, rows(Q0, 0, 4, "paid"), rows(Q1, 0, 1)) == 3
+
+    assert stored_in(spark, path) == [
+        (0, 0, "created"), (0, 1, "created"), (0, 2, "paid"), (0, 3, "paid"), (1, 0, "created"),
+    ]  # fmt: skip
+    staged = {file.name for file in path.glob("part-*.parquet")}
+    assert staged <= {Path(name).name for name in spark.read.format("delta").load(str(path)).inputFiles()}
+
+
+def test_what_breaks_a_constraint_ends_the_batch_and_leaves_nothing(
+    spark: SparkSession, constrained: Path, path: Path
+) -> None:
+    """H1: by Delta's own judgement."""
+    shutil.copytree(constrained, path)
+    sink = prepared(path)
+
+    with pytest.raises(SinkConflict, match="known"):
+        run(sink, {Q0: 2}, rows(Q0, 0, 1), rows(Q0, 1, 2, "unknown"))
+
+    assert stored_in(spark, path) == []
+    assert run(sink, {Q0: 1}, rows(Q0, 0, 1)) == 1
+
+
+def test_a_table_may_change_its_kind_and_keeps_its_watermarks(spark: SparkSession, path: Path) -> None:
+    """H1, H2: files by delta-rs, then a constraint, then none: each row once, of queues that stood still too."""
+    sink = prepared(path)
+    run(sink, {Q0: 2, Q1: 1}, rows(Q0, 0, 2), rows(Q1, 0, 1))
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")
+    assert run(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
+    spark.sql(f"ALTER TABLE delta.`{path}` DROP CONSTRAINT known")
+
+    assert run(sink, {Q0: 4}, rows(Q0, 0, 4)) == 1
+    assert run(sink, {Q1: 2}, rows(Q1, 0, 2)) == 1
+
+    assert [row[:2] for row in stored_in(spark, path)] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+
+
+def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
+    spark: SparkSession, path: Path
+) -> None:
+    """H1: rows of it came by files, and while the table had a constraint no batch named it."""
+    sink = prepared(path)
+    run(sink, {Q1: 2}, rows(Q1, 0, 2))
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")
+    run_batch(sink, {Q0: 1}, rows(Q0, 0, 1), queues=[Q0])
+
+    assert sink.watermarks(GROUP) == {Q0: 1, Q1: 2}
+    assert run(sink, {Q1: 3}, rows(Q1, 0, 3)) == 1
+    DeltaSink(path).rewind(GROUP, {Q1: 0})
+    assert sink.watermarks(GROUP) == {Q0: 1, Q1: 0}
+
+
+def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path: Path) -> None:
+    """H1: an operator has rows written again; the listener's next release emits a column more."""
+    shutil.copytree(constrained, path)
+    run(prepared(path), {Q0: 3}, rows(Q0, 0, 3))
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE queueOffset >= 1")
+    schema = SCHEMA.append(pa.field("amount", pa.float64()))
+    sink = prepared(path, schema, schema_evolution=True)
+
+    sink.rewind(GROUP, {Q0: 1})
+    run_batch(sink, {Q0: 3}, batch_of(schema, [(Q0, offset, "again", 1.5) for offset in range(3)]))
+
+    found = spark.read.format("delta").load(str(path)).select("queueOffset", "step", "amount").collect()
+    assert sorted(map(tuple, found)) == [(0, "created", None), (1, "again", 1.5), (2, "again", 1.5)]
+
+
+def test_where_spark_s_writer_cannot_be_used_the_reason_is_told(constrained: Path, path: Path) -> None:
+    """H6"""
+    shutil.copytree(constrained, path)
+
+    with pytest.raises(
+        OptionError, match=r"CHECK constraint known.*because rows are to be merged \(merge_keys\)"
+    ):
+        prepared(path, merge_keys=["step"])
