@@ -11,6 +11,7 @@ import click
 from bench import (
     consume,
     consume_concurrent,
+    delta_sink,
     groups,
     latency,
     micro_batch,
@@ -38,6 +39,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "latency": latency.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
+    "delta_sink": delta_sink.run,
     "groups": groups.run,
     "simulator": simulator.run,
 }
@@ -50,7 +52,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--rounds",
     type=int,
-    help="pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, groups, simulator: rounds that count.",
+    help="pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, groups, simulator: rounds that count.",
 )
 @click.option(
     "--per-trigger",
@@ -64,6 +66,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")
+@click.option("--rows", type=int, help="delta_sink: rows of the large batch.")
 @click.option("--takeovers", type=int, help="groups: queues that change hands.")
 def main(names: tuple[str, ...], *, write: bool, **sizes: Any) -> None:
     """Run the benchmarks NAMES, all of them by default. Sizes not given are those of the page."""

@@ -19,16 +19,26 @@ SPILL_THRESHOLD = 20_000
 """Rows after which every sort spills: a spilled sort loses the order within a group."""
 
 
-def make_session(work: Path, *, python: str = sys.executable, max_failures: int = 1) -> SparkSession:
-    """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
+def delta_jars() -> list[Path]:
+    """What a session needs for Delta.
 
-    A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on the workers' path, since listeners are pickled by reference.
+    Raises:
+        AssertionError: If they are not here.
     """
     jars = sorted(_DELTA_JARS.glob("*.jar"))
     if not jars:
         raise AssertionError(
             f"No Delta jars in {_DELTA_JARS.relative_to(REPO)}; run `make test`, which fetches them."
         )
+    return jars
+
+
+def make_session(work: Path, *, python: str = sys.executable, max_failures: int = 1) -> SparkSession:
+    """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
+
+    A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on the workers' path, since listeners are pickled by reference.
+    """
+    jars = [*delta_jars(), *spark_jars().glob("*.jar")]
     os.environ["PYSPARK_PYTHON"] = python
     os.environ["PYTHONPATH"] = ENVIRONMENT["PYTHONPATH"]
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -40,9 +50,7 @@ def make_session(work: Path, *, python: str = sys.executable, max_failures: int 
     return (
         SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
-        .config(
-            "spark.driver.extraClassPath", os.pathsep.join(map(str, [*jars, *spark_jars().glob("*.jar")]))
-        )
+        .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.databricks.delta.snapshotPartitions", "1")

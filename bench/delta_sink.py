@@ -1,0 +1,282 @@
+"""A micro-batch into a Delta sink and its offsets, next to the same rows into Delta tables with no guarantee at all."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
+from bench.session import CORES, bench_session
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.committer import BatchCommitter
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
+
+_GROUP = "bench"
+_QUEUES = 8
+_ARROW_ROWS = 16_384
+"""As many as the engines gather for a batch of Arrow's."""
+_WARM_UP = 3
+_OURS, _BARE, _SPARK, _BY_SPARK = "ours", "delta-rs", 'format("delta")', "ours, by Spark's writer"
+_METHOD = """\
+One Spark job makes the rows of a micro-batch in Python workers, {small:,} or {large:,} rows of {queues} queues in {cores} tasks (position, an order id, a step, an
+amount and a text of 64 characters), and what comes after it is compared. Contestants take turns, each with a table of its own: {small_rounds} rounds of the small
+batch after {warm_up} for warming up, then {large_rounds} of the large one after one.
+
+* *ours*: `BatchCommitter` as in a query: watermarks looked up, files written by the tasks, one commit of files and watermarks, one of the
+  offsets of {queues} queues. Exactly once.
+* *delta-rs*: `write_deltalake(path, batch.toArrow(), mode="append")`, which knows nothing of a batch that runs again.
+* *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
+* *ours, by Spark's writer*: as ours, into a table with a CHECK constraint, which delta-rs must not write.
+
+*Job*, *data* and *offsets* are parts of ours. Ratios are taken round by round."""
+
+_ROWS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("brokerName", pa.string()),
+        ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
+        ("order_id", pa.string()),
+        ("step", pa.string()),
+        ("amount", pa.float64()),
+        ("note", pa.string()),
+    ]
+)
+_DDL = "topic string, brokerName string, queueId int, queueOffset long, order_id string, step string, amount double, note string"
+
+
+def run(*, rows: int = 1_000_000, rounds: int = 30, large_rounds: int = 5, small_rows: int = 100) -> Result:
+    """Measure ``rounds`` batches of ``small_rows`` and ``large_rounds`` of ``rows`` rows."""
+    before = load_average()
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        bench_session(Path(folder), with_delta=True) as spark,
+    ):
+        small = _Contest(spark, Path(folder) / "small", small_rows).rounds(rounds, warm_up=_WARM_UP)
+        large = _Contest(spark, Path(folder) / "large", rows).rounds(large_rounds, warm_up=1)
+    return Result(
+        name="delta_sink",
+        title="Delta sink",
+        method=_METHOD.format(
+            small=small_rows,
+            large=rows,
+            queues=_QUEUES,
+            cores=CORES,
+            small_rounds=rounds,
+            large_rounds=large_rounds,
+            warm_up=_WARM_UP,
+        ),
+        columns=("what", "min", "median", "max"),
+        rows=(
+            *(
+                (f"{small_rows} rows, {name}, ms", *_spread(small, name, 1000).cells(".1f"))
+                for name in small[0]
+            ),
+            *((f"{rows:,} rows, {name}, s", *_spread(large, name).cells(".2f")) for name in large[0]),
+        ),
+        targets=(
+            _ratio(small, f"{small_rows} rows: ours / delta-rs", _OURS, _BARE, at_most=1.3),
+            _ratio(small, f'{small_rows} rows: ours / format("delta")', _OURS, _SPARK, at_most=0.5),
+            # Of rates, the other way round.
+            _ratio(large, f'{rows:,} rows: rate of ours / of format("delta")', _SPARK, _OURS, at_least=0.9),
+        ),
+        load=(before, load_average()),
+    )
+
+
+def _spread(figures: list[Mapping[str, float]], name: str, factor: float = 1.0) -> Spread:
+    return Spread.of(figure[name] * factor for figure in figures)
+
+
+def _ratio(
+    figures: list[Mapping[str, float]],
+    what: str,
+    one: str,
+    other: str,
+    *,
+    at_most: float = 0.0,
+    at_least: float = 0.0,
+) -> Target:
+    return Target(
+        what=what,
+        seen=Spread.of(figure[one] / figure[other] for figure in figures),
+        bound=at_most or at_least,
+        at_most=bool(at_most),
+    )
+
+
+class _Contest:
+    """All contestants with batches of one size."""
+
+    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+        self._rows = rows
+        self._spark = spark
+        self._folder = folder
+        constrained = folder / "constrained"
+        spark.sql(f"CREATE TABLE delta.`{constrained}` ({_DDL}) USING delta")
+        spark.sql(f"ALTER TABLE delta.`{constrained}` ADD CONSTRAINT known CHECK (step != 'unknown')")
+        self._ours = _Ours(spark, folder / "ours", folder / "offsets")
+        self._by_spark = _Ours(spark, constrained, folder / "constrained offsets")
+
+    def rounds(self, count: int, *, warm_up: int) -> list[Mapping[str, float]]:
+        """Seconds by name, for each round."""
+        found = [self._round(number) for number in range(warm_up + count)]
+        return found[warm_up:]
+
+    def _round(self, number: int) -> Mapping[str, float]:
+        batch = _Batch(number, self._rows)
+        plain = self._frame(batch)
+        bare, spark = str(self._folder / "bare"), str(self._folder / "spark")
+        contestants: dict[str, Callable[[], object]] = {
+            _OURS: lambda: self._ours.commit(batch),
+            _BARE: lambda: write_deltalake(bare, plain.toArrow(), mode="append"),
+            _SPARK: lambda: plain.write.format("delta").mode("append").save(spark),
+            _BY_SPARK: lambda: self._by_spark.commit(batch),
+        }
+        # Who comes first in a round, comes last in the next.
+        order = list(contestants)[:: 1 if number % 2 else -1]
+        seconds = {name: _seconds(contestants[name]) for name in order}
+        figures = {name: seconds[name] for name in contestants} | self._ours.parts()
+        shown = "  ".join(f"{name} {took_s * 1000:,.0f} ms" for name, took_s in figures.items())
+        print(f"  {self._rows:,} rows: {shown}  load {load_average()}", flush=True)
+        return figures
+
+    def _frame(self, batch: _Batch) -> DataFrame:
+        return self._spark.range(0, CORES, 1, CORES).mapInArrow(_Rows(batch), _DDL)
+
+
+class _Ours:
+    """A committer with a sink and a store of its own."""
+
+    def __init__(self, spark: SparkSession, table: Path, offsets: Path) -> None:
+        self._spark = spark
+        sink, store = DeltaSink(table), DeltaOffsetStore(offsets)
+        sink.prepare(_ROWS)
+        claimed = store.claim(_GROUP, "bench", dict.fromkeys(_all_queues(), 0))
+        self._epochs = {queue: row.epoch for queue, row in claimed.items()}
+        self._watch = Stopwatch()
+        self._committer = BatchCommitter(
+            consumer_group=_GROUP,
+            store=Timed(store, self._watch, commit="offsets"),
+            sink=_TimedSink(sink, self._watch),
+            query_id=lambda: "bench",
+            listeners=[],
+        )
+
+    def commit(self, batch: _Batch) -> None:
+        rows = _Rows(batch, self._epochs)
+        frame = self._spark.range(0, CORES, 1, CORES).mapInArrow(rows, f"{_DDL}, {ACK_COLUMN} string")
+        self._watch.seconds.clear()
+        self._committer(frame, batch.number)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of the last batch's two commits."""
+        return {f"{_OURS}: {name}": took_s for name, took_s in sorted(self._watch.seconds.items())}
+
+
+class _TimedSink:
+    """Of a sink's batches, tells how long their commits took."""
+
+    def __init__(self, sink: DeltaSink, watch: Stopwatch) -> None:
+        self._sink = sink
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def begin(self, *arguments: Any) -> Any:
+        return Timed(self._sink.begin(*arguments), self._watch, commit="data")
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    number: int
+    rows: int
+
+    def range_of(self, queue: int) -> tuple[int, int]:
+        """Queue offsets, the end exclusive."""
+        of_one, more = divmod(self.rows, _QUEUES)
+        count = of_one + (queue < more)
+        return self.number * count, (self.number + 1) * count
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Makes the rows of a batch in a task; with epochs, the acks of its queues too, as an engine does."""
+
+    batch: _Batch
+    epochs: Mapping[MessageQueue, int] | None = None
+
+    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for task in itertools.chain.from_iterable(each.column(0).to_pylist() for each in tasks):
+            for queue in _all_queues()[task::CORES]:
+                yield from self._rows_of(queue)
+
+    def _rows_of(self, queue: MessageQueue) -> Iterator[pa.RecordBatch]:
+        start, end = self.batch.range_of(queue.queue_id)
+        for first in range(start, end, _ARROW_ROWS):
+            made = _made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
+            if self.epochs is not None:
+                made = made.append_column(ACK_COLUMN, pa.nulls(len(made), pa.string()))
+            yield made
+        if self.epochs is not None:
+            yield _ack_row(queue, self.epochs[queue], start, end)
+
+
+def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
+    count = len(offsets)
+    ids = pa.array(offsets * 7_919 % 1_000_003)
+    text = ids.cast(pa.string())
+    columns = [
+        pa.repeat(pa.scalar(queue.topic), count),
+        pa.repeat(pa.scalar(queue.broker_name), count),
+        pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
+        pa.array(offsets),
+        pa.compute.binary_join_element_wise("order", text, "-"),
+        pa.array(np.array(["created", "paid", "packed", "shipped"], dtype=object)[offsets % 4], pa.string()),
+        pa.array((offsets % 10_000) / 100),
+        pa.compute.utf8_lpad(text, width=64, padding="."),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_ROWS)
+
+
+def _ack_row(queue: MessageQueue, epoch: int, start: int, end: int) -> pa.RecordBatch:
+    ack = QueueAck(
+        topic=queue.topic,
+        broker_name=queue.broker_name,
+        queue_id=queue.queue_id,
+        epoch=epoch,
+        start=start,
+        next_offset=end,
+        reconsume_times=0,
+        suspended_until_s=None,
+        consumed=end - start,
+        failed=0,
+        finished="EXHAUSTED",
+        listener_s=0.0,
+    )
+    schema = _ROWS.append(pa.field(ACK_COLUMN, pa.string()))
+    return pa.RecordBatch.from_pylist([{"topic": queue.topic, ACK_COLUMN: ack.to_json()}], schema=schema)
+
+
+def _all_queues() -> list[MessageQueue]:
+    return [MessageQueue("orders", "broker-a", number) for number in range(_QUEUES)]
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    action()
+    return time.perf_counter() - started_s
