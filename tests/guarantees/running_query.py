@@ -22,7 +22,14 @@ _PATIENCE_S = 120.0
 class RunningQuery:
     """Consumes as ``consumption.drain`` does, in the same group, tables and checkpoint."""
 
-    def __init__(self, consumption: Consumption, *, name_servers: str = "", **settings: Any) -> None:
+    def __init__(
+        self,
+        consumption: Consumption,
+        *,
+        name_servers: str = "",
+        listener: object = emit_step,
+        **settings: Any,
+    ) -> None:
         self._consumed = 0
         self._jvm = consumption.spark.sparkContext._gateway.proc.pid
         others = set(self._runners())
@@ -34,7 +41,7 @@ class RunningQuery:
             **{"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET} | settings,
         )
         consumer.subscribe(consumption.topic)
-        consumer.register_message_listener(emit_step, output_schema=OUTPUT_SCHEMA)
+        consumer.register_message_listener(listener, output_schema=OUTPUT_SCHEMA)
         consumer.register_batch_listener(self._count)
         self._query = consumer.start(
             consumption.spark,
@@ -64,6 +71,11 @@ class RunningQuery:
     def await_failure(self) -> str:
         """Wait until the query has ended by itself; its error's text."""
         return str(wait_until(self._query.exception, _PATIENCE_S, reason="The query's failure"))
+
+    def stop(self) -> BaseException | None:
+        """Stop the query and wait for its end; the error it ended with, if any."""
+        self._query.stop()
+        return self._query.exception()
 
     def kill_planner(self) -> None:
         """SIGKILL to the process that plans this query."""

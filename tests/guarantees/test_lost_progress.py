@@ -56,6 +56,20 @@ def test_the_checkpoint_of_an_older_batch_loses_and_doubles_nothing(consumption:
     assert report.rows == 300
 
 
+def test_a_checkpoint_whose_first_plan_was_not_written_whole_is_begun_again(consumption: Consumption) -> None:
+    """H2: killed in that moment, it holds a temporary file, with which Spark 4.2 starts no query of its own."""
+    leftover = consumption.folder / "checkpoint" / "offsets" / ".0.0e070b0f-aebe-437f-b4d5-4f4cbcc03b94.tmp"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    expected = dict(produce(consumption, first=0))
+
+    consumption.drain()
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 100
+
+
 def test_without_its_offset_table_a_group_goes_on_where_its_sink_is(consumption: Consumption) -> None:
     """H2, F2: whatever consume_from_where says; the listener gets nothing again."""
     expected = dict(produce(consumption, first=0))

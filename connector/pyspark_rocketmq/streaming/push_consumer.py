@@ -44,6 +44,7 @@ from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.speculation import check_speculation
+from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
@@ -235,10 +236,11 @@ class PushConsumer:
         if sink is not None:
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
             go_on_where_the_sink_is(store, sink, progress_name(parsed))
+        clear_unwritten_plan(spark, checkpoint)
         started = _Started()
         committer = self._committer(parsed, store, sink, started.query_id, engine)
         query = (
-            rows.writeStream.foreachBatch(committer)
+            rows.writeStream.foreachBatch(stoppable(committer))
             .queryName(
                 query_name
                 or str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
