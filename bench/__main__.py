@@ -14,6 +14,7 @@ from bench import (
     delta_sink,
     groups,
     latency,
+    memory,
     micro_batch,
     offset_commit,
     planner,
@@ -37,6 +38,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "consume_concurrent": consume_concurrent.run,
     "suspended": suspended.run,
     "latency": latency.run,
+    "memory": memory.run,
     "planner": planner.run,
     "offset_commit": offset_commit.run,
     "delta_sink": delta_sink.run,
@@ -62,7 +64,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
 )
-@click.option("--seconds", type=float, help="latency: length of a run.")
+@click.option("--seconds", type=float, help="latency, memory: length of a run.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")

@@ -6,7 +6,7 @@ Parsing (all problems reported together), the unknown-key hint and redaction fol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -116,7 +116,7 @@ def _parse_values(
             problems.append(f"option {spec.key}='{shown}' {problem}")
     given = {key.lower() for key in raw}
     problems += [
-        f"option '{spec.key}' is required{_instead_of(spec)}: {spec.doc}"
+        f"option '{spec.key}' is required{_instead_of(spec, specs)}: {spec.doc}"
         for lower, (_, spec) in specs.items()
         if spec.required and given.isdisjoint((lower, *map(str.lower, spec.instead)))
     ]
@@ -129,8 +129,10 @@ def said_twice(given: Mapping[str, object]) -> list[str]:
     return [f"options {' and '.join(keys)} exclude each other; give one"] if len(keys) > 1 else []
 
 
-def _instead_of(spec: OptionSpec) -> str:
-    return "".join(f", or '{key}'" for key in spec.instead) + " in its place" * bool(spec.instead)
+def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
+    """A job has not all of the source's options."""
+    others = [key for key in spec.instead if key.lower() in known]
+    return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
 
 def _unknown_key(key: str, known: list[str]) -> str:

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.datasource import format as source_format
+from pyspark_rocketmq.datasource.format import DefaultSource, register
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -50,6 +51,35 @@ def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsume
         lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="a string"
     )
     return consumer
+
+
+def test_a_second_session_gets_the_source_while_another_one_is_active(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the package came with --py-files, and each session has to be told of it."""
+
+    class Shipped(DefaultSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rocketmq_shipped"
+
+    monkeypatch.setattr(source_format, "DefaultSource", Shipped)
+    register(spark)
+    second = spark.newSession()
+
+    register(second)
+
+    for session in (spark, second):
+        with pytest.raises(PySparkException, match="option 'nameServers' is required"):
+            session.read.format("rocketmq_shipped").load()
+    assert SparkSession.getActiveSession() is not None
+
+
+def test_another_source_of_the_name_is_told_of(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DefaultSource, "name", lambda: "csv")
+
+    with pytest.raises(RocketMQError, match="has a data source 'csv' of its own"):
+        register(spark)
 
 
 def test_a_wrong_address_says_which_and_what_to_check(spark: SparkSession, closed_port: int) -> None:

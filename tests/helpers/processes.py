@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Final
 _PARENT_FIELD: Final = 1
 _SESSION_FIELD: Final = 3
 """Of ``/proc/PID/stat``, counted after the name, which may hold anything."""
+
+_RESIDENT_FIELD: Final = 1
+"""Of ``/proc/PID/statm``, in pages."""
 
 
 def all_pids() -> Iterator[int]:
@@ -27,6 +32,11 @@ def is_worker_daemon(pid: int) -> bool:
     return "daemon" in _read(pid, "cmdline")
 
 
+def is_standalone_worker(pid: int) -> bool:
+    """Whether it is the Worker of a standalone cluster, which starts executors."""
+    return "deploy.worker.Worker" in _read(pid, "cmdline")
+
+
 def is_jvm(pid: int) -> bool:
     """Whether it is Java."""
     return _read(pid, "comm").strip() == "java"
@@ -40,6 +50,23 @@ def session_of(pid: int) -> int | None:
 def parent_of(pid: int) -> int | None:
     """Who started it."""
     return _stat(pid, _PARENT_FIELD)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    children: dict[int | None, list[int]] = defaultdict(list)
+    for each in all_pids():
+        children[parent_of(each)].append(each)
+    found = [pid]
+    for each in found:
+        found += children[each]
+    return found[1:]
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory it has (RSS), what it shares with others included."""
+    fields = _read(pid, "statm").split()
+    return int(fields[_RESIDENT_FIELD]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
 
 def _stat(pid: int, field: int) -> int | None:

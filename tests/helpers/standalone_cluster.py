@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import pyspark
 
+from tests.helpers.processes import is_standalone_worker, parent_of
 from tests.helpers.spark_session import QUICK_JVM
 from tests.helpers.wait import wait_until
 from tests.real_broker.java_process import JavaProcess
@@ -96,18 +97,11 @@ def kill_machine_of(pid: int) -> Sequence[int]:
         Who was killed, the Worker last.
     """
     doomed = [pid]
-    while "deploy.worker.Worker" not in _command(doomed[-1]):
-        doomed.append(_parent(doomed[-1]))
-        assert doomed[-1] > 1, f"process {pid} does not descend from a Worker of Spark's"
+    while not is_standalone_worker(doomed[-1]):
+        parent = parent_of(doomed[-1])
+        assert parent, f"process {pid} does not descend from a Worker of Spark's"
+        doomed.append(parent)
     # From the top, so that nobody sees another one die.
     for each in reversed(doomed):
         os.kill(each, signal.SIGKILL)
     return doomed
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

@@ -90,6 +90,12 @@ def test_every_required_option_of_consume_is_asked_for_at_once():
     assert [problem.split("'")[1] for problem in problems] == [pair.split("=")[0] for pair in CONSUME]
 
 
+def test_only_options_that_the_job_has_are_named_in_place_of_another():
+    (problem,) = (each for each in problems_of(ConsumeSettings) if "'topic'" in each)
+
+    assert problem.startswith("option 'topic' is required, or 'topics', or 'subscriptions' in its place")
+
+
 def test_consume_has_rocketmqs_defaults():
     settings = load_settings(ConsumeSettings, "consume", None, CONSUME)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -16,12 +17,15 @@ from pyspark_rocketmq.datasource.schema import spark_schema
 from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.write_options import WriteOptions
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation"})
+
+_EXISTS: Final = "DATA_SOURCE_ALREADY_EXISTS"
+"""Spark's error class."""
 
 _TABLE_OPTION = "option."
 """How the options of a table in Spark's catalog begin."""
@@ -119,5 +123,36 @@ def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already."""
-    spark.dataSource.register(DefaultSource)
+    """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already, to it or to another session.
+
+    Raises:
+        RocketMQError: If another data source of this name is on the JVM's class path.
+    """
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != _EXISTS or not isinstance(spark, SparkSession):
+            raise
+        _register_as_active(spark)
+
+
+def _register_as_active(spark: SparkSession) -> None:
+    """Spark refuses a name that the thread's active session knows, also where that is another session than ``spark``."""
+    assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+    active = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != _EXISTS:
+            raise
+        raise RocketMQError(
+            f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that cannot be loaded, "
+            "which Spark reports alike). Start the session without that jar."
+        ) from error
+    finally:
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
+        else:
+            sessions.clearActiveSession()
