@@ -119,13 +119,17 @@ class Slot:
             self._problem(f"{error}\n{_tail(application)}")
 
     def look(self) -> None:
-        """Report an application that ended although nobody wanted it, and start it again."""
+        """Report an application that ended although nobody wanted it, and start it again.
+
+        A worker that is killed while Spark plans with it ends the query as a planner does.
+        """
         application = self.application
         if application is None or application.was_ended or application.exit_code is None:
             return
-        self._problem(
-            f"{application.instance} ended by itself with code {application.exit_code}:\n{_tail(application)}"
-        )
+        if not application.ended_planning:
+            self._problem(
+                f"{application.instance} ended by itself with code {application.exit_code}:\n{_tail(application)}"
+            )
         application.was_ended = True
         self.join(same_name=True)
 

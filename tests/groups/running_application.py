@@ -54,6 +54,10 @@ def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: s
         time.sleep(_POLL_S)
 
 
+_PLANNING = ("PythonPlannerRunner.runInPython", "PythonStreamingSourceRunner")
+"""Spark's classes that plan with Python."""
+
+
 class RunningApplication:
     """One Spark application: the driver, its JVM, the process that plans, Python workers; one session of processes."""
 
@@ -62,6 +66,8 @@ class RunningApplication:
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
         self.log = group.folder / f"{instance}.log"
+        self._log_begins_at = self.log.stat().st_size if self.log.exists() else 0
+        """Behind what earlier applications of this name have said."""
         self.was_ended = False
         """Whether somebody wanted it to end."""
         config = {
@@ -133,6 +139,12 @@ class RunningApplication:
         daemons = {pid for pid in self._pids() if is_worker_daemon(pid)}
         workers = sorted(pid for pid in daemons if parent_of(pid) in daemons)
         self._signal(signal.SIGKILL, *workers[-1:])
+
+    @property
+    def ended_planning(self) -> bool:
+        """Whether it ended because a worker that Spark plans with was gone: of these no task is tried again."""
+        said = self.log.read_bytes()[self._log_begins_at :].decode(errors="replace")
+        return any(name in said for name in _PLANNING)
 
     def pause(self) -> None:
         """SIGSTOP to everything."""
