@@ -36,10 +36,13 @@ class SinkWatermarks:
         return {queue: watermark for queue, watermark in found.items() if watermark is not None}
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Why the watermarks must not be set to where ``moves`` go: the rows would be there twice."""
+        """Why the watermarks must not be set to where ``moves`` go: rows would be there twice, or be forgotten."""
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
+        forgotten = DeltaSink(self._path).rewind_problem(consumer_group, [move.queue for move in back])
+        if forgotten is not None:
+            return f"Nothing was changed. {forgotten}"
         # delta-rs' SQL takes a name without quotation marks for one in small letters.
         where = " OR ".join(_rows_from(move, '"') for move in back)
         sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals

@@ -125,6 +125,20 @@ def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path):
         sink.begin(GROUP, [Q0])
 
 
+def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, path: Path):
+    """H1: their watermarks would keep what is gone from being written again."""
+    run(sink, {Q1: 2}, rows(Q1, 0, 2))
+    DeltaTable(path).restore(1)
+
+    with pytest.raises(SinkConflict, match=r"rows of .*queue=1 may be gone, too\. .*follow_restore"):
+        sink.rewind(GROUP, {Q0: 1})
+    with pytest.raises(SinkConflict, match="follow_restore"):
+        sink.begin(GROUP, [Q0])
+
+    sink.rewind(GROUP, {Q0: 1, Q1: 0})
+    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 1, Q1: 0}
+
+
 @pytest.mark.parametrize("parameters", [{"version": "3"}, {"version": 3, "timestamp": None}])
 def test_a_restore_names_a_version(parameters):
     assert restored_to({"operation": "RESTORE", "operationParameters": parameters}) == 3

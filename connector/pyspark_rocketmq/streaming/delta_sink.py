@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -261,6 +261,7 @@ class DeltaSink:
 
         Raises:
             OffsetError: If a next offset is negative.
+            SinkConflict: As :meth:`rewind_problem` says.
             DeltaError: If the table could not be written.
         """
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
@@ -271,6 +272,9 @@ class DeltaSink:
         if not versions:
             # A commit of the group would hide the RESTORE before it.
             return log.version
+        problem = self.rewind_problem(consumer_group, next_offsets)
+        if problem is not None:
+            raise SinkConflict(problem)
         try:
             before = self.group_commit(log, consumer_group, ())
         except SinkConflict:
@@ -288,6 +292,27 @@ class DeltaSink:
         log.refresh()
         own = (entry for entry in log.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
         return int(next(own)["version"])
+
+    def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
+        """Why the watermarks of these queues cannot be set without those of others; None if they can.
+
+        The group's commit would hide a RESTORE before it, which has taken away rows of the other queues, too.
+        """
+        restored_at = self._newest_log().restore_after_last_commit(consumer_group)
+        if restored_at is None:
+            return None
+        try:
+            left_out = sorted(self.watermarks(consumer_group).keys() - set(queues))
+        except SinkConflict:
+            # What they were cannot be told any more: they are what the operator says.
+            return None
+        if not left_out:
+            return None
+        return (
+            f"The Delta table {self._path} was restored at version {restored_at}, after group {consumer_group} wrote to it "
+            f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run DeltaSink({self._path!r})"
+            f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
+        )
 
     def by_spark(
         self,
