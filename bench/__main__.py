@@ -64,7 +64,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
 )
-@click.option("--seconds", type=float, help="latency, memory: length of a run.")
+@click.option("--seconds", type=float, help="latency, memory: length of a run; offset_commit: at most.")
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")

@@ -41,7 +41,7 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
 * *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
 * *ours, by Spark's writer*: as ours, into a table with a CHECK constraint, which delta-rs must not write.
 
-*Job*, *data* and *offsets* are parts of ours. Ratios are taken round by round."""
+*Data* and *offsets* are the two commits of ours; the rest is its job. Ratios are taken round by round."""
 
 _ROWS = pa.schema(
     [

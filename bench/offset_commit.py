@@ -22,6 +22,7 @@ _P50_MS = 15.0
 _P99_MS = 60.0
 _READ_MS = 10.0
 _FLAT = 1.5
+_COMPARED_EVERY = 100
 _UPKEEP_TIMEOUT_S = 120.0
 _METHOD = """\
 `DeltaOffsetStore.commit` of {queues} queues (fenced by epoch: newest version, decide, overwrite of the group's partition with
@@ -32,15 +33,17 @@ predicate, which nobody looks after; and `read`, what the planner does once per 
 `read` with {many:,} queues, {reads} times, each after another writer's commit."""
 
 
-def run(*, commits: int = 20_000, warm_up: int = 10) -> Result:
-    """Measure ``commits`` commits."""
+def run(*, commits: int = 20_000, warm_up: int = 10, seconds: float = 1200.0) -> Result:
+    """Measure ``commits`` commits, or as many as there is time for."""
     before = load_average()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        found = _Figures(Path(folder), commits, warm_up)
-        found.measure()
+        found = _Figures(Path(folder), warm_up)
+        found.measure(commits, seconds)
+        commits = len(found.commits)
         many = _many_reads(Path(folder) / "many", reads := max(5, min(100, commits // 10)))
-    block = found.block
-    parts = (found.commits[:block], found.middle(), found.commits[-block:])
+    block = max(1, commits // 20)
+    middle = (commits - block) // 2
+    parts = (found.commits[:block], found.commits[middle : middle + block], found.commits[-block:])
     flat = _quantile(parts[-1], 0.5) / _quantile(parts[0], 0.5)
     ratio = Spread.of(ours / bare for ours, bare in zip(found.beside_bare, found.bare, strict=True))
     return Result(
@@ -50,7 +53,7 @@ def run(*, commits: int = 20_000, warm_up: int = 10) -> Result:
             queues=_QUEUES,
             commits=commits,
             block=block,
-            compared_every=found.every,
+            compared_every=_COMPARED_EVERY,
             many=_MANY_QUEUES,
             reads=reads,
         ),
@@ -83,37 +86,34 @@ def run(*, commits: int = 20_000, warm_up: int = 10) -> Result:
 class _Figures:
     """What the commits cost, in milliseconds, in their order."""
 
-    def __init__(self, folder: Path, count: int, warm_up: int) -> None:
+    def __init__(self, folder: Path, warm_up: int) -> None:
         self._store = _Store(folder / "offsets", _QUEUES)
         self._reader = DeltaOffsetStore(self._store.path)
         self._bare = _BareTable(self._store.path, folder / "bare")
-        self._count = count
         self._warm_up = warm_up
-        self.every = max(1, count // 200)
-        self.block = max(1, count // 20)
         self.commits: list[float] = []
         self.beside_bare: list[float] = []
         self.bare: list[float] = []
         self.reads: list[float] = []
         self.log_files = 0
 
-    def measure(self) -> None:
-        for number in range(-self._warm_up, self._count):
+    def measure(self, count: int, seconds: float) -> None:
+        """Commit ``count`` times, but not for longer than ``seconds``."""
+        end_s = time.perf_counter() + seconds
+        for number in range(-self._warm_up, count):
+            if self.bare and time.perf_counter() > end_s:
+                break
             commit_ms = _milliseconds(lambda n=number: self._store.commit(n + self._warm_up))
             if number < 0:
                 self._bare.commit()
                 continue
             self.commits.append(commit_ms)
-            if number % self.every == 0:
+            if number % _COMPARED_EVERY == 0:
                 self.beside_bare.append(commit_ms)
                 self.reads.append(_milliseconds(lambda: self._reader.read(_GROUP)))
                 self.bare.append(_milliseconds(self._bare.commit))
         self._store.wait()
         self.log_files = sum(1 for _ in (self._store.path / "_delta_log").iterdir())
-
-    def middle(self) -> list[float]:
-        begin = (len(self.commits) - self.block) // 2
-        return self.commits[begin : begin + self.block]
 
 
 class _Store:
