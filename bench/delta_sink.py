@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from deltalake import write_deltalake
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
@@ -39,7 +41,7 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
   offsets of {queues} queues. Exactly once.
 * *delta-rs*: `write_deltalake(path, batch.toArrow(), mode="append")`, which knows nothing of a batch that runs again.
 * *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
-* *ours, by Spark's writer*: as ours, into a table with a CHECK constraint, which delta-rs must not write.
+* *ours, by Spark's writer* (small batches only): as ours, into a table with a CHECK constraint, which delta-rs must not write.
 
 *Data* and *offsets* are the two commits of ours; the rest is its job. Ratios are taken round by round."""
 
@@ -65,7 +67,9 @@ def run(*, rows: int = 1_000_000, rounds: int = 30, large_rounds: int = 5, small
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         bench_session(Path(folder), with_delta=True) as spark,
     ):
-        small = _Contest(spark, Path(folder) / "small", small_rows).rounds(rounds, warm_up=_WARM_UP)
+        small = _Contest(spark, Path(folder) / "small", small_rows, has_by_spark=True).rounds(
+            rounds, warm_up=_WARM_UP
+        )
         large = _Contest(spark, Path(folder) / "large", rows).rounds(large_rounds, warm_up=1)
     return Result(
         name="delta_sink",
@@ -121,14 +125,15 @@ def _ratio(
 class _Contest:
     """All contestants with batches of one size."""
 
-    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int, *, has_by_spark: bool = False) -> None:
         self._rows = rows
+        self._has_by_spark = has_by_spark
         self._spark = spark
         self._folder = folder
+        self._ours = _Ours(spark, folder / "ours", folder / "offsets")
         constrained = folder / "constrained"
         spark.sql(f"CREATE TABLE delta.`{constrained}` ({_DDL}) USING delta")
         spark.sql(f"ALTER TABLE delta.`{constrained}` ADD CONSTRAINT known CHECK (step != 'unknown')")
-        self._ours = _Ours(spark, folder / "ours", folder / "offsets")
         self._by_spark = _Ours(spark, constrained, folder / "constrained offsets")
 
     def rounds(self, count: int, *, warm_up: int) -> list[Mapping[str, float]]:
@@ -144,8 +149,9 @@ class _Contest:
             _OURS: lambda: self._ours.commit(batch),
             _BARE: lambda: write_deltalake(bare, plain.toArrow(), mode="append"),
             _SPARK: lambda: plain.write.format("delta").mode("append").save(spark),
-            _BY_SPARK: lambda: self._by_spark.commit(batch),
         }
+        if self._has_by_spark:
+            contestants[_BY_SPARK] = lambda: self._by_spark.commit(batch)
         # Who comes first in a round, comes last in the next.
         order = list(contestants)[:: 1 if number % 2 else -1]
         seconds = {name: _seconds(contestants[name]) for name in order}
@@ -155,7 +161,7 @@ class _Contest:
         return figures
 
     def _frame(self, batch: _Batch) -> DataFrame:
-        return self._spark.range(0, CORES, 1, CORES).mapInArrow(_Rows(batch), _DDL)
+        return _tasks(self._spark).mapInArrow(_Rows(batch), _DDL)
 
 
 class _Ours:
@@ -163,24 +169,23 @@ class _Ours:
 
     def __init__(self, spark: SparkSession, table: Path, offsets: Path) -> None:
         self._spark = spark
-        sink, store = DeltaSink(table), DeltaOffsetStore(offsets)
-        sink.prepare(_ROWS)
-        claimed = store.claim(_GROUP, "bench", dict.fromkeys(_all_queues(), 0))
+        self._sink, self._store = DeltaSink(table), DeltaOffsetStore(offsets)
+        self._sink.prepare(_ROWS)
+        claimed = self._store.claim(_GROUP, "bench", dict.fromkeys(_all_queues(), 0))
         self._epochs = {queue: row.epoch for queue, row in claimed.items()}
         self._watch = Stopwatch()
-        self._committer = BatchCommitter(
-            consumer_group=_GROUP,
-            store=Timed(store, self._watch, commit="offsets"),
-            sink=_TimedSink(sink, self._watch),
-            query_id=lambda: "bench",
-            listeners=[],
-        )
 
     def commit(self, batch: _Batch) -> None:
-        rows = _Rows(batch, self._epochs)
-        frame = self._spark.range(0, CORES, 1, CORES).mapInArrow(rows, f"{_DDL}, {ACK_COLUMN} string")
         self._watch.seconds.clear()
-        self._committer(frame, batch.number)
+        committer = BatchCommitter(
+            consumer_group=_GROUP,
+            store=Timed(self._store, self._watch, commit="offsets"),
+            sink=_TimedSink(self._sink, self._watch),
+            query_id=lambda: "bench",
+            listeners=[],
+            engine=_Rows(batch, self._epochs),
+        )
+        committer(_tasks(self._spark), batch.number)
 
     def parts(self) -> dict[str, float]:
         """Seconds of the last batch's two commits."""
@@ -215,15 +220,17 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Makes the rows of a batch in a task; with epochs, the acks of its queues too, as an engine does."""
+    """Makes a task's rows of a batch, whatever the task is given; with epochs the acks of its queues, too, as an engine does."""
 
     batch: _Batch
     epochs: Mapping[MessageQueue, int] | None = None
 
-    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for task in itertools.chain.from_iterable(each.column(0).to_pylist() for each in tasks):
-            for queue in _all_queues()[task::CORES]:
-                yield from self._rows_of(queue)
+    def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deque(given, maxlen=0)
+        task = TaskContext.get()
+        assert task is not None
+        for queue in _all_queues()[task.partitionId() :: CORES]:
+            yield from self._rows_of(queue)
 
     def _rows_of(self, queue: MessageQueue) -> Iterator[pa.RecordBatch]:
         start, end = self.batch.range_of(queue.queue_id)
@@ -234,6 +241,11 @@ class _Rows:
             yield made
         if self.epochs is not None:
             yield _ack_row(queue, self.epochs[queue], start, end)
+
+
+def _tasks(spark: SparkSession) -> DataFrame:
+    """One row for each task, with no range's ticket."""
+    return spark.range(0, CORES, 1, CORES).select(sf.lit(None).cast("binary"))
 
 
 def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
