@@ -33,8 +33,8 @@ _ARROW_ROWS = 16_384
 _WARM_UP = 3
 _OURS, _BARE, _SPARK, _BY_SPARK = "ours", "delta-rs", 'format("delta")', "ours, by Spark's writer"
 _METHOD = """\
-One Spark job makes the rows of a micro-batch in Python workers, {small:,} or {large:,} rows of {queues} queues in {cores} tasks (position, an order id, a step, an
-amount and a text of 64 characters), and what comes after it is compared. Contestants take turns, each with a table of its own: {small_rounds} rounds of the small
+Each contestant is given the same function, which makes the rows of a micro-batch in Python workers, {small:,} or {large:,} rows of {queues} queues in {cores} tasks (position, an order id, a step, an
+amount and a text of 64 characters), as an engine does; timed from there until they are committed. Contestants take turns, each with a table of its own: {small_rounds} rounds of the small
 batch after {warm_up} for warming up, then {large_rounds} of the large one after one.
 
 * *ours*: `BatchCommitter` as in a query: watermarks looked up, files written by the tasks, one commit of files and watermarks, one of the
@@ -143,12 +143,11 @@ class _Contest:
 
     def _round(self, number: int) -> Mapping[str, float]:
         batch = _Batch(number, self._rows)
-        plain = self._frame(batch)
         bare, spark = str(self._folder / "bare"), str(self._folder / "spark")
         contestants: dict[str, Callable[[], object]] = {
             _OURS: lambda: self._ours.commit(batch),
-            _BARE: lambda: write_deltalake(bare, plain.toArrow(), mode="append"),
-            _SPARK: lambda: plain.write.format("delta").mode("append").save(spark),
+            _BARE: lambda: write_deltalake(bare, self._frame(batch).toArrow(), mode="append"),
+            _SPARK: lambda: self._frame(batch).write.format("delta").mode("append").save(spark),
         }
         if self._has_by_spark:
             contestants[_BY_SPARK] = lambda: self._by_spark.commit(batch)
