@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
@@ -249,6 +250,21 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     assert planning.next() == [(A0, 4, 10)]
     [planned] = offset_to_plan(planning.offset)[1]
     assert (planned.reconsume_times, planned.put_back) == (1, "[[4,9,1]]")
+
+
+def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> None:
+    """D11: of a queue without a count nothing is known."""
+    planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
+    planning.next()
+    figures = Figures(ok=3, failed=1, calls=2, call_ms=8.0)
+    text = RecentFigures(planning.clock.now_s()).add("", figures, planning.clock.now_s())
+    planning.commit(A0, 4, statistics=text)
+    planning.next()
+
+    assert planning.planner.listener_ms(A0) == 2.0
+    assert planning.planner.listener_ms(A1) is None
+    planning.clock.advance(7200)
+    assert planning.planner.listener_ms(A0) is None
 
 
 def test_available_now_waits_for_a_suspended_queue_and_stops_at_what_was_there() -> None:

@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
-from pyspark_rocketmq.datasource.range_tickets import read_tickets, ticket_rows
+from pyspark_rocketmq.datasource.range_tickets import read_tickets, tasks_of, ticket_rows
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
@@ -395,6 +395,19 @@ def test_ranges_of_several_subscriptions_keep_their_own_tags(partition: QueuePar
         "even": list(range(10, 60, 2)),
         "*": list(range(10, 60)),
     }
+
+
+def test_short_ranges_are_handed_over_by_one_task(partition: QueuePartition) -> None:
+    """D1: only those of queues whose listener is known to be quick."""
+    ranges = [
+        replace(partition, planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)))
+        for queue_id in range(4)
+    ]
+    known_ms = {0: 0.1, 1: 100.0, 3: 0.1}
+
+    tasks = tasks_of(ranges, lambda queue: known_ms.get(queue.queue_id))
+
+    assert [[each.planned.queue.queue_id for each in task.ranges] for task in tasks] == [[0, 1, 3], [2]]
 
 
 @pytest.mark.parametrize("size", [1, 7, 200])

@@ -102,6 +102,10 @@ class MicroBatchPlanner:
         ranges = self._progress.runnable(self.plan_of(offset)[1])
         return [planned for planned in ranges if planned.count > 0]
 
+    def listener_ms(self, queue: MessageQueue) -> float | None:
+        """How long the group's listener has a message of ``queue``, about; None if that is not known."""
+        return self._progress.listener_ms(queue)
+
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
         """Bounds as of the last look, for progress reports."""
         return self._newest

@@ -11,6 +11,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress
 from pyspark_rocketmq.consume.stalls import StallCounter
+from pyspark_rocketmq.consume.statistics import lately
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.queue_claims import QueueClaims
@@ -71,6 +72,10 @@ class ProgressSource(Protocol):
         """Where a queue stood when it was last looked at, reachable now or not; None when it was never seen."""
         ...
 
+    def listener_ms(self, queue: MessageQueue) -> float | None:
+        """How long a listener has had a message of a queue lately, in milliseconds; None if that is not known."""
+        ...
+
 
 class CheckpointProgress:
     """A plain stream: every queue goes on where the previous plan ended.
@@ -124,6 +129,9 @@ class CheckpointProgress:
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
         """The end of its last range."""
         return next((planned.end for planned in previous if planned.queue == queue), None)
+
+    def listener_ms(self, queue: MessageQueue) -> None:
+        """Nobody knows: a plain stream has no listener."""
 
 
 class GroupProgress:
@@ -311,6 +319,16 @@ class GroupProgress:
         """What the store said at the last look."""
         row = self._rows.get(queue)
         return None if row is None else row.next_offset
+
+    def listener_ms(self, queue: MessageQueue) -> float | None:
+        """From the statistics in its row, those of former owners included."""
+        row = self._rows.get(queue)
+        if row is None:
+            return None
+        recent = lately(row.statistics, self._clock.now_s())
+        figures = recent.minute if recent.minute.calls else recent.hour
+        messages = figures.ok + figures.failed
+        return figures.call_ms / messages if messages else None
 
     def _is_pointless(self, new: QueueRange) -> bool:
         """Whether the listener has had all of this range, several times, and is waiting for more to commit.

@@ -5,20 +5,42 @@ process, made into Spark's rows, and into Arrow again for the other.  With optio
 the place of its messages, and is read once it has arrived.
 
 The first row of a range is its *ticket*, the pickled partition.  The others, as many as the range has offsets, are null:
-Spark counts a stream's rows as its input (``numInputRows``), and users watch that.
+Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that costs
+least. Short ranges share a task (:mod:`~pyspark_rocketmq.consume.shared_tasks`).
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.datasource import InputPartition
 
+from pyspark_rocketmq.consume.shared_tasks import expected_ms, shared_tasks
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.model import MessageQueue
 
 TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+
+
+@dataclass(frozen=True)
+class SharedTask(InputPartition):
+    """What a task gets that hands ranges over."""
+
+    ranges: tuple[QueuePartition, ...]
+
+
+def tasks_of(
+    ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None]
+) -> list[SharedTask]:
+    """The tasks that hand ``ranges`` over; ``listener_ms`` is how long the listener has a message of a queue, about."""
+    expected = [expected_ms(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
+    return [SharedTask(tuple(ranges[index] for index in task)) for task in shared_tasks(expected)]
 
 
 def ticket_rows(partition: QueuePartition) -> pa.RecordBatch:
@@ -26,6 +48,11 @@ def ticket_rows(partition: QueuePartition) -> pa.RecordBatch:
     ticket = pa.array([pickle.dumps(partition)], pa.binary())
     counted = pa.nulls(max(0, partition.planned.count - 1), pa.binary())
     return pa.RecordBatch.from_arrays([pa.concat_arrays([ticket, counted])], schema=TICKET_SCHEMA)
+
+
+def tickets_alone(rows: DataFrame) -> DataFrame:
+    """Of a stream's rows those that say something: the others have been counted when they left the source."""
+    return rows.where(sf.col("plannedRange").isNotNull())
 
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

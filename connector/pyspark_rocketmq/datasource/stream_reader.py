@@ -32,7 +32,7 @@ from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
-from pyspark_rocketmq.datasource.range_tickets import ticket_rows
+from pyspark_rocketmq.datasource.range_tickets import SharedTask, tasks_of, ticket_rows
 from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
 from pyspark_rocketmq.datasource.worker_memory import settled
 from pyspark_rocketmq.group.leave import leave_at_the_end
@@ -91,7 +91,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
-        """One partition per range of ``end`` that may be run; without a group more, if asked for."""
+        """One partition per range of ``end`` that may be run; more if asked for without a group, fewer if ranges are handed over."""
         planned = self._planner.runnable(end)
         if self._options.consumer_group is not None:
             # Ranges of a broker that is away are left out: their progress is in the store, and the others go on.
@@ -104,13 +104,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
-        return partitions_of(planned, self._options, addresses, self._planner.replicas())
+        partitions = partitions_of(planned, self._options, addresses, self._planner.replicas())
+        return (
+            tasks_of(partitions, self._planner.listener_ms) if self._options.hand_over_ranges else partitions
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Messages of one range, on an executor; or the range itself, for who reads it later."""
+        """Messages of one range, on an executor; or ranges themselves, for who reads them later."""
+        if isinstance(partition, SharedTask):
+            return settled(map(ticket_rows, partition.ranges))
         assert isinstance(partition, QueuePartition)
-        if self._options.hand_over_ranges:
-            return settled(iter([ticket_rows(partition)]))
         return settled(read_queue(partition))
 
     def commit(self, end: Offset) -> None:

@@ -19,6 +19,7 @@ from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
+from pyspark_rocketmq.datasource.range_tickets import tickets_alone
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -229,8 +230,10 @@ class PushConsumer:
         register(spark)
         if isinstance(sink, Route | Sequence):
             sink = SeveralSinks([sink] if isinstance(sink, Route) else sink)
-        messages = spark.readStream.format("rocketmq").options(**options).load()
         parsed = ReadOptions.parse(options)
+        messages = spark.readStream.format("rocketmq").options(**options).load()
+        if parsed.hand_over_ranges:
+            messages = tickets_alone(messages)
         rows, engine, schema = self._rows(messages, parsed)
         store = self._store(parsed)
         if sink is not None:
