@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from operator import itemgetter
+from typing import Final
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.concurrent import (
@@ -36,11 +37,14 @@ from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, MessageListenerConcurrently
 from pyspark_rocketmq.streaming.listener_call import ListenerCall
 from pyspark_rocketmq.streaming.listener_loop import is_async
-from pyspark_rocketmq.streaming.listener_workers import CallEnded, ListenerWorkers, SendBackEnded
+from pyspark_rocketmq.streaming.listener_workers import CallEnded, Event, ListenerWorkers, SendBackEnded
 from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
+
+_EVENTS_AT_ONCE: Final = 64
+"""Then it is looked for calls that take too long, too."""
 
 SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
@@ -97,10 +101,9 @@ class ConcurrentRun:
             ListenerError: If the listener raised what is no ``Exception``, such as SystemExit.
         """
         while self._machine.finished is None:
-            while (delivery := self._machine.next_delivery(self._clock.monotonic_s())) is not None:
-                self._deliver(delivery)
+            self._deliver_all()
             self._send_expired()
-            self._take_in_event()
+            self._take_in_events()
         if self._machine.calls_lost:
             logger.error(
                 "%d listener calls have not returned and keep their threads; their messages were sent back %s "
@@ -141,6 +144,10 @@ class ConcurrentRun:
 
     # --- deliveries ------------------------------------------------------------------------------------------
 
+    def _deliver_all(self) -> None:
+        while (delivery := self._machine.next_delivery(self._clock.monotonic_s())) is not None:
+            self._deliver(delivery)
+
     def _deliver(self, delivery: Delivery) -> None:
         messages = [self._message(index) for index in delivery.indexes]
         context = ConsumeConcurrentlyContext(messages, self._output)
@@ -156,18 +163,29 @@ class ConcurrentRun:
             return message
         return message._replace(reconsume_times=message.reconsume_times + failures)
 
-    def _take_in_event(self) -> None:
+    def _take_in_events(self) -> None:
+        """Wait for one, and take in what has come with it: calls that begin together often end together."""
         wake_s = self._machine.wake_s()
         if self._machine.finished is not None:
             return
         timeout_s = None if wake_s == inf else max(0.0, wake_s - self._clock.monotonic_s())
-        match self._workers.next_event(timeout_s):
+        event = self._workers.next_event(timeout_s)
+        for _ in range(_EVENTS_AT_ONCE):
+            if event is None:
+                return
+            self._take_in(event)
+            # Who is free now is not to wait until all others are looked at.
+            self._deliver_all()
+            event = self._workers.next_event(0.0)
+        if event is not None:
+            self._take_in(event)
+
+    def _take_in(self, event: Event) -> None:
+        match event:
             case CallEnded(number, failure):
                 self._settle(number, failure)
             case SendBackEnded(index, failure):
                 self._take_in_send_back(index, failure)
-            case None:
-                pass
 
     def _settle(self, number: int, fatal: BaseException | None) -> None:
         delivery, call = self._out.pop(number)

@@ -168,12 +168,19 @@ class LoopWorkers(_Workers):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The loop's thread alone touches it."""
+        self._wanted: deque[tuple[int, Callable[[], object]]] = deque()
+        """Calls that the loop is to begin."""
+        self._is_woken = False
+        """Whether the loop will look for them: to wake it takes longer than to begin a call."""
 
     def call(self, number: int, invoke: Callable[[], object]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
         if self._loop is None:
             self._loop = listener_loop()
-        self._loop.call_soon_threadsafe(self._begin, self._loop, number, invoke)
+        self._wanted.append((number, invoke))
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._begin_wanted, self._loop)
 
     def abandon(self, number: int) -> None:
         """Cancel the call; it ends where it awaits something."""
@@ -190,8 +197,12 @@ class LoopWorkers(_Workers):
         except TimeoutError:
             leave_loop(self._loop)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, number: int, invoke: Callable[[], object]) -> None:
-        self._tasks[number] = loop.create_task(self._await(number, invoke))
+    def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Before the look: who wants a call after it wakes the loop again.
+        self._is_woken = False
+        while self._wanted:
+            number, invoke = self._wanted.popleft()
+            self._tasks[number] = loop.create_task(self._await(number, invoke))
 
     def _cancel(self, number: int) -> None:
         if (task := self._tasks.get(number)) is not None:
