@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
+from pyspark_rocketmq.datasource import worker_memory
 from pyspark_rocketmq.datasource.worker_memory import settled
 
 
 @pytest.fixture(autouse=True)
-def thaw() -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(worker_memory, "_is_settled", False)
     yield
     gc.unfreeze()
 

@@ -14,13 +14,18 @@ from pyspark import TaskContext
 
 T = TypeVar("T")
 
+_is_settled = False
+"""Python would tell by counting all that is exempt, each time: as long as a collection that the exemption saves."""
+
 
 def settle_modules() -> None:
     """Exempt from collection what is there at the end of a worker's first task: it stays for the worker's life.
 
     Freed it is all the same when nothing refers to it any more. Outside of a task nothing happens: the process is not ours.
     """
-    if TaskContext.get() is not None and not gc.get_freeze_count():
+    global _is_settled  # noqa: PLW0603 - one per process is the point
+    if not _is_settled and TaskContext.get() is not None:
+        _is_settled = True
         gc.collect()
         gc.freeze()
 
