@@ -7,6 +7,7 @@ deleted and the watermark be set back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -16,7 +17,9 @@ from jobs.offset_moves import QueueMove
 from pyspark_rocketmq.consume.watermark import app_id
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_reading import query_rows, sql_literal
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+if TYPE_CHECKING:
+    from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 
 
 class SinkWatermarks:
@@ -40,7 +43,7 @@ class SinkWatermarks:
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
-        forgotten = DeltaSink(self._path).rewind_problem(consumer_group, [move.queue for move in back])
+        forgotten = _delta_sink(self._path).rewind_problem(consumer_group, [move.queue for move in back])
         if forgotten is not None:
             return f"Nothing was changed. {forgotten}"
         # delta-rs' SQL takes a name without quotation marks for one in small letters.
@@ -58,13 +61,20 @@ class SinkWatermarks:
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
         """Set the watermarks; see ``DeltaSink.rewind``."""
-        DeltaSink(self._path).rewind(consumer_group, targets)
+        _delta_sink(self._path).rewind(consumer_group, targets)
 
     def _table(self) -> DeltaTable:
         try:
             return DeltaTable(self._path)
         except TableNotFoundError as error:
             raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
+
+
+def _delta_sink(path: str) -> DeltaSink:
+    """Loaded only for who rewinds: it brings Spark along, which takes longer than all the rest of a job."""
+    from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+
+    return DeltaSink(path)
 
 
 def _rows_from(move: QueueMove, quote: str) -> str:

@@ -37,7 +37,6 @@ _HOME_OF = {
     "RocketMQError": "errors",
     "Route": "streaming.several_sinks",
     "by_sharding_key": "datasource.key_order",
-    "consume_concurrently": "streaming.concurrent_engine",
     "consume_orderly": "streaming.orderly_engine",
     "json_body": "streaming.message_table",
     "register": "datasource.format",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 
 import pytest
@@ -11,7 +12,7 @@ from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.errors import BrokerError, ChannelClosed
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -214,6 +215,9 @@ def test_a_restarted_broker_has_its_messages_but_no_members_and_no_locks(cluster
     cluster.stop_broker("broker-b")
     cluster.start_broker("broker-b")
 
+    # The client may learn only by this that its connection of before is gone.
+    with suppress(ChannelClosed):
+        client.max_offset(address, queue)
     kept = client.pull(address, PullRequest(consumer_group=group, queue=queue, queue_offset=0))
     assert [message.body for message in decode_messages(kept.body, "broker-b")] == [b"kept"]
     assert members(client, address, group) == []

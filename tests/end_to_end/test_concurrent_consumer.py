@@ -221,6 +221,11 @@ def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption:
             TIMEOUT_S,
             reason="What passed at last",
         )
+        wait_until(
+            lambda: sum(ack.sent_back for report in consumption.reports for ack in report.acks) >= 6,
+            TIMEOUT_S,
+            reason="The batch that made the dead letter",
+        )
     finally:
         query.stop()
 

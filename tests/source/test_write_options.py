@@ -11,8 +11,8 @@ import pytest
 
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.datasource import writer
-from pyspark_rocketmq.datasource.key_sample import KeySampler
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
+from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter, SentMessage
 from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent
 from pyspark_rocketmq.model import MessageQueue
@@ -162,24 +162,23 @@ def test_a_broker_that_failed_is_avoided_if_told(cluster: ScriptedCluster) -> No
     assert len(requests(cluster)) == 20
 
 
-def sent_with_key(*keys: str) -> SentMessage:
-    sampler = KeySampler()
-    for key in keys:
-        sampler.add(TOPIC, key)
-    return SentMessage(len(keys), sampler.sample())
-
-
 def write_options(**given: str) -> WriteOptions:
     return WriteOptions.parse({"nameServers": "n:1", "topic": TOPIC} | given)
 
 
-def test_keys_of_several_tasks_are_not_looked_for_if_told() -> None:
+def test_keys_of_several_tasks_are_not_looked_for_if_told(cluster: ScriptedCluster) -> None:
     """checkShardingKeys; G6"""
-    tasks = [sent_with_key("a", "b"), sent_with_key("b")]
+    batch = pa.RecordBatch.from_pylist([{"body": b"x", "shardingKey": "b"}])
 
-    RocketMQWriter(write_options(checkShardingKeys="false"), {}).commit(list(tasks))
+    def write(**given: str) -> None:
+        options = write_options(nameServers=cluster.name_server.address, **given)
+        positions = {"body": 0, "shardingKey": 1}
+        sent = [send_rows(iter([batch]), options, positions, RowKeys("w", 0, task)) for task in range(2)]
+        RocketMQWriter(options, positions).commit([SentMessage(*each) for each in sent])
+
+    write(checkShardingKeys="false")
     with pytest.raises(KeysOutOfOrder, match="'b'"):
-        RocketMQWriter(write_options(), {}).commit(list(tasks))
+        write()
 
 
 class FirstTask:
