@@ -14,6 +14,7 @@ from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.disks import Disk, disk_at
 from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.wait import wait_until
 
 pytestmark = [pytest.mark.spark, SIM_ONLY]
 
@@ -51,6 +52,11 @@ def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_r
 
 
 def failure_of(consumption: Consumption) -> str:
-    with pytest.raises(StreamingQueryException) as failure:
-        consumption.drain(options={"retryTimeoutMs": "0"})
-    return str(failure.value)
+    """Why a drain fails, once the one before has given its queues back."""
+
+    def failure() -> str | None:
+        with pytest.raises(StreamingQueryException) as raised:
+            consumption.drain(options={"retryTimeoutMs": "0"})
+        return None if "locked by another one" in str(raised.value) else str(raised.value)
+
+    return str(wait_until(failure, 120.0, reason="A failure of the disk"))
