@@ -2,7 +2,7 @@
 ENV      := ./scripts/with-env.sh
 CHECK    := $(ENV) --no-java dev
 SOURCES  := connector broker_sim jobs scripts tests bench fuzz examples
-PYTEST   ?= python -m tests.in_parts
+PYTEST   ?= python -m tests.in_two
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
 # How long make fuzz takes

@@ -13,7 +13,7 @@ from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import emit_step
 from tests.groups.quick_source import source_with
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until
 
@@ -23,6 +23,7 @@ TIMING = MembershipTiming(rebalance_s=2.0, lock_renewal_s=1.0)
 """A broker that comes back knows no locks: RocketMQ's members ask for them again only every 20 s."""
 
 
+@REAL_ONLY
 def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

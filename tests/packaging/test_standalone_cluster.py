@@ -30,10 +30,18 @@ import sys
 from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.getOrCreate()
-messages = (
-    spark.read.format("rocketmq").option("nameServers", sys.argv[1]).option("topic", "orders").load()
-)
+options = {"nameServers": sys.argv[1], "topic": "orders", "startingOffsets": "earliest"}
+messages = spark.read.format("rocketmq").options(**options).load()
 print("messages", messages.select("keys").distinct().count(), messages.count())
+query = (
+    spark.readStream.format("rocketmq").options(**options).load()
+    .writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
+)
+assert query.awaitTermination(120)
+print("stream", spark.table("seen").count())
+listed = ", ".join(f"{name} '{value}'" for name, value in options.items())
+spark.sql(f"CREATE TEMPORARY VIEW orders USING rocketmq OPTIONS ({listed})")
+print("view", spark.table("orders").select("msgId", "keys").count())
 where = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark_rocketmq").__file__).first()
 print("executors import", where)
 """
@@ -129,7 +137,9 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
 def test_executors_run_in_an_environment_that_came_packed(
     spark_cluster: StandaloneCluster, brokers: SimCluster, packed_environment: Path, tmp_path: Path
 ) -> None:
-    """A program of one's own; nothing of ours is installed on the cluster, and the source is found by its name."""
+    """A program of one's own; nothing of ours is installed on the cluster, and the source is found by its name: in a batch, a
+    stream and SQL.
+    """
     folder = tmp_path / "driver"
     (folder / "environment").mkdir(parents=True)
     subprocess.run(["tar", "-xzf", str(packed_environment), "-C", str(folder / "environment")], check=True)
@@ -147,7 +157,7 @@ def test_executors_run_in_an_environment_that_came_packed(
         assert job.wait(PATIENCE_S) == 0, log.read_text()[-4000:]
 
     printed = log.read_text()
-    assert "messages 200 1000" in printed
+    assert {"messages 200 1000", "stream 1000", "view 1000"} <= set(printed.splitlines())
     assert re.search(
         r"executors import \S+/app-\S+/environment/lib/\S+/pyspark_rocketmq/__init__.py", printed
     ), printed

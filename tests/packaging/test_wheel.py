@@ -9,27 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_sim.cluster import SimCluster
-from tests.helpers.orders import produce_orders
 from tests.helpers.spark_session import QUICK_JVM
-
-STREAM = """
-import sys
-from pyspark.sql import SparkSession
-
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-options = {"nameServers": sys.argv[1], "topic": "orders", "startingOffsets": "earliest"}
-query = (
-    spark.readStream.format("rocketmq").options(**options).load()
-    .writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
-)
-assert query.awaitTermination(120)
-print("stream", spark.table("seen").count())
-listed = ", ".join(f"{name} '{value}'" for name, value in options.items())
-spark.sql(f"CREATE TEMPORARY VIEW orders USING rocketmq OPTIONS ({listed})")
-print("view", spark.table("orders").select("msgId", "keys").count())
-spark.stop()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +78,3 @@ def test_under_a_name_spark_takes_the_wheel_is_an_archive_for_py_files(wheel: Pa
     )
 
     assert printed.strip() == f"{archive}/pyspark_rocketmq/datasource/format.py"
-
-
-@pytest.mark.driver
-@pytest.mark.sim
-def test_spark_finds_the_source_of_an_installed_wheel_by_itself(installed: Path) -> None:
-    (installed.parent / "stream.py").write_text(STREAM, encoding="utf-8")
-    with SimCluster(brokers=1) as cluster:
-        produce_orders(cluster.name_servers, "orders", 4)
-        printed = run_installed(installed, str(installed.parent / "stream.py"), cluster.name_servers)
-
-    assert printed.splitlines()[-2:] == ["stream 20", "view 20"]

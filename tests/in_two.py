@@ -1,6 +1,6 @@
-"""The whole suite in three processes at a time: tests with a Spark session, those that start Spark by themselves, all others.
+"""The whole suite in two processes at a time: the tests with a Spark session, and all others.
 
-Most tests wait for brokers and queries longer than they compute, so several at a time take little longer than the longest.
+Most tests wait for brokers and queries longer than they compute, so two at a time take little more than half as long.
 Each process has clusters of its own. With arguments, pytest runs as ever.
 """
 
@@ -12,39 +12,32 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE
 
-_WITH_SPARK = "spark"
-_REST = {
-    "start Spark by themselves": "driver and not spark",
-    "need no Spark session": "not driver and not spark",
-}
-"""Markers of the other parts, whose output comes when all are done."""
+_OTHERS, _WITH_SPARK = "not spark", "spark"
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest; its exit code, or of several processes the first that is not 0."""
+    """Run pytest; its exit code, or of two processes the first that is not 0."""
     if arguments:
         return subprocess.call([sys.executable, "-m", "pytest", *arguments])
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run_all(Path(folder))
+        return _run_both(Path(folder))
 
 
-def _run_all(folder: Path) -> int:
-    with ExitStack() as files:
-        outputs = {what: files.enter_context((folder / what).open("wb")) for what in _REST}
-        parts = [_start(marker, folder, stdout=outputs[what]) for what, marker in _REST.items()]
-        parts.append(_start(_WITH_SPARK, folder))
-        signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in parts])
-        # Ctrl-C reaches all of them; each cleans up after itself.
+def _run_both(folder: Path) -> int:
+    output = folder / "output"
+    with output.open("wb") as file:
+        others = _start(_OTHERS, folder, stdout=file)
+        with_spark = _start(_WITH_SPARK, folder)
+        signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in (others, with_spark)])
+        # Ctrl-C reaches all three; each of the two cleans up after itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        codes = [each.wait() for each in parts]
-    for what in _REST:
-        _say(f"\n{'=' * 20} the tests that {what} {'=' * 20}\n\n{(folder / what).read_text()}")
+        codes = [with_spark.wait(), others.wait()]
+    _say(f"\n{'=' * 20} the tests without a Spark session {'=' * 20}\n\n{output.read_text()}")
     return next(filter(None, codes), 0) or _judge(folder)
 
 

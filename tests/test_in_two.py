@@ -1,4 +1,4 @@
-"""Running all tests in several processes finds what one process would."""
+"""Running all tests in two processes finds what one process would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import in_parts
+from tests import in_two
 
 
 def leave(folder: Path, **parts: dict[str, int]) -> None:
@@ -18,7 +18,7 @@ def leave(folder: Path, **parts: dict[str, int]) -> None:
 def test_backends_may_be_tested_by_either_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave(tmp_path, spark={"real": 2}, others={"sim": 1, "real": 1, "java": 4})
 
-    assert in_parts._judge(tmp_path) == 0
+    assert in_two._judge(tmp_path) == 0
     assert "1 on sim, 3 on real, 4 on java" in capsys.readouterr().out
 
 
@@ -27,24 +27,22 @@ def test_a_backend_that_neither_tested_fails_the_run(
 ) -> None:
     leave(tmp_path, spark={"sim": 2}, others={"sim": 1, "java": 4})
 
-    assert in_parts._judge(tmp_path) == 1
+    assert in_two._judge(tmp_path) == 1
     assert "no test marked 'real'" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"), [((0, 0, 0), 1), ((0, 3, 0), 3), ((2, 0, 0), 2), ((0, 0, 4), 4)]
-)
+@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 1), ((0, 3), 3), ((2, 0), 2)])
 def test_a_part_that_fails_fails_the_run(
-    codes: tuple[int, int, int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codes: tuple[int, int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without failures the judge decides, who has nothing here."""
-    left = dict(zip((in_parts._WITH_SPARK, *in_parts._REST.values()), codes, strict=True))
+    left = dict(zip(("spark", "not spark"), codes, strict=True))
 
     class Part:
         def __init__(self, code: int) -> None:
             self.wait = lambda: code
 
-    monkeypatch.setattr(in_parts, "_start", lambda marker, folder, **streams: Part(left[marker]))
-    monkeypatch.setattr(in_parts.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(in_two, "_start", lambda marker, folder, **streams: Part(left[marker]))
+    monkeypatch.setattr(in_two.signal, "signal", lambda *_: None)
 
-    assert in_parts._run_all(tmp_path) == expected
+    assert in_two._run_both(tmp_path) == expected
