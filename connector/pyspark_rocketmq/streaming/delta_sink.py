@@ -288,7 +288,9 @@ class DeltaSink:
         begun_at = log.version
         given = given_columns(form)
         schema = pa.schema([field for field in log.arrow_schema if field.name in given])
-        self.by_spark((), schema, before, versions, consumer_group=consumer_group, commit_id=commit_id)
+        self.spark_writer.append(
+            (), schema, before, versions, consumer_group=consumer_group, commit_id=commit_id
+        )
         log.refresh()
         own = (entry for entry in log.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
         return int(next(own)["version"])
@@ -314,21 +316,11 @@ class DeltaSink:
             f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
         )
 
-    def by_spark(
-        self,
-        files: Sequence[WrittenFile],
-        schema: pa.Schema,
-        before: GroupCommit,
-        versions: Mapping[str, int],
-        *,
-        consumer_group: str,
-        commit_id: str,
-    ) -> None:
-        """Commit by Spark's writer; see ``SparkWriter.append``."""
+    @property
+    def spark_writer(self) -> SparkWriter:
+        """What commits to a table that is left to Spark's writer."""
         assert self._spark is not None
-        SparkWriter(self._spark, self._path).append(
-            files, schema, before, versions, consumer_group=consumer_group, commit_id=commit_id
-        )
+        return SparkWriter(self._spark, self._path)
 
     def _refused(self, form: TableForm) -> tuple[str, ...]:
         """What leaves the table to Spark's writer.
@@ -485,7 +477,7 @@ class DeltaBatch:
         """The version of the commit; None if the log is to be looked at for it."""
         group, keys = self._consumer_group, self._sink.merge_keys
         if self._is_by_spark:
-            self._sink.by_spark(
+            self._sink.spark_writer.append(
                 files,
                 self._writer.schema,
                 self._before,
