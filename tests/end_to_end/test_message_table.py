@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.avro.functions import from_avro
 
@@ -43,6 +43,15 @@ ORDER_AVSC = json.dumps(
 )
 
 
+def topic_of(cluster: ClusterUnderTest, bodies: Sequence[bytes]) -> str:
+    """A topic of one queue with these messages in their order."""
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    with Producer((cluster.name_servers,), "p") as producer:
+        for body in bodies:
+            producer.send(Message(topic=topic, body=body, properties={"KEYS": "k"}), sharding_key="k")
+    return topic
+
+
 def consumer_of(name_servers: str, group: str, topic: str, folder: Path) -> PushConsumer:
     consumer = PushConsumer(
         consumer_group=group,
@@ -54,30 +63,33 @@ def consumer_of(name_servers: str, group: str, topic: str, folder: Path) -> Push
     return consumer
 
 
+def drained(consumer: PushConsumer, spark: SparkSession, folder: Path) -> list[Row]:
+    """The table's rows in queue order, once ``consumer`` has taken in what is there."""
+    query = consumer.start(
+        spark,
+        sink=DeltaSink(folder / "table"),
+        checkpoint=str(folder / "checkpoint"),
+        trigger={"availableNow": True},
+    )
+    assert query.awaitTermination(TIMEOUT_S)
+    return spark.read.format("delta").load(str(folder / "table")).orderBy("queueOffset").collect()
+
+
 @SIM_ONLY
 def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H1, F1: eight messages, eight rows, each once; what is no such JSON keeps its body, and the query goes on."""
-    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "p") as producer:
-        for body in BODIES:
-            producer.send(Message(topic=topic, body=body, properties={"KEYS": "k"}), sharding_key="k")
+    topic = topic_of(cluster, BODIES)
     consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
     consumer.register_message_table(
         json_body("order_id string, amount double, at timestamp"), message_columns=["keys", "properties"]
     )
 
-    for _ in range(2):
-        query = consumer.start(
-            spark,
-            sink=DeltaSink(tmp_path / "table"),
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger={"availableNow": True},
-        )
-        assert query.awaitTermination(TIMEOUT_S)
+    once = drained(consumer, spark, tmp_path)
+    rows = drained(consumer, spark, tmp_path)
 
-    rows = spark.read.format("delta").load(str(tmp_path / "table")).orderBy("queueOffset").collect()
+    assert rows == once
     assert [(row.queueOffset, row.order_id, row.amount) for row in rows] == [
         (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None), (6, None, None),
         (7, None, None),
@@ -100,25 +112,15 @@ def test_avro_bodies_are_decoded_by_sparks_own_function(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H1, F1: as docs/decoding.md has it; with a schema registry's header, too, once that is cut off."""
-    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     bodies = [avro_order("o1", 1.5), b"\x08o", avro_order("o2", -0.25), b""]
-    with Producer((cluster.name_servers,), "p") as producer:
-        for body in bodies:
-            producer.send(Message(topic=topic, body=b"\x00\x00\x00\x00\x07" + body), sharding_key="k")
+    topic = topic_of(cluster, [b"\x00\x00\x00\x00\x07" + body for body in bodies])
     consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
     consumer.register_message_table(
         lambda body: from_avro(body.substr(6, 2147483647), ORDER_AVSC, {"mode": "PERMISSIVE"})
     )
 
-    query = consumer.start(
-        spark,
-        sink=DeltaSink(tmp_path / "table"),
-        checkpoint=str(tmp_path / "checkpoint"),
-        trigger={"availableNow": True},
-    )
+    rows = drained(consumer, spark, tmp_path)
 
-    assert query.awaitTermination(TIMEOUT_S)
-    rows = spark.read.format("delta").load(str(tmp_path / "table")).orderBy("queueOffset").collect()
     assert [(row.order_id, row.amount) for row in rows] == [
         ("o1", 1.5),
         (None, None),

@@ -43,8 +43,9 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming import push_consumer
+from pyspark_rocketmq.streaming.delta_batch import DeltaBatch
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
-from pyspark_rocketmq.streaming.delta_sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session

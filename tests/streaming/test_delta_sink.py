@@ -21,7 +21,7 @@ from deltalake.schema import Field, PrimitiveType
 from pyspark_rocketmq.consume.watermark import app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming import delta_sink
+from pyspark_rocketmq.streaming import sink_table
 from pyspark_rocketmq.streaming.delta_log import TableLog
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
@@ -441,7 +441,7 @@ def test_partition_columns_that_cannot_be_such_are_refused(path: Path, partition
 @pytest.fixture
 def no_spark(monkeypatch) -> None:
     """Another test may have left a session in this process."""
-    monkeypatch.setattr(delta_sink, "writes_delta", lambda spark: False)
+    monkeypatch.setattr(sink_table, "writes_delta", lambda spark: False)
 
 
 def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark):

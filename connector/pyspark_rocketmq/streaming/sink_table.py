@@ -1,0 +1,207 @@
+"""The Delta table of a sink: its log, what it takes, and how far a group has come in it.
+
+What a sink and its batches both ask of the table; neither rows nor commits are made here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from deltalake import Schema
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.consume.watermark import app_id
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
+from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS
+from pyspark_rocketmq.streaming.delta_log import TableLog, create_table, open_log
+from pyspark_rocketmq.streaming.spark_delta import (
+    GroupCommit,
+    SparkWriter,
+    add_columns,
+    group_app_id,
+    writes_delta,
+)
+from pyspark_rocketmq.streaming.table_protocol import (
+    cannot_take_files,
+    check_columns,
+    check_wanted,
+    refused_features,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class SinkTable:
+    """One table and the rows that are to be added to it; driver side."""
+
+    def __init__(
+        self, path: str, *, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
+    ) -> None:
+        """The arguments are those of the sink."""
+        self.path = path
+        self.partition_by = partition_by
+        self.merge_keys = merge_keys
+        self.schema_evolution = schema_evolution
+        self._wanted: TableForm | None = None
+        self.schema = pa.schema([])
+        """Of the rows; empty until the table is prepared."""
+        self._spark: SparkSession | None = None
+        self._thread = threading.local()
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
+        _check_keys(self.merge_keys, schema.names)
+        wanted = TableForm(
+            columns=parse_columns(Schema.from_arrow(schema).to_json()),
+            partition_by=self.partition_by,
+            configuration={},
+            features=frozenset(),
+        )
+        check_wanted(self.path, wanted)
+        log = open_log(self.path)
+        if log is None:
+            log = create_table(self.path, schema, self.partition_by)
+            logger.info("sink table created path=%s", self.path)
+        elif self.schema_evolution:
+            self._add_missing_columns(log, schema)
+        form = log.form()
+        check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
+        check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
+        self._wanted, self.schema = wanted, schema
+        self._thread.log = log
+        refused = self.refused(form)
+        logger.info(
+            "sink writes files and commits by %s path=%s version=%d",
+            f"Spark because of {', '.join(refused)}" if refused else "delta-rs",
+            self.path,
+            log.version,
+        )
+
+    def newest_log(self) -> TableLog:
+        """This thread's handle, moved to the newest version."""
+        log: TableLog | None = getattr(self._thread, "log", None)
+        if log is not None:
+            try:
+                log.refresh()
+            except STORAGE_ERRORS:
+                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                logger.info("sink table to be opened again path=%s", self.path, exc_info=True)
+            else:
+                return log
+        log = open_log(self.path)
+        if log is None:
+            raise SchemaError(
+                f"There is no Delta table at {self.path}. Start the query again to have it made, "
+                "or call prepare with the columns it shall have."
+            )
+        self._thread.log = log
+        return log
+
+    def group_commit(
+        self, log: TableLog, consumer_group: str, queues: Collection[MessageQueue]
+    ) -> GroupCommit:
+        """How far the table has come with the group, in these queues and in all that Spark's writer knew of.
+
+        Raises:
+            SinkConflict: If that cannot be told any more.
+        """
+        number = log.transaction_version(group_app_id(consumer_group)) or 0
+        newest = log.newest_commit(consumer_group) if number else None
+        if number and newest is None:
+            raise SinkConflict(
+                f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that tells how far "
+                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + "
+                "1}) for every queue, and start the query again; and keep the log longer than the group may stand "
+                "still (delta.logRetentionDuration)."
+            )
+        made = GroupCommit.of(newest) if newest is not None else None
+        watermarks = dict(made.watermarks) if made is not None else {}
+        for one in (app_id(consumer_group, queue) for queue in queues):
+            # Where Spark's commit says nothing, the queue's last rows came by files.
+            if one not in watermarks and (at := log.transaction_version(one)) is not None:
+                watermarks[one] = at
+        return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
+
+    def check_not_restored(self, log: TableLog, consumer_group: str) -> None:
+        """Refuse a table from which a RESTORE took rows away since the group's last commit.
+
+        Raises:
+            SinkConflict: If so.
+        """
+        restored_at = log.restore_after_last_commit(consumer_group)
+        if restored_at is None:
+            return
+        raise SinkConflict(
+            f"The Delta table {self.path} was restored at version {restored_at}, after group {consumer_group} wrote to "
+            "it last: rows may be gone, while the watermarks still say that they are there and would keep them from "
+            "being written again. To have the messages consumed again whose rows are gone, stop every query of the "
+            f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset store, "
+            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, restore the "
+            "version before it first: then nothing is consumed again."
+        )
+
+    def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
+        """Refuse a table that rows as prepared can no longer be added to; what leaves it to Spark's writer."""
+        if self._wanted is None:
+            raise SchemaError(
+                f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema first."
+            )
+        check_columns(self.path, form, self._wanted, may_differ=self.schema_evolution)
+        return self.refused(form)
+
+    def refused(self, form: TableForm) -> tuple[str, ...]:
+        """What leaves the table to Spark's writer.
+
+        Raises:
+            OptionError: If that cannot be used.
+        """
+        refused = refused_features(form)
+        if not refused:
+            return ()
+        if self.merge_keys:
+            raise cannot_take_files(self.path, refused, "rows are to be merged (merge_keys)")
+        self._spark = self._spark or SparkSession.getActiveSession()
+        if not writes_delta(self._spark):
+            raise cannot_take_files(
+                self.path, refused, "there is no Spark session with Delta's extension (delta-spark) here"
+            )
+        return refused
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the rows; known once it is prepared."""
+        return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
+
+    @property
+    def spark_writer(self) -> SparkWriter:
+        """What commits to a table that is left to Spark's writer."""
+        assert self._spark is not None
+        return SparkWriter(self._spark, self.path)
+
+    def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
+        known = {column.name for column in log.form().columns}
+        missing = pa.schema([field for field in schema if field.name not in known])
+        if not len(missing):
+            return
+        if self.refused(log.form()):
+            assert self._spark is not None
+            add_columns(self._spark, self.path, missing)
+            log.refresh()
+        else:
+            log.add_columns(missing)
+
+
+def _check_keys(keys: Sequence[str], columns: Sequence[str]) -> None:
+    unknown = [name for name in keys if name not in columns]
+    if unknown:
+        problem = (
+            f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have {', '.join(columns)}. Add "
+            "the column to the listener's output schema, or name another."
+        )
+        raise OptionError((problem,), where="Delta sink")
