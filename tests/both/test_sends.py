@@ -212,6 +212,27 @@ def test_the_first_message_creates_its_topic(cluster, producer):
     wait_until(lambda: len(_fresh_queues(cluster, topic)) == 4, ANSWER_S, reason="four queues")
 
 
+def test_ordered_messages_create_their_topic_on_every_broker(client, cluster, producer):
+    """G1, G2: each key in the queue that it would have in a topic that was there before."""
+    topic = cluster.unique_name("auto")
+    keys = [f"order-{number}" for number in range(16)]
+
+    for step in range(3):
+        # Of the second call on the first broker may have the topic, and the other not.
+        part = keys[:1] if step == 0 else keys
+        sent = producer.send_ordered(
+            (key, Message(topic=topic, body=f"{key}:{step}".encode())) for key in part
+        )
+        assert sent == len(part)
+
+    queues = [MessageQueue(topic, f"broker-{name}", queue_id) for name in "ab" for queue_id in range(4)]
+    for index, queue in enumerate(queues):
+        of_queue = [key for key in keys if select_by_hash(key, 8) == index]
+        wanted = [f"{key}:{step}" for step in range(3) for key in of_queue if step or key == keys[0]]
+        read = read_all(client, cluster.broker_addresses[queue.broker_name], queue, len(wanted))
+        assert [m.body.decode() for m in read] == wanted
+
+
 def test_a_send_to_a_queue_that_does_not_exist_is_refused(client, address, queue):
     """G5: code 29; the message is not put elsewhere."""
     with pytest.raises(BrokerError) as caught:

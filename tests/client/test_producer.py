@@ -27,6 +27,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, decompress
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
 
@@ -234,13 +235,35 @@ def test_a_missing_topic_is_left_for_the_broker_to_create(
     expected = producer.queues("new")
     result = producer.send(new, sharding_key="order-1")
     sent = cluster.brokers["broker-a"].server.next_request()
-    cluster.routes["new"] = cluster.route({"broker-a": 2, "broker-b": 2})
 
     assert expected == tuple(MessageQueue("new", "broker-a", number) for number in range(4))
     assert result.queue.topic == "new"
     assert (sent.ext_fields["b"], sent.ext_fields["c"], sent.ext_fields["d"]) == ("new", "TBW102", "4")
-    assert len(producer.queues("new")) == 4
-    assert producer.queues("new")[-1].broker_name == "broker-b"
+
+
+def test_keys_stay_in_their_queues_while_brokers_create_the_topic_one_by_one(
+    cluster: ScriptedCluster,
+) -> None:
+    """G1, G2: for as long as a route is trusted; then by the queues there are."""
+    cluster.routes["TBW102"] = cluster.route({"broker-a": 4, "broker-b": 4}, perm=7)
+    clock = FakeClock()
+    with (
+        ChannelPool(SystemClock()) as pool,
+        Producer((cluster.name_server.address,), "P", pool=pool, clock=clock) as producer,
+    ):
+        before = producer.queues("new")
+        cluster.routes["new"] = cluster.only({"broker-a": 4})
+        producer.send_ordered((f"order-{n}", Message(topic="new", body=b"x")) for n in range(40))
+        late = producer.send(Message(topic="new", body=b"x"), queue=MessageQueue("new", "broker-b", 3))
+        clock.advance(30.1)
+        after = producer.queues("new")
+        # Chosen by the older route and sent by the newer one.
+        later = producer.send(Message(topic="new", body=b"x"), queue=MessageQueue("new", "broker-b", 3))
+
+    assert len(before) == 8
+    assert sum(len(bodies) for bodies in cluster.brokers["broker-b"].stored.values()) > 10
+    assert later.queue_offset == late.queue_offset + 1
+    assert after == before[:4]
 
 
 def test_a_missing_topic_without_template_is_an_error_about_the_topic(producer: Producer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
@@ -72,6 +73,11 @@ class ScriptedCluster(Closing):
                 for name, nums in queue_nums.items()
             ),
         )
+
+    def only(self, queue_nums: Mapping[str, int]) -> TopicRoute:
+        """A route that tells of no other brokers than those with queues, as a name server's does."""
+        whole = self.route(queue_nums)
+        return replace(whole, brokers=tuple(b for b in whole.brokers if b.broker_name in queue_nums))
 
     def close(self) -> None:
         """Stop all three."""

@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import TransportError
-from pyspark_rocketmq.model import BrokerData, TopicRoute
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, TopicRoute
 from pyspark_rocketmq.wire.admin_bodies import decode_cluster_info, decode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -90,6 +90,22 @@ class NameServerClient:
             known = self._known.get(topic)
             if known is not None:
                 self._known[topic] = known._replace(since_s=-math.inf)
+
+    def expect(self, topic: str, route: TopicRoute) -> None:
+        """Give ``route`` for a topic that its first messages will make, until it is as old as any other."""
+        with self._lock:
+            self._known[topic] = _Known(route, self._clock.monotonic_s())
+
+    def known_master(self, broker_name: str) -> BrokerAddress | None:
+        """Where a route of any topic says that the broker's master is; asks nobody.
+
+        Source: RocketMQ 5.3.3 ``MQClientInstance.findBrokerAddressInPublish``.
+        """
+        with self._lock:
+            newest_first = sorted(self._known.values(), key=lambda known: known.since_s, reverse=True)
+        brokers = (broker for known in newest_first for broker in known.route.brokers)
+        masters = (broker.master for broker in brokers if broker.broker_name == broker_name)
+        return next((master for master in masters if master is not None), None)
 
     def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:
         """Every living broker of the cluster, by name; asked anew at each call.

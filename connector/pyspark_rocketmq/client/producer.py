@@ -5,8 +5,9 @@ queue would break the order of the key, so the error surfaces and the caller dec
 order of the queue only if each send is answered before the next one for that queue begins, which all blocking
 methods here see to.
 
-A key's queue depends on the number of queues.  Create a topic before its first ordered message: one that brokers
-create by themselves gets its queues broker by broker, and the keys move when the next broker has created it.
+A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that create it by
+themselves do so one by one, each at its own first message.  As Java's, a producer that found no topic sends as if all had it,
+for as long as it trusts a route; then it goes by those that have, and so does every producer that comes later.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Producer(Closing):
         Raises:
             RocketMQError: If no route tells.
         """
-        return _master(self._publication(queue.topic, self._deadline())[0], queue)
+        return self._master(self._publication(queue.topic, self._deadline())[0], queue)
 
     def send(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -168,7 +169,7 @@ class Producer(Closing):
         route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
         return self._sent_by_route(
             message.topic,
-            lambda: self._brokers.send(_master(route, chosen), prepared, chosen, terms, deadline),
+            lambda: self._brokers.send(self._master(route, chosen), prepared, chosen, terms, deadline),
         )
 
     def send_async(
@@ -189,7 +190,7 @@ class Producer(Closing):
         prepared, terms = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
         told = self._watching_route(message.topic, on_result)
-        self._brokers.send_async(_master(route, chosen), prepared, chosen, terms, told)
+        self._brokers.send_async(self._master(route, chosen), prepared, chosen, terms, told)
 
     def send_oneway(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -197,7 +198,7 @@ class Producer(Closing):
         """Send one message without ever learning whether it was stored."""
         prepared, terms = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
-        self._brokers.send_oneway(_master(route, chosen), prepared, chosen, terms)
+        self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, terms)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
@@ -211,7 +212,7 @@ class Producer(Closing):
         batch = self._batch(queue, messages)
         return self._sent_by_route(
             queue.topic,
-            lambda: self._brokers.send_batch(_master(route, queue), batch, self._terms, deadline),
+            lambda: self._brokers.send_batch(self._master(route, queue), batch, self._terms, deadline),
         )
 
     def send_batches(
@@ -234,7 +235,7 @@ class Producer(Closing):
         told = self._watching_route(batch.queue.topic, on_result)
         try:
             route = self._publication(batch.queue.topic, self._deadline())[0]
-            self._brokers.send_encoded(_master(route, batch.queue), batch, self._terms, told)
+            self._brokers.send_encoded(self._master(route, batch.queue), batch, self._terms, told)
         except RocketMQError as error:
             told(error)
 
@@ -270,6 +271,8 @@ class Producer(Closing):
             except TopicNotFound:
                 raise missing from None
             route = route_to_create(default)
+            # As Java: until it is asked for again, or keys would move as soon as the first broker has made its queues.
+            self._name_servers.expect(topic, route)
         queues = route.publish_queues(topic)
         if not queues:
             raise NoWritableQueue(topic)
@@ -308,7 +311,7 @@ class Producer(Closing):
             queue = self._any_queue(queues, failed_broker)
             begun_s = self._clock.monotonic_s()
             try:
-                result = self._brokers.send(_master(route, queue), message, queue, terms, deadline)
+                result = self._brokers.send(self._master(route, queue), message, queue, terms, deadline)
             except (TransportError, BrokerError) as error:
                 self._note(queue, begun_s, SendOutcome.of(error))
                 is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
@@ -335,7 +338,7 @@ class Producer(Closing):
         try:
             route = self._publication(queue.topic, self._deadline())[0]
             batch = self._batch(queue, messages)
-            self._brokers.send_batch_async(_master(route, queue), batch, self._terms, told)
+            self._brokers.send_batch_async(self._master(route, queue), batch, self._terms, told)
         except RocketMQError as error:
             told(error)
 
@@ -351,6 +354,18 @@ class Producer(Closing):
                 if isinstance(outcome, RocketMQError):
                     raise outcome
             rounds = {queue: rounds[queue] for queue in batches}
+
+    def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
+        """Where the queue's broker takes messages, by the topic's route or, if it is not in it yet, by another one."""
+        for broker in route.brokers:
+            if broker.broker_name == queue.broker_name and broker.master is not None:
+                return broker.master
+        known = self._name_servers.known_master(queue.broker_name)
+        if known is None:
+            raise ConnectFailed(
+                queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
+            )
+        return known
 
     def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
         try:
@@ -368,12 +383,3 @@ class Producer(Closing):
             on_result(outcome)
 
         return told
-
-
-def _master(route: TopicRoute, queue: MessageQueue) -> str:
-    for broker in route.brokers:
-        if broker.broker_name == queue.broker_name and broker.master is not None:
-            return broker.master
-    raise ConnectFailed(
-        queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
-    )
