@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -148,9 +148,10 @@ def _decode_together(
         return None
     if len(groups) == 1:
         return [batch]
-    sizes = np.fromiter(map(len, groups), np.int64, len(groups))
-    first = np.flatnonzero(np.isin(rows.starts, stretches.begins[np.cumsum(sizes) - sizes]))
-    return [batch.slice(at, end - at) for at, end in pairwise([*first.tolist(), len(batch)])]
+    assert rows.in_stretches is not None
+    rows_before = [0, *np.cumsum(rows.in_stretches).tolist()]
+    bounds = [rows_before[bodies] for bodies in accumulate(map(len, groups), initial=0)]
+    return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
 
 
 class _Projection(NamedTuple):

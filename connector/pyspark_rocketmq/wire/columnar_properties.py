@@ -3,9 +3,9 @@
 How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
 separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens, one behind
 the other, is its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
-buffer shows; otherwise Arrow finds the few distinct ones. Mostly their values are as long in every row, too; then one
-comparison of the rows with the first shows layout and separators at once. Only those are looked at in Python: which names there are,
-and which entry of each Java keeps, the last. Everything else is Arrow's ``take`` of values.
+buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in Python: which names there are,
+and which entry of each Java keeps, the last. Everything else is Arrow's ``take`` of values. Mostly each value is as
+long in every row, too; then the rows are a table whose columns show the layout at once, and values are columns of it.
 Strings that do not alternate (a value with U+0001, an entry without) raise ``IrregularLayout``.
 """
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_rocketmq.wire.columnar_ranges import (
@@ -26,16 +25,19 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     IntArray,
     IrregularLayout,
     checked_text,
+    repeated_offsets,
     repeated_texts,
     require_all,
     take_ranges,
 )
+from pyspark_rocketmq.wire.columnar_table import ByteTable
 
 MAP_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 _NAME_VALUE_SEPARATOR = 1
 _PROPERTY_SEPARATOR = 2
 _FIRST_OTHER_BYTE = 3
+_FIRST_BEYOND_ASCII = 0x80
 _PIECE: Final = 1 << 17
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
@@ -49,17 +51,23 @@ class PropertyColumns:
     Equal to ``decode_properties`` of each row, except that a map's order may differ.
     """
 
-    def __init__(self, data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> None:
+    def __init__(
+        self, data: bytes | bytearray, starts: IntArray, lengths: IntArray, table: ByteTable | None = None
+    ) -> None:
         """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
+
+        ``table`` has them too, if somebody has gathered them before.
 
         Raises:
             IrregularLayout: If the scalar codec has to do it.
         """
         self._rows = len(starts)
-        self._entries: _Alike | _Various | None = None
+        self._entries: _Aligned | _Alike | _Various | None = None
         if lengths.any():
-            text = _copy_text(data, starts, lengths)
-            self._entries = _equally_long(text) or _of_any_length(text)
+            if table is None and (lengths == lengths[0]).all():
+                table = ByteTable.gathered(data, starts, int(lengths[0]))
+            aligned = None if table is None else _aligned(table)
+            self._entries = aligned or _of_any_length(_copy_text(data, starts, lengths))
 
     def column(self, name: str) -> pa.StringArray:
         """The values of one property; null where a row lacks it."""
@@ -159,7 +167,7 @@ def _find_separators(text: ByteArray) -> IntArray:
 
 
 def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
-    if text.max() >= 0x80:
+    if text.max() >= _FIRST_BEYOND_ASCII:
         bounds = pa.py_buffer(np.array([0, len(text)], np.int32))
         checked_text(pa.Array.from_buffers(pa.binary(), 1, [None, bounds, buffer]))
 
@@ -240,43 +248,44 @@ def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
     return _Alike(tokens, rows, width, kept)
 
 
-def _equally_long(copied: _Text) -> _Alike | None:
-    """What :func:`_alike` finds, if every value is as long as the first row's of the same name and none is empty."""
-    text, row_at = copied.as_bytes(), copied.row_at
-    rows, length = len(row_at) - 1, int(row_at[1])
-    if not length or (row_at[1:] - row_at[:-1] != length).any():
+@dataclass(frozen=True, slots=True)
+class _Aligned:
+    """Rows of one layout in which each value is as long in every row."""
+
+    table: ByteTable
+    values: Sequence[tuple[int, int]]
+    """The columns of each entry's value."""
+    kept: _Kept
+
+    def column(self, name: str) -> pa.StringArray | None:
+        entry = self.kept.get(name)
+        return None if entry is None else self.table.texts([self.values[entry]])
+
+    def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
+        """Offsets, keys and values."""
+        rows, kept = len(self.table.rows), list(self.kept)
+        values = self.table.texts([self.values[entry] for entry in self.kept.values()])
+        return repeated_offsets((len(kept),), rows), repeated_texts(kept, rows), values
+
+
+def _aligned(table: ByteTable) -> _Aligned | None:
+    """What :func:`_of_any_length` finds, if all rows are alike and no value is empty."""
+    if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
+        # Old producers write one at the end, newer ones may not.
+        table = table.before(len(table.lowest) - 1)
+    first = table.rows[0]
+    bounds = [-1, *np.flatnonzero(table.lowest < _FIRST_OTHER_BYTE).tolist(), len(first)]
+    if len(bounds) % 2 == 0 or table.highest.max() >= _FIRST_BEYOND_ASCII:
         return None
-    table = text.reshape(rows, length)
-    bounds = np.flatnonzero(table[0] < _FIRST_OTHER_BYTE).astype(np.int32)
-    if len(bounds) % 2:
-        return None
-    values_at, values_end = bounds[1::2] + 1, np.append(bounds[2::2], np.int32(length))
-    names = [slice(*each) for each in zip(bounds[::2].tolist(), values_at.tolist(), strict=True)]
-    is_same, separators = _compare_with_first(table)
-    if (
-        (values_at == values_end).any()
-        or separators != rows * len(bounds)
-        or not all(is_same[name].all() for name in names)
-        or not (kept := _kept(b"".join(table[0, name].tobytes() for name in names)))
+    names = list(zip(bounds[:-1:2], bounds[1::2], strict=True))
+    values = [(begin + 1, end) for begin, end in zip(bounds[1::2], bounds[2::2], strict=True)]
+    if any(begin == end for begin, end in values) or not all(
+        table.is_same(max(begin, 0), end + 1) for begin, end in names
     ):
         return None
-    bounds[1::2] = values_at
-    ends = np.append(np.add.outer(row_at[:-1], bounds), np.int32(len(text)))
-    return _Alike(_Tokens(_cut(copied.buffer, ends), row_at), rows, len(names), kept)
-
-
-def _compare_with_first(table: npt.NDArray[np.uint8]) -> tuple[BoolArray, int]:
-    """In which columns all rows have the first row's byte; and the number of separators in the whole table.
-
-    In pieces, so that what is compared stays in the cache.
-    """
-    is_same, separators = np.ones(table.shape[1], np.bool_), 0
-    step = max(1, _PIECE // table.shape[1])
-    for at in range(0, len(table), step):
-        piece = table[at : at + step]
-        is_same &= (piece == table[0]).all(axis=0)
-        separators += int(np.count_nonzero(piece < _FIRST_OTHER_BYTE))
-    return is_same, separators
+    layout = b"\2" + b"".join(first[max(begin, 0) : end + 1].tobytes() for begin, end in names)
+    kept = _kept(layout)
+    return _Aligned(table, values, kept) if kept else None
 
 
 def _of_any_length(text: _Text) -> _Alike | _Various:

@@ -22,8 +22,9 @@ ByteArray = npt.NDArray[np.uint8]
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
-_MOST_SHARED_BYTES: Final = 1 << 19
-"""A longer column of repeated texts is made for one batch and not kept."""
+_MOST_SHARED_BYTES: Final = 1 << 20
+"""What is repeated more often is made for one batch and not kept."""
+_OFFSET: Final = np.dtype(np.int32)
 
 
 class IrregularLayout(Exception):
@@ -57,6 +58,14 @@ def as_void(dtype: np.dtype) -> np.dtype:
     return np.dtype((np.void, dtype.itemsize))
 
 
+def pooled_bytes(size: int) -> ByteArray:
+    """Bytes to be written, of Arrow's pool, which keeps what is given back.
+
+    What numpy takes for a large array goes back to the system, and every page of the next one costs a fault.
+    """
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
 def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type: pa.DataType) -> pa.Array:
     """Copy ``buffer[start:end]`` of each row into one binary or string column.
 
@@ -80,7 +89,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
     """A column of the texts, all of them ``times`` times in a row; shares its memory with others of the same texts."""
-    longest = max(_LEAST_REPEATED, 1 << (times - 1).bit_length())
+    longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
     return _shared(tuple(texts), longest).slice(0, times * len(texts))
@@ -93,15 +102,36 @@ def _shared(texts: tuple[str, ...], times: int) -> pa.StringArray:
 
 def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
     parts = [text.encode() for text in texts]
-    lengths = list(map(len, parts))
-    width = sum(lengths)
-    check_column_bytes(width * times)
-    offsets = np.zeros(len(parts) * times + 1, np.int32)
-    row_at = np.arange(times, dtype=np.int32) * np.int32(width)
-    for number, end in enumerate(accumulate(lengths), 1):
-        np.add(row_at, end, out=offsets[number :: len(parts)])
+    offsets = _repeated_offsets(tuple(accumulate(map(len, parts))), times)
     text = pa.py_buffer(b"".join(parts) * times)
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), text])
+
+
+def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    """Arrow's offsets of values that end at the same places in each of the rows; shared, so not to be written."""
+    longest = _shared_rows(rows)
+    if longest * len(ends) * _OFFSET.itemsize > _MOST_SHARED_BYTES:
+        return _repeated_offsets(ends, rows)
+    return _shared_offsets(ends, longest)[: rows * len(ends) + 1]
+
+
+@lru_cache(maxsize=32)
+def _shared_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    return _repeated_offsets(ends, rows)
+
+
+def _repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    check_column_bytes(ends[-1] * rows)
+    offsets = np.zeros(rows * len(ends) + 1, _OFFSET)
+    row_at = np.arange(rows, dtype=_OFFSET) * _OFFSET.type(ends[-1])
+    for number, end in enumerate(ends, 1):
+        np.add(row_at, end, out=offsets[number :: len(ends)])
+    return offsets
+
+
+def _shared_rows(rows: int) -> int:
+    """Few different numbers of rows are shared, so that few are made."""
+    return max(_LEAST_REPEATED, 1 << (rows - 1).bit_length())
 
 
 def checked_text(column: pa.Array) -> pa.Array:

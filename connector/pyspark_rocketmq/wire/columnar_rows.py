@@ -8,7 +8,7 @@ Everything about the layout is checked here, so what is made of the rows later n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     every_position,
     require_all,
 )
-from pyspark_rocketmq.wire.columnar_starts import Starts, follow_stretches, guess_starts
+from pyspark_rocketmq.wire.columnar_starts import Starts, follow_stretches, guesses
 from pyspark_rocketmq.wire.columnar_stretches import Stretches
+from pyspark_rocketmq.wire.columnar_table import ByteTable
 from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES
 from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES, MessageVersion
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
@@ -76,6 +77,10 @@ class Rows:
     body_length: IntArray
     properties_at: IntArray
     properties_length: IntArray
+    properties: ByteTable | None = None
+    """Of all rows, if they are of one length and were found together with it."""
+    in_stretches: IntArray | None = None
+    """How many of the rows each stretch has, if they are all that was located."""
 
     def __len__(self) -> int:
         return len(self.fixed)
@@ -99,6 +104,8 @@ class Rows:
             body_length=self.body_length[which],
             properties_at=self.properties_at[which],
             properties_length=self.properties_length[which],
+            properties=None,
+            in_stretches=None,
         )
 
     def below(self, limit: int | None) -> Rows:
@@ -117,8 +124,7 @@ def locate(stretches: Stretches) -> Rows:
     """
     if not len(stretches.begins) or (stretches.ends - stretches.begins < MIN_STORED_BYTES).any():
         raise IrregularLayout
-    guess = guess_starts(stretches, MIN_STORED_BYTES)
-    if guess is not None:
+    for guess in guesses(stretches, MIN_STORED_BYTES):
         try:
             return _locate_from(stretches, guess)
         except IrregularLayout:
@@ -151,11 +157,7 @@ def _locate_from(stretches: Stretches, guess: Starts) -> Rows:
     body_length = fixed["bodyLength"].astype(np.int64)
     topic_length_at = body_at + body_length
     require_all((body_length >= 0) & (topic_length_at + 3 <= ends))
-    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
-    require_all(topic_end + 2 <= ends)
-    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
-    properties_at = topic_end + 2
-    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
+    tails = _equal_tails(data, topic_length_at, ends, is_v1) or _tails(data, topic_length_at, ends, is_v1)
     return Rows(
         data=data,
         starts=starts,
@@ -163,13 +165,10 @@ def _locate_from(stretches: Stretches, guess: Starts) -> Rows:
         fixed=fixed,
         sys_flag=sys_flag,
         ipv6_hosts=ipv6_hosts,
-        topic=topic,
-        topic_at=topic_at,
-        topic_end=topic_end,
         body_at=body_at,
         body_length=body_length,
-        properties_at=properties_at,
-        properties_length=properties_length,
+        in_stretches=guess.counts,
+        **tails._asdict(),
     )
 
 
@@ -177,6 +176,53 @@ def _gathered_fixed(data: bytes | bytearray, starts: IntArray) -> np.ndarray:
     if starts.max() > len(data) - MIN_STORED_BYTES:
         raise IrregularLayout
     return every_position(data, as_void(FIXED))[starts].view(FIXED)
+
+
+class _Tails(NamedTuple):
+    """What is behind the bodies; the fields are those of :class:`Rows`."""
+
+    topic: bytes | None
+    topic_at: IntArray
+    topic_end: IntArray
+    properties_at: IntArray
+    properties_length: IntArray
+    properties: ByteTable | None
+
+
+def _equal_tails(
+    data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray
+) -> _Tails | None:
+    """Where all rows have as much behind the body and one topic, as of one producer they mostly have: with one gather."""
+    lengths = ends - topic_length_at
+    length = int(lengths[0])
+    if not is_v1.all() or (lengths != length).any():
+        return None
+    table = ByteTable.gathered(data, topic_length_at, length)
+    topic_bytes = int(table.rows[0, 0])
+    begin = topic_bytes + 3
+    if topic_bytes > MAX_V1_TOPIC_BYTES or begin > length or not table.is_same(0, begin):
+        return None
+    announced = int.from_bytes(table.rows[0, begin - 2 : begin].tobytes(), "big")
+    require_all(np.array(announced == length - begin and announced <= MAX_PROPERTIES_BYTES))
+    topic_at = topic_length_at + 1
+    topic_end = topic_at + topic_bytes
+    return _Tails(
+        topic=table.rows[0, 1 : topic_bytes + 1].tobytes(),
+        topic_at=topic_at,
+        topic_end=topic_end,
+        properties_at=topic_end + 2,
+        properties_length=lengths - begin,
+        properties=table.behind(begin),
+    )
+
+
+def _tails(data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray) -> _Tails:
+    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
+    require_all(topic_end + 2 <= ends)
+    properties_at = topic_end + 2
+    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
+    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
+    return _Tails(topic, topic_at, topic_end, properties_at, properties_length, None)
 
 
 def _find_topics(

@@ -38,26 +38,27 @@ class Starts(NamedTuple):
     """Messages of each stretch."""
 
 
-def guess_starts(stretches: Stretches, min_bytes: int) -> Starts | None:
-    """Guess without a step for each message; None if there is nothing to go by.
+def guesses(stretches: Stretches, min_bytes: int) -> Iterator[Starts]:
+    """Guess without a step for each message, the likeliest first; nothing if there is nothing to go by.
 
-    Every stretch holds at least ``min_bytes`` bytes, the least that a message takes.
+    Every stretch holds at least ``min_bytes`` bytes, the least that a message takes. What is guessed is within the stretches.
     """
     data, begins, ends = stretches
     (first,) = _SIZE.unpack_from(data, int(begins[0]))
     lengths = ends - begins
     if not min_bytes <= first <= lengths[0]:
-        return None
+        return
     if not (lengths % first).any():
         counts = lengths // first
-        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = np.repeat(begins, counts) + number * first
-        if (every_position(data, _SIZE_BYTES)[starts].view(_SIZES) == first).all():
-            return Starts(starts, counts)
+        # Of message n of all, in a stretch before which there are m: begin + (n - m) x first.
+        at_none = begins - (np.cumsum(counts) - counts) * first
+        yield Starts(np.repeat(at_none, counts) + np.arange(int(counts.sum())) * first, counts)
     messages = int(lengths.sum()) // first
     if messages < _MIN_LOCKSTEP:
-        return None
-    return _in_lockstep(stretches, min_bytes, 4 * isqrt(messages))
+        return
+    in_lockstep = _in_lockstep(stretches, min_bytes, 4 * isqrt(messages))
+    if in_lockstep is not None:
+        yield in_lockstep
 
 
 def follow_stretches(stretches: Stretches, min_bytes: int) -> Starts:
