@@ -57,6 +57,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
 """The fields of ``MessageExt`` in their order, in Spark's types; all nullable, as Spark writes them."""
 
 _TAGS: Final = "tags"
+_BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32
 """The scalar codec decodes as many in the time of a vectorised call."""
 
@@ -229,10 +230,13 @@ class _Decoder:
         rows = expand_inner_batches(located.below(self.limit)).below(self.limit)
         builder = ColumnBuilder(rows, self.broker_name)
         projection = self.projection
-        columns = [builder.column(name) for name in projection.columns]
-        columns += [builder.property(name) for name in projection.properties]
-        if projection.has_tags_behind:
-            columns.append(builder.column(_TAGS))
+        wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
+        # The bodies last: copying them drives what the others are made of out of the processor's cache.
+        made = {name: builder.column(name) for name in sorted(wanted, key=_BODY.__eq__)}
+        columns = [made[name] for name in wanted]
+        columns[len(projection.columns) : len(projection.columns)] = map(
+            builder.property, projection.properties
+        )
         return _batch(columns, projection.decoded_schema, len(rows))
 
     def _decode_part(self, located: Rows) -> pa.RecordBatch:

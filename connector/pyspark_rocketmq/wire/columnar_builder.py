@@ -88,7 +88,8 @@ class ColumnBuilder:
 
     @cached_property
     def _properties(self) -> PropertyColumns:
-        return PropertyColumns(self._rows.data, self._rows.properties_at, self._rows.properties_length)
+        rows = self._rows
+        return PropertyColumns(rows.data, rows.properties_at, rows.properties_length, rows.properties)
 
     def message_id(self) -> pa.StringArray:
         """Put the offset message id where a message has no UNIQ_KEY; brokers add one to nearly all."""
