@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from tests.helpers.processes import descendants_of
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """What it is counted in."""
@@ -13,3 +17,17 @@ def processor_s(pid: int) -> float:
     """User and system time of a process since its start, of all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def processor_s_by_process() -> dict[int, float]:
+    """Of this process and all that it has started, directly or not, as far as they run."""
+    spent: dict[int, float] = {}
+    for pid in (os.getpid(), *descendants_of(os.getpid())):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            spent[pid] = processor_s(pid)
+    return spent
+
+
+def spent_since_s(before: Mapping[int, float]) -> float:
+    """What they have used since then, those that have started meanwhile included."""
+    return sum(spent - before.get(pid, 0.0) for pid, spent in processor_s_by_process().items())
