@@ -25,7 +25,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.listener_loop import is_async
+from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
 from pyspark_rocketmq.streaming.listener_workers import (
     CallEnded,
     Event,
@@ -505,6 +505,87 @@ def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
     assert broker.taken == [(13, 3, 0)]
     assert run.ack().next_offset == 20
     assert cancelled == ([13] if kind == "loop" else [])
+
+
+class CountedThreads(ThreadWorkers):
+    """Tells when a call has ended, with all that comes of it in its thread."""
+
+    def __init__(self, most_calls: int) -> None:
+        super().__init__(most_calls)
+        self.ended = threading.Semaphore(0)
+
+    def call(self, number: int, invoke: Callable[[], Any]) -> None:
+        def counted() -> Any:
+            is_settled = invoke()
+            self.ended.release()
+            return is_settled
+
+        super().call(number, counted)
+
+
+def test_calls_that_end_after_the_run_has_failed_deliver_nothing_more() -> None:
+    """E1: four of ten messages were with the listener when it ended its task; the others stay."""
+    seen: list[int] = []
+    release = threading.Event()
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        seen.append(messages[0].queue_offset)
+        if messages[0].queue_offset == 13:
+            raise SystemExit
+        release.wait(10.0)
+        return SUCCESS
+
+    workers = CountedThreads(4)
+    run = run_of(listener, workers=workers, clock=SystemClock(), consume_thread_max=4)
+    with pytest.raises(ListenerError):
+        run.consume()
+    release.set()
+    assert all(workers.ended.acquire(timeout=10.0) for _ in range(3))
+    workers.close()
+
+    assert sorted(seen) == [10, 11, 12, 13]
+
+
+def test_what_goes_wrong_where_a_call_has_ended_fails_the_run() -> None:
+    """E1: a delivery that cannot be made, here in a listener's thread, is not waited for."""
+
+    class Unreadable(list[MessageExt]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 7:
+                raise MemoryError
+            return super().__getitem__(index)
+
+    workers = ThreadWorkers(2)
+    clock = SystemClock()
+    run = ConcurrentRun(
+        QueueRange(queue=QUEUE, start=10, end=20, epoch=3),
+        Unreadable(message_at(offset) for offset in range(10, 20)),
+        listener=emitting(lambda message: SUCCESS),
+        output=OUTPUT,
+        settings=ConcurrentSettings(consume_thread_max=2),
+        workers=workers,
+        send_back=Broker().send_back,
+        clock=clock,
+    )
+    try:
+        with pytest.raises(MemoryError):
+            run.consume()
+    finally:
+        workers.close()
+
+
+def test_the_listeners_loop_waits_no_longer_than_asked() -> None:
+    """E1: epoll alone would round each wait up to a whole millisecond."""
+
+    async def shortest_s() -> float:
+        clock, lasted = SystemClock(), []
+        for _ in range(50):
+            began_s = clock.monotonic_s()
+            await asyncio.sleep(0.0002)
+            lasted.append(clock.monotonic_s() - began_s)
+        return min(lasted)
+
+    assert 0.0002 <= run_on_loop(shortest_s, 10.0) < 0.001
 
 
 def test_objects_with_an_async_call_are_known() -> None:

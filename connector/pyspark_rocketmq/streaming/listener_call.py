@@ -29,6 +29,12 @@ class ListenerCall:
         self.lasted_s = 0.0
         self._timeout_s = timeout_s
 
+    @property
+    def is_all_done(self) -> bool:
+        """Whether it has ended with all its messages done, so that nothing is to be told or sent back."""
+        answer = self.answer
+        return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
+
     def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
         """Call a listener that returns its answer.
 

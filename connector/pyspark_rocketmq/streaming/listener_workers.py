@@ -1,6 +1,6 @@
 """Where a task's concurrent listener calls run, and where messages are sent back meanwhile.
 
-Whoever drives them waits in ``next_event`` for what has ended; nothing else of a run is touched by another thread.
+Whoever drives them waits in ``next_event`` for what has ended and has not been settled where it ended.
 Threads are daemons: a call that never returns must not keep its worker process from ending.
 """
 
@@ -40,13 +40,14 @@ class SendBackEnded:
 
 
 Event = CallEnded | SendBackEnded
+Settling = bool | Awaitable[bool]
 
 
 class ListenerWorkers(Protocol):
-    """What a run needs. Every call and every send-back that is begun ends in one event, unless it hangs."""
+    """What a run needs. Every call and every send-back that is begun ends in one event, unless it hangs or is settled by itself."""
 
-    def call(self, number: int, invoke: Callable[[], object]) -> None:
-        """Begin a listener call."""
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
+        """Begin a listener call; ``invoke`` says whether it has settled the call itself, so that no event is wanted."""
         ...
 
     def abandon(self, number: int) -> None:
@@ -58,7 +59,11 @@ class ListenerWorkers(Protocol):
         ...
 
     def next_event(self, timeout_s: float | None) -> Event | None:
-        """What has ended; None if nothing does within the time."""
+        """What has ended; None if nothing does within the time, or after ``wake``."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait for the next event, or the next one's; from any thread."""
         ...
 
     def close(self) -> None:
@@ -106,7 +111,7 @@ class _Workers:
     """Events, and threads that send messages back."""
 
     def __init__(self) -> None:
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._senders = _DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
@@ -127,6 +132,10 @@ class _Workers:
         except Empty:
             return None
 
+    def wake(self) -> None:
+        """See :class:`ListenerWorkers`."""
+        self._events.put(None)
+
     def close(self) -> None:
         self._senders.close()
 
@@ -138,16 +147,17 @@ class ThreadWorkers(_Workers):
         super().__init__()
         self._callers = _DaemonThreads("rocketmq-listener", most_calls)
 
-    def call(self, number: int, invoke: Callable[[], object]) -> None:
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`."""
 
         def work() -> None:
             try:
-                invoke()
+                is_settled = invoke()
             except BaseException as error:  # noqa: BLE001 - the run decides what it means
                 self._events.put(CallEnded(number, error))
             else:
-                self._events.put(CallEnded(number))
+                if not is_settled:
+                    self._events.put(CallEnded(number))
 
         self._callers.run(work)
 
@@ -168,15 +178,18 @@ class LoopWorkers(_Workers):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The loop's thread alone touches it."""
-        self._wanted: deque[tuple[int, Callable[[], object]]] = deque()
+        self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
         """Calls that the loop is to begin."""
         self._is_woken = False
         """Whether the loop will look for them: to wake it takes longer than to begin a call."""
 
-    def call(self, number: int, invoke: Callable[[], object]) -> None:
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
         if self._loop is None:
             self._loop = listener_loop()
+        if _running_loop() is self._loop:
+            self._begin(self._loop, number, invoke)
+            return
         self._wanted.append((number, invoke))
         if not self._is_woken:
             self._is_woken = True
@@ -201,20 +214,23 @@ class LoopWorkers(_Workers):
         # Before the look: who wants a call after it wakes the loop again.
         self._is_woken = False
         while self._wanted:
-            number, invoke = self._wanted.popleft()
-            self._tasks[number] = loop.create_task(self._await(number, invoke))
+            self._begin(loop, *self._wanted.popleft())
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, number: int, invoke: Callable[[], Settling]) -> None:
+        self._tasks[number] = loop.create_task(self._await(number, invoke))
 
     def _cancel(self, number: int) -> None:
         if (task := self._tasks.get(number)) is not None:
             task.cancel()
 
-    async def _await(self, number: int, invoke: Callable[[], object]) -> None:
+    async def _await(self, number: int, invoke: Callable[[], Settling]) -> None:
         try:
-            await cast("Awaitable[object]", invoke())
+            is_settled = await cast("Awaitable[bool]", invoke())
         except BaseException as error:  # noqa: BLE001 - the run decides what it means
             self._events.put(CallEnded(number, error))
         else:
-            self._events.put(CallEnded(number))
+            if not is_settled:
+                self._events.put(CallEnded(number))
         finally:
             del self._tasks[number]
 
@@ -224,3 +240,11 @@ class LoopWorkers(_Workers):
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=_LOOP_END_S)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """That of this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
