@@ -74,5 +74,9 @@ if ! is_local; then
   archive="$("$VENV/bin/python" "$REPO_ROOT/scripts/zip_packages.py" "$REPO_ROOT" "$CACHE/py-files")"
   arguments+=(--py-files "$archive")
 fi
+# The job writes to Spark, which passes it on: it cannot see that its output goes to a terminal. The names are those of rich.
+if [ -t 1 ]; then
+  export TTY_COMPATIBLE="${TTY_COMPATIBLE:-1}" COLUMNS="${COLUMNS:-$(tput cols 2>/dev/null || echo 80)}"
+fi
 read -r -a more <<<"${SPARK_SUBMIT_ARGS:-}"
 exec "$SPARK_HOME/bin/spark-submit" "${arguments[@]}" ${more[@]+"${more[@]}"} "$REPO_ROOT/jobs/main.py" "$@"

@@ -31,7 +31,8 @@ _QUEUES = 8
 _ARROW_ROWS = 16_384
 """As many as the engines gather for a batch of Arrow's."""
 _WARM_UP = 3
-_OURS, _BARE, _SPARK, _BY_SPARK = "ours", "delta-rs", 'format("delta")', "ours, by Spark's writer"
+_OURS, _BARE, _SPARK = "ours", "delta-rs", 'format("delta")'
+_BY_SPARK, _SPARK_ONCE = "ours, by Spark's writer", 'format("delta") with txnAppId'
 _METHOD = """\
 Each contestant is given the same function, which makes the rows of a micro-batch in Python workers, {small:,} or {large:,} rows of {queues} queues in {cores} tasks (position, an order id, a step, an
 amount and a text of 64 characters), as an engine does; timed from there until they are committed. Contestants take turns, each with a table of its own: {small_rounds} rounds of the small
@@ -42,6 +43,8 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
 * *delta-rs*: `write_deltalake(path, batch.toArrow(), mode="append")`, which knows nothing of a batch that runs again.
 * *format("delta")*: `batch.write.format("delta").mode("append").save(path)`, with the Delta settings of `conf/spark-defaults.conf`.
 * *ours, by Spark's writer* (small batches only): as ours, into a table with a CHECK constraint, which delta-rs must not write.
+* *format("delta") with txnAppId* (small batches only): as *format("delta")*, with the options `txnAppId` and `txnVersion`, by which a batch that runs again
+  is known and which ours by Spark's writer needs, too. To look one id up, Delta makes the whole state of the table anew: one more job of three stages.
 
 *Data* and *offsets* are the two commits of ours; the rest is its job. Ratios are taken round by round."""
 
@@ -151,6 +154,13 @@ class _Contest:
         }
         if self._has_by_spark:
             contestants[_BY_SPARK] = lambda: self._by_spark.commit(batch)
+            contestants[_SPARK_ONCE] = lambda: (
+                self._frame(batch)
+                .write.format("delta")
+                .mode("append")
+                .options(txnAppId=_GROUP, txnVersion=number + 1)
+                .save(str(self._folder / "spark once"))
+            )
         # Who comes first in a round, comes last in the next.
         order = list(contestants)[:: 1 if number % 2 else -1]
         seconds = {name: _seconds(contestants[name]) for name in order}

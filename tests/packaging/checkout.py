@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,12 +66,28 @@ class Checkout:
 
     def spark_submit(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run ``spark-submit.sh`` from another directory, without a terminal."""
+        return self._run(subprocess.PIPE, arguments, environment)
+
+    def spark_submit_on_a_terminal(self, *arguments: str, **environment: str) -> str:
+        """The same with a terminal for its output: what it shows."""
+        ours, its = os.openpty()
+        try:
+            self._run(its, arguments, environment)
+            return os.read(ours, 65536).decode()
+        finally:
+            os.close(its)
+            os.close(ours)
+
+    def _run(
+        self, output: int, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(self.root / "spark-submit.sh"), *arguments],
             cwd=self.bin,
             env={"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/"), **environment},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=output,
+            stderr=subprocess.PIPE,
             text=True,
             timeout=120,
             check=False,

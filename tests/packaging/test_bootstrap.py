@@ -187,6 +187,20 @@ def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout):
     ]
 
 
+def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout):
+    """What it prints passes through Spark: without this there is no progress bar."""
+    checkout.java()
+    checkout.finished_environment()
+    checkout.script(
+        ".venv/lib/python3.11/site-packages/pyspark/bin/spark-submit",
+        'echo "${TTY_COMPATIBLE-none} ${COLUMNS-none}"',
+    )
+
+    assert checkout.spark_submit_on_a_terminal("demo", COLUMNS="132").split() == ["1", "132"]
+    assert checkout.spark_submit_on_a_terminal("demo", TTY_COMPATIBLE="0").split() == ["0", "80"]
+    assert checkout.spark_submit("demo").stdout.split() == ["none", "none"]
+
+
 def test_on_a_cluster_the_code_goes_with_the_job(checkout):
     """Executors have a Python of their own, and do not reach a driver that listens on the loopback interface."""
     checkout.java()
