@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.arrow_lists import to_numbers, to_strings
 from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -58,7 +59,8 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "put_back": [row.put_back or None for row in ordered],
         "statistics": [row.statistics or None for row in ordered],
     }
-    return pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+    # pa.table() loads pandas, as pa.array() does.
+    return pa.Table.from_arrays([_to_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
@@ -107,6 +109,10 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(statistics, ""),
     )
     return dict(zip(queues, rows, strict=True))
+
+
+def _to_array(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
+    return to_strings(values) if pa.types.is_string(arrow_type) else to_numbers(values, arrow_type)
 
 
 def _without_null(values: list[Any], default: object) -> list[Any]:
