@@ -32,8 +32,8 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 
 test: ## All tests, the real RocketMQ broker included
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
-	@$(ENV) dev python -m tests.postgres.server
-	@$(ENV) dev python -m tests.helpers.browser
+	@$(ENV) dev sh -c 'python -m tests.helpers.jvm_archive & \
+	  python -m tests.postgres.server && python -m tests.helpers.browser && wait $$!'
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"

@@ -142,6 +142,7 @@ _install() {
   # shellcheck disable=SC2094
   "$VENV/bin/python" -m pip install --disable-pip-version-check --require-hashes --retries 2 --log "$log" \
     -r "$REPO_ROOT/$requirements" >&2 2>>"$log" || _setup_failed "install the packages of $requirements" "$log"
+  "$VENV/bin/python" "$REPO_ROOT/scripts/precompile_pyspark.py"
   mkdir -p "$VENV/stamps"
   # The other set's versions may have been changed just now.
   rm -f "$VENV/stamps"/*
@@ -184,6 +185,8 @@ _export_environment() {
   local packages
   packages="$(echo "$VENV"/lib/python3.*/site-packages)"
   export VIRTUAL_ENV="$VENV" PATH="$VENV/bin:$PATH"
+  # Each query starts some Python processes, which would all compile the same modules.
+  unset PYTHONDONTWRITEBYTECODE
   # An older Spark in SPARK_HOME would be started otherwise.
   export SPARK_HOME="$packages/pyspark"
   export SPARK_CONF_DIR="$REPO_ROOT/conf"

@@ -24,6 +24,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.spark_session import make_session
 
 _PARAMETERS = ("nameServers", "topic")
@@ -62,10 +63,9 @@ def main(folder: Path, options: Mapping[str, str]) -> None:
     }
     log_conf = folder / "log4j2.properties"
     log_conf.write_text(_LOG_CONF)
-    os.environ["JAVA_TOOL_OPTIONS"] = f"-Dlog4j2.configurationFile={log_conf.as_uri()}"
     conf_arguments = " ".join(f"--conf {key}={value}" for key, value in confs.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{conf_arguments} pyspark-shell"
-    spark = make_session(folder)
+    spark = make_session(folder, jvm=f"{QUICK_JVM} -Dlog4j2.configurationFile={log_conf.as_uri()}")
     register(spark)
     _batch(spark, options)
     _stream(spark, options, folder)

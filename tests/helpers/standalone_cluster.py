@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyspark
 
 from tests.helpers.processes import is_standalone_worker, parent_of
-from tests.helpers.spark_session import QUICK_JVM
+from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
 from tests.real_broker.java_process import JavaProcess
 from tests.real_broker.ports import free_ports

@@ -16,7 +16,7 @@ from broker_sim.cluster import SimCluster
 from tests.helpers import doomed_listener
 from tests.helpers.driver_process import REPO, running
 from tests.helpers.orders import OUTPUT_SCHEMA, Orders, check_sink, produce_orders
-from tests.helpers.spark_session import QUICK_JVM
+from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.standalone_cluster import SPARK_HOME, StandaloneCluster, kill_machine_of
 from tests.helpers.wait import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.spark_session import QUICK_JVM
+from tests.helpers.quick_jvm import QUICK_JVM
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.helpers.quick_jvm import QUICK_JVM
 from tests.real_broker.artifacts import require_program
 
-# C1 only and no heap growth: these processes live for a minute, their start is most of their life.
 _JVM_FLAGS = (
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-    "-XX:-UsePerfData",
+    *QUICK_JVM.split(),
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",

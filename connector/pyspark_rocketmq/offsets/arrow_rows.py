@@ -60,7 +60,9 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "statistics": [row.statistics or None for row in ordered],
     }
     # pa.table() loads pandas, as pa.array() does.
-    return pa.Table.from_arrays([_to_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+    return pa.Table.from_arrays(
+        [_to_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA
+    )
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:

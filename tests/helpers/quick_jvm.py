@@ -1,0 +1,10 @@
+"""Options of the JVMs that tests start: dozens, most of which end soon."""
+
+from __future__ import annotations
+
+QUICK_JVM = (
+    # C1 alone: most of a short life would be spent on compiling better code for later.
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+    # A Spark driver verifies 20,000 classes before it does anything; these are not the first to load them.
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
