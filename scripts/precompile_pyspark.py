@@ -50,6 +50,7 @@ def _compiled(installed: Path, source: bytes) -> bytes | None:
 
 
 def main() -> None:
+    """Do it for PySpark's and Py4J's, where PySpark is installed."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         sys.exit("There is no PySpark in this environment; run this with the Python that has it.")

@@ -42,7 +42,7 @@ _US_PER_S = 1_000_000
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
     """Make one table row of each offset row, sorted by queue so that equal rows make equal files."""
     ordered = sorted(rows, key=lambda row: row.queue)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "consumer_group": [row.consumer_group for row in ordered],
         "topic": [row.queue.topic for row in ordered],
         "broker_name": [row.queue.broker_name for row in ordered],
