@@ -15,7 +15,7 @@ from jobs.output import OutputForm
 from pyspark_rocketmq.option_set import OptionSet
 
 PROGRAM: Final = "./spark-submit.sh"
-_LOG_WIDTH: Final = 140
+_LOG_WIDTH: Final = 200
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 

@@ -16,6 +16,10 @@ while :; do
   shift
 done
 "$prepare" "$1"
+# Sessions that a user starts by hand have Delta, too: spark-submit.sh and the tests name the jars themselves.
+if [ "$1" = runtime ] && [ -d "$DELTA_JARS" ]; then
+  export SPARK_DIST_CLASSPATH="$DELTA_JARS/*${SPARK_DIST_CLASSPATH:+:$SPARK_DIST_CLASSPATH}"
+fi
 shift
 cd "$REPO_ROOT"
 exec "$@"
