@@ -81,8 +81,12 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
     offsets[2::2] = ends
     total = int(np.subtract(ends, starts).sum())
     check_column_bytes(total)
-    # Arrow wants the first offset below the last and reserves memory by their mean distance.
-    offsets[0], offsets[-1] = 0, min(buffer.size, 2 * total)
+    # Arrow reserves memory by the mean length of all elements, and moves what it has copied if that proves too little: the
+    # last gap, which nobody reads, is as long as makes the mean no less than that of the rows.
+    last = min(2 * total + 2 * (total // max(rows, 1) + 1), MAX_COLUMN_BYTES)
+    if last > buffer.size:
+        buffer = pa.foreign_buffer(buffer.address, last, buffer)
+    offsets[0], offsets[-1] = 0, last
     with_gaps = pa.Array.from_buffers(arrow_type, 2 * rows + 1, [None, pa.py_buffer(offsets), buffer])
     return with_gaps.take(pa.array(np.arange(1, 2 * rows + 1, 2, dtype=np.int32)))
 
