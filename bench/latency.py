@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.cluster import QUEUES, real_cluster
+from bench.cluster import QUEUES
+from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, load_average
-from bench.session import CORES, bench_session
+from bench.session import CORES
 from bench.streams import Backlog
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.streaming.batch_task import BatchTask
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -33,11 +33,13 @@ from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"
 _PER_SECOND = 1000
-_EACH_S = 0.01
-_BODY = b"." * 1024
-_WARM_UP_S = 8.0
+_EACH = 10
+_WARM_UP_S = 5.0
 _TIMEOUT_S = 120.0
+_FIRST_BATCHES = 5
+"""They start processes and compile."""
 _TRIGGER = {"processingTime": "0 seconds"}
+_STAGES = ("triggerExecution", "latestOffset", "walCommit", "addBatch", "commitOffsets")
 _RATE_GROUP = "rate"
 _RATE_QUEUE = MessageQueue("rate", "spark", 0)
 _RATE_SCHEMA = pa.schema(
@@ -57,7 +59,9 @@ _RATE_ALONE = "rate source, no sink"
 _METHOD = """\
 {per_second:,} messages of 1 KiB a second are sent to {queues} queues of one real broker, {each} at a time, until {seconds:g} s after
 the first commit; what is stored in the first {warm_up:g} s of these does not count. Micro-batches follow each other without a pause (`processingTime` 0), `local[{cores}]`. The
-latency of a message is the moment at which the driver learns that its batch is committed, less the message's store time.
+latency of a message is the moment at which the driver learns that its batch is committed, less the message's store time. The
+stages are Spark's `durationMs`, the median of a run's micro-batches: `triggerExecution` is all of one, `addBatch` the job with
+whatever commits its data and offsets.
 
 * *{ours}*: orderly `PushConsumer`, one row emitted for each message, `DeltaSink`, Delta offset store.
 * *{rate}*: Spark's rate source at {per_second:,} rows a second; its rows go through the same writer of files in one `mapInArrow`
@@ -71,30 +75,31 @@ Latencies = npt.NDArray[np.float64]
 """Milliseconds."""
 
 
-def run(*, seconds: float = 30.0, rounds: int = 3) -> Result:
+class _Figures(NamedTuple):
+    """Of one run."""
+
+    latencies: Latencies
+    stages: Mapping[str, float]
+    """Milliseconds of a micro-batch."""
+
+    def percentile(self, percent: int) -> float:
+        """Milliseconds."""
+        return float(np.percentile(self.latencies, percent))
+
+
+def run(*, seconds: float = 14.0, rounds: int = 3) -> Result:
     """Measure ``rounds`` rounds of ``seconds`` each."""
     before = load_average()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
-        work = Path(folder)
-        cluster.create_topic(_TOPIC, QUEUES)
-        with bench_session(work) as spark:
-            backlog = Backlog(
-                spark=spark,
-                name_servers=cluster.name_servers,
-                topic=_TOPIC,
-                work=work,
-                per_trigger=100_000,
-                batches=0,
-            )
-            contest = _Contest(backlog, seconds)
-            figures = [contest.round() for _ in range(rounds)]
+    with live_topic(_TOPIC) as backlog:
+        contest = _Contest(backlog, seconds)
+        figures = [contest.round() for _ in range(rounds)]
     return Result(
         name="latency",
         title="End to end",
         method=_METHOD.format(
             per_second=_PER_SECOND,
             queues=QUEUES,
-            each=round(_PER_SECOND * _EACH_S),
+            each=_EACH,
             seconds=seconds,
             warm_up=_WARM_UP_S,
             cores=CORES,
@@ -105,24 +110,24 @@ def run(*, seconds: float = 30.0, rounds: int = 3) -> Result:
             rate_alone=_RATE_ALONE,
         ),
         columns=("what", "min", "median", "max"),
-        rows=tuple(
-            (
-                f"{who}: p{percent}, ms",
-                *Spread.of(np.percentile(each[who], percent) for each in figures).cells(",.0f"),
-            )
-            for who in figures[0]
-            for percent in (50, 99)
+        rows=(
+            *(
+                (
+                    f"{who}: p{percent}, ms",
+                    *Spread.of(each[who].percentile(percent) for each in figures).cells(",.0f"),
+                )
+                for who in figures[0]
+                for percent in (50, 99)
+            ),
+            *(
+                (f"{who}: {stage}, ms", *Spread.of(each[who].stages[stage] for each in figures).cells(",.0f"))
+                for who in figures[0]
+                for stage in _STAGES
+            ),
         ),
         targets=(),
         load=(before, load_average()),
     )
-
-
-def emit_body_size(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    """A row for each message."""
-    for message in messages:
-        context.emit(message, size=len(message.body))
-    return ConsumeOrderlyStatus.SUCCESS
 
 
 def emit_nothing(
@@ -142,23 +147,22 @@ class _Contest:
         self._numbers = itertools.count()
         register(backlog.spark)
 
-    def round(self) -> dict[str, Latencies]:
-        """Latencies of each."""
+    def round(self) -> dict[str, _Figures]:
+        """What each of them comes to."""
         folder = self._backlog.work / f"round-{next(self._numbers)}"
-        latencies = {
+        figures = {
             _OURS: self._ours(folder / "ours", with_sink=True),
             _RATE: self._rate(folder / "rate", with_sink=True),
             _OURS_ALONE: self._ours(folder / "alone", with_sink=False),
             _RATE_ALONE: self._rate(folder / "rate-alone", with_sink=False),
         }
         shown = "  ".join(
-            f"{who} {np.percentile(each, 50):,.0f}/{np.percentile(each, 99):,.0f} ms"
-            for who, each in latencies.items()
+            f"{who} {each.percentile(50):,.0f}/{each.percentile(99):,.0f} ms" for who, each in figures.items()
         )
         print(f"  {shown}  load {load_average()}", flush=True)
-        return latencies
+        return figures
 
-    def _ours(self, folder: Path, *, with_sink: bool) -> Latencies:
+    def _ours(self, folder: Path, *, with_sink: bool) -> _Figures:
         committed: list[tuple[float, BatchReport]] = []
         consumer = self._backlog.consumer(folder, consume_message_batch_max_size=32)
         listener = emit_body_size if with_sink else emit_nothing
@@ -170,8 +174,9 @@ class _Contest:
             checkpoint=str(folder / "checkpoint"),
             trigger=_TRIGGER,
         )
-        self._run(query, lambda: self._send(committed))
-        return self._of_messages(committed)
+        with fed(self._backlog, per_second=_PER_SECOND, each=_EACH):
+            stages = self._run(query, committed)
+        return _Figures(self._of_messages(committed), stages)
 
     def _of_messages(self, committed: list[tuple[float, BatchReport]]) -> Latencies:
         """Those of the messages that count, by the batches that took them."""
@@ -197,7 +202,7 @@ class _Contest:
         ids, stored = rows["queueId"].to_numpy(), rows["stored"].to_numpy(dtype=np.float64)
         return {queue_id: stored[ids == queue_id] for queue_id in range(QUEUES)}
 
-    def _rate(self, folder: Path, *, with_sink: bool) -> Latencies:
+    def _rate(self, folder: Path, *, with_sink: bool) -> _Figures:
         sink = _RateSink(folder / "sink") if with_sink else _RateTimes()
         query = (
             _rate_rows(self._backlog.spark)
@@ -206,41 +211,28 @@ class _Contest:
             .trigger(**_TRIGGER)
             .start()
         )
-        self._run(query, lambda: wait_until(lambda: self._is_over(sink.committed), _TIMEOUT_S))
+        stages = self._run(query, sink.committed)
         stored_s, at_s = sink.times()
         counted = stored_s > sink.committed[0][0] + _WARM_UP_S
-        return (at_s[counted] - stored_s[counted]) * 1000
+        return _Figures((at_s[counted] - stored_s[counted]) * 1000, stages)
 
-    def _run(self, query: StreamingQuery, feed: Callable[[], object]) -> None:
-        """Let the query run while it is fed; what is not committed at the end does not count."""
+    def _run(self, query: StreamingQuery, committed: Sequence[tuple[float, object]]) -> dict[str, float]:
+        """Let the query run until enough was committed; milliseconds by stage of its micro-batches, the medians.
+
+        Raises:
+            RuntimeError: If the query fails.
+        """
         try:
-            feed()
+            wait_until(lambda: query.exception() is not None or self._is_over(committed), _TIMEOUT_S)
             if query.exception() is not None:
                 raise RuntimeError(f"The query failed: {query.exception()}")
+            steady = [each.durationMs for each in query.recentProgress[_FIRST_BATCHES:]]
         finally:
             query.stop()
+        return {stage: median(each.get(stage, 0) for each in steady) for stage in _STAGES}
 
     def _is_over(self, committed: Sequence[tuple[float, object]]) -> bool:
         return bool(committed) and time.time() > committed[0][0] + self._seconds
-
-    def _send(self, committed: Sequence[tuple[float, object]]) -> None:
-        """A few messages each time, to one queue after the other, until enough was committed.
-
-        Raises:
-            RuntimeError: If nothing is committed for a long time.
-        """
-        each = [Message(topic=_TOPIC, body=_BODY)] * round(_PER_SECOND * _EACH_S)
-        with Producer(self._backlog.name_servers, producer_group="bench-producer") as producer:
-            queues = itertools.cycle(producer.queues(_TOPIC))
-            pause = threading.Event()
-            began_s = time.monotonic()
-            for number in itertools.count():
-                if self._is_over(committed):
-                    return
-                if time.monotonic() > began_s + _TIMEOUT_S:
-                    raise RuntimeError(f"Only {len(committed)} batches were committed in {_TIMEOUT_S:g} s.")
-                pause.wait(max(0.0, began_s + number * _EACH_S - time.monotonic()))
-                producer.send_batch(each, next(queues))
 
 
 def _rate_rows(spark: SparkSession) -> DataFrame:

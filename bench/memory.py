@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.cluster import QUEUES, real_cluster
-from bench.latency import emit_body_size
+from bench.cluster import QUEUES
+from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, Target, load_average
-from bench.session import CORES, bench_session
+from bench.session import CORES
 from bench.streams import Backlog
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.processes import (
     descendants_of,
@@ -35,8 +31,7 @@ from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"
 _PER_SECOND = 2_000
-_EACH_S = 0.02
-_BODY = b"." * 1024
+_EACH = 40
 _SAMPLE_S = 1.0
 _MINUTE_S = 60.0
 _START_S = 300.0
@@ -64,20 +59,10 @@ class _Sample:
 def run(*, seconds: float = 1_200.0) -> Result:
     """Watch for ``seconds``."""
     before = load_average()
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
-        work = Path(folder)
-        cluster.create_topic(_TOPIC, QUEUES)
-        with bench_session(work) as spark:
-            backlog = Backlog(
-                spark=spark,
-                name_servers=cluster.name_servers,
-                topic=_TOPIC,
-                work=work,
-                per_trigger=100_000,
-                batches=0,
-            )
-            with _queries(backlog) as queries, _fed(cluster.name_servers):
-                minutes = _by_minute(_watch(spark, queries, seconds))
+    with live_topic(_TOPIC) as backlog:
+        feeding = fed(backlog, per_second=_PER_SECOND, each=_EACH)
+        with _queries(backlog) as queries, feeding:
+            minutes = _by_minute(_watch(backlog.spark, queries, seconds))
     settled = minutes[1:] or minutes
     growth = [max(each.worker for each in minute) - settled[0][0].worker for minute in settled]
     return Result(
@@ -132,30 +117,6 @@ def _queries(backlog: Backlog) -> Iterator[Sequence[StreamingQuery]]:
     finally:
         for query in queries:
             query.stop()
-
-
-@contextmanager
-def _fed(name_servers: str) -> Iterator[None]:
-    """Messages at a steady rate as long as the block runs."""
-    is_over = threading.Event()
-
-    def send() -> None:
-        each = [Message(topic=_TOPIC, body=_BODY)] * round(_PER_SECOND * _EACH_S)
-        with Producer(name_servers, producer_group="bench-producer") as producer:
-            queues = itertools.cycle(producer.queues(_TOPIC))
-            began_s = time.monotonic()
-            for number in itertools.count():
-                if is_over.wait(max(0.0, began_s + number * _EACH_S - time.monotonic())):
-                    return
-                producer.send_batch(each, next(queues))
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        sender.join(_MINUTE_S)
 
 
 def _watch(spark: SparkSession, queries: Sequence[StreamingQuery], seconds: float) -> list[_Sample]:
