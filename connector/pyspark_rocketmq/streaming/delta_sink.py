@@ -30,6 +30,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_batch import DeltaBatch
 from pyspark_rocketmq.streaming.delta_files import TaskWriter
+from pyspark_rocketmq.streaming.delta_log import TableLog
 from pyspark_rocketmq.streaming.sink_table import SinkTable
 from pyspark_rocketmq.streaming.spark_delta import GroupCommit, group_app_id
 from pyspark_rocketmq.streaming.table_protocol import given_columns, is_commit_of
@@ -134,8 +135,12 @@ class DeltaSink:
             SchemaError: If there is no table.
             OffsetError: If its log cannot be read.
         """
+        return self._watermarks(consumer_group)
+
+    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[MessageQueue, int]:
+        """As of ``log``, or of the newest version."""
         try:
-            log = self._table.newest_log()
+            log = log or self._table.newest_log()
             found = {**log.all_transactions(), **self._table.group_commit(log, consumer_group, ()).watermarks}
         except STORAGE_ERRORS as exc:
             raise OffsetError(
@@ -158,7 +163,7 @@ class DeltaSink:
             DeltaError: If the table could not be written.
         """
         log = self._table.newest_log()
-        queues = self.watermarks(consumer_group)
+        queues = self._watermarks(consumer_group, log)
         try:
             then = log.before_restores(consumer_group)
             before = self._table.group_commit(then, consumer_group, list(queues)).watermarks
@@ -200,7 +205,7 @@ class DeltaSink:
         if not versions:
             # A commit of the group would hide the RESTORE before it.
             return log.version
-        problem = self.rewind_problem(consumer_group, next_offsets)
+        problem = self._rewind_problem(log, consumer_group, next_offsets)
         if problem is not None:
             raise SinkConflict(problem)
         try:
@@ -228,11 +233,16 @@ class DeltaSink:
 
         The group's commit would hide a RESTORE before it, which has taken away rows of the other queues, too.
         """
-        restored_at = self._table.newest_log().restore_after_last_commit(consumer_group)
+        return self._rewind_problem(self._table.newest_log(), consumer_group, queues)
+
+    def _rewind_problem(
+        self, log: TableLog, consumer_group: str, queues: Iterable[MessageQueue]
+    ) -> str | None:
+        restored_at = log.restore_after_last_commit(consumer_group)
         if restored_at is None:
             return None
         try:
-            left_out = sorted(self.watermarks(consumer_group).keys() - set(queues))
+            left_out = sorted(self._watermarks(consumer_group, log).keys() - set(queues))
         except SinkConflict:
             # What they were cannot be told any more: they are what the operator says.
             return None
