@@ -152,6 +152,8 @@ class BrokerError(RocketMQError):
 
     def __str__(self) -> str:
         remark = " ".join(self.remark.split())  # RocketMQ's remarks have line breaks and whole stack traces
+        if remark and remark[-1] not in ".!?":
+            remark += "."
         return f"{self.address or 'The server'} answered {self.request} with code {self.code}: {remark}"
 
 
