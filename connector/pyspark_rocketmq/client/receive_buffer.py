@@ -15,7 +15,7 @@ from pyspark_rocketmq.model import PulledBody
 LENGTH_WORD: Final = 4
 _FIRST_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 8 << 20
-"""Several times what is decoded at once. A longer frame gets a buffer of its own size."""
+"""Twice what is decoded at once. A longer frame gets a buffer of its own size."""
 _LEAST_ROOM: Final = 256 << 10
 """Who receives from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3

@@ -35,7 +35,7 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES: Final = 2 << 20
+_BATCH_BYTES: Final = 4 << 20
 """Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
