@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 
-from bench.cluster import QUEUES, real_cluster
-from bench.session import bench_session
-from bench.streams import Backlog
+from bench.streams import Backlog, real_backlog
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 
 _BODY = b"." * 1024
 _JOIN_S = 60.0
+_PER_TRIGGER = 100_000
+"""More than there ever is."""
 
 
-@contextmanager
-def live_topic(topic: str) -> Iterator[Backlog]:
+def live_topic(topic: str) -> AbstractContextManager[Backlog]:
     """A real broker with the topic, empty, and a session."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
-        work = Path(folder)
-        cluster.create_topic(topic, QUEUES)
-        with bench_session(work) as spark:
-            yield Backlog(
-                spark=spark,
-                name_servers=cluster.name_servers,
-                topic=topic,
-                work=work,
-                per_trigger=100_000,
-                batches=0,
-            )
+    return real_backlog(
+        topic, lambda _: Message(topic=topic, body=_BODY), per_trigger=_PER_TRIGGER, batches=0
+    )
 
 
 @contextmanager
