@@ -43,8 +43,8 @@ call, Delta offset store, `local[{cores}]`, micro-batches of at most {per_trigge
 * *without it*: the group's offset of that queue is at its end from the beginning, so that there is nothing to read.
 
 Both queries run in one session and take turns: one micro-batch of one, then one of the other, while its peer waits in its batch
-listener. A turn is all that a micro-batch takes, from the end of the one before, so a turn of the first is longer than the
-queue's suspension of a second and every one of its micro-batches tries the queue again: more often than without the turns.
+listener. A turn is all that a micro-batch takes, its planning and what commits it included. Its peer's turn and the rest of
+its own last longer than the suspension of a second, so nearly every micro-batch of the first tries the queue again.
 The rate is that of the other {others} queues' messages, the median of a run's {turns} turns, which follow its first
 micro-batch. *µs* is processor time, of Spark, its Python workers, the broker and the driver, by message of the others. {rounds} rounds
 after one for warming up; the cost is that of the round."""
