@@ -13,7 +13,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test kill-test chaos stress option-test fuzz bench docs site lock wheel clean
+.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench docs site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -30,11 +30,16 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page | diff -u docs/options.md - || { echo "docs/options.md is not what the options say: run make docs" >&2; exit 1; }'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
-test: ## All tests, the real RocketMQ broker included
+fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, a browser, an archive of Spark's classes
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev sh -c 'python -m tests.helpers.jvm_archive & \
 	  python -m tests.postgres.server && python -m tests.helpers.browser && wait $$!'
+
+test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
+
+long-test: fetch ## What takes too long for every day: executors in an environment that came packed; kill-test is another
+	@$(ENV) dev python -m pytest -m long $(ARGS)
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"
 	@$(ENV) dev python -m tests.ignored_options $(ARGS)

@@ -1,7 +1,7 @@
 """The whole suite in two processes at a time: the tests with a Spark session, and all others.
 
 Most tests wait for brokers and queries longer than they compute, so two at a time take little more than half as long.
-Each process has clusters of its own. With arguments, pytest runs as ever.
+Each process has clusters of its own. Tests marked ``long`` are left to ``make long-test``. With arguments, pytest runs as ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE
 
-_OTHERS, _WITH_SPARK = "not spark", "spark"
+_OTHERS, _WITH_SPARK = "not spark and not long", "spark and not long"
 
 
 def main(arguments: list[str]) -> int:

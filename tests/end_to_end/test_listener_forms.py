@@ -131,6 +131,7 @@ def test_every_form_of_a_listener_fills_the_sink(
         assert all(lines == [f"open {consumption.group}"] for lines in noted(opened).values())
 
 
+@SIM_ONLY
 def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consumption) -> None:
     """D10"""
     seen = consumption.folder / "seen"

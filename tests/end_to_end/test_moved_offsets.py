@@ -14,7 +14,7 @@ from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import produce_orders
 from tests.helpers.retries import rows_but_retries
 
@@ -58,6 +58,7 @@ def drain(
     return reports
 
 
+@SIM_ONLY
 def test_a_plan_left_behind_does_not_bring_the_sink_past_a_reset(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

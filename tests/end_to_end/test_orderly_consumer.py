@@ -130,6 +130,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consump
 
 
 @pytest.mark.parametrize("engine", ["state"], indirect=True)
+@SIM_ONLY
 def test_order_survives_a_sort_that_spills(consumption: Consumption) -> None:
     """D1: Spark keeps no order within a group once its sort spills; the engine puts it back."""
     orders = 3 * SPILL_THRESHOLD // 5
@@ -285,6 +286,7 @@ def test_a_tag_subscription_reads_its_tags_and_acknowledges_everything(consumpti
     assert sum(consumption.next_offsets().values()) == 250
 
 
+@SIM_ONLY
 def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -> None:
     """H2: the query continues from the offset store."""
     expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 50))

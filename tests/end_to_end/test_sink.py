@@ -162,6 +162,7 @@ def test_the_same_write_again_has_the_same_message_ids(
     assert all(len(set(same)) == 1 for same in bodies.values())
 
 
+@SIM_ONLY
 def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import Message
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
 
 pytestmark = pytest.mark.spark
@@ -66,6 +66,7 @@ def test_a_batch_reads_every_message_once_with_all_its_columns(
     )
 
 
+@REAL_ONLY
 def test_a_batch_of_many_messages_is_complete(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """A4, H3: several pulls in flight per queue, none of them short-changed."""
     topic = cluster.create_topic(queues=4)
@@ -78,6 +79,7 @@ def test_a_batch_of_many_messages_is_complete(spark: SparkSession, cluster: Clus
     assert rows.select("brokerName", "queueId", "queueOffset").distinct().count() == 10_000
 
 
+@SIM_ONLY
 def test_a_batch_of_a_topic_without_messages_is_empty(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """H3: Spark reads one partition of its own where there is none."""
     topic = cluster.create_topic(queues=2)
@@ -116,6 +118,7 @@ def test_a_batch_can_begin_at_an_offset_or_a_time(spark: SparkSession, cluster: 
     assert sorted(row.queueOffset for row in by_time.collect()) == expected
 
 
+@SIM_ONLY
 def test_a_stream_goes_on_after_a_restart_where_it_stopped(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,16 @@ _SENDS: dict[str, Callable[[Stage], None]] = {
 }
 
 
+def _without_timers(rows: Iterable[Row]) -> list[Row]:
+    """Without heartbeats, and without a route that is asked for again right after the same was answered."""
+    told = [row for row in rows if row[1] != "HEART_BEAT"]
+    return [
+        row
+        for before, row in pairwise([None, *told])
+        if row is not None and not (row == before and row[1] == "GET_ROUTEINFO_BY_TOPIC")
+    ]
+
+
 @pytest.mark.parametrize("scenario", _SENDS)
 def test_a_producer_sends_as_recorded(scenario: str, stage: Stage):
     """G1, G2: the route is asked for once, and twice for a topic that is to be created."""
@@ -191,9 +202,7 @@ def test_a_producer_sends_as_recorded(scenario: str, stage: Stage):
     rows = stage.await_rows(scenario, without)
 
     assert facts(rows, without) == facts(recorded(scenario), without)
-    assert [row for row in rows if row[1] != "HEART_BEAT"] == [
-        row for row in recorded(scenario) if row[1] != "HEART_BEAT"
-    ]
+    assert _without_timers(rows) == _without_timers(recorded(scenario))
 
 
 def test_a_producer_asks_as_recorded(stage: Stage):

@@ -133,6 +133,7 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
     return tmp_path / "packed.tar.gz"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("orders")
 def test_executors_run_in_an_environment_that_came_packed(
     spark_cluster: StandaloneCluster, brokers: SimCluster, packed_environment: Path, tmp_path: Path
