@@ -46,6 +46,10 @@ class Held(NamedTuple):
         links = (_target(entry) for entry in Path("/proc/self/fd").iterdir())
         return cls(sum(link.startswith("socket:") for link in links), threading.active_count())
 
+    def is_at_most(self, before: Held) -> bool:
+        """Whether nothing was added; others, such as a broker that closes an idle connection, may have taken away."""
+        return self.sockets <= before.sockets and self.threads <= before.threads
+
 
 def _target(entry: Path) -> str:
     try:

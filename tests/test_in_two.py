@@ -36,7 +36,7 @@ def test_a_part_that_fails_fails_the_run(
     codes: tuple[int, int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without failures the judge decides, who has nothing here."""
-    left = dict(zip(("spark", "not spark"), codes, strict=True))
+    left = dict(zip((in_two._WITH_SPARK, in_two._OTHERS), codes, strict=True))
 
     class Part:
         def __init__(self, code: int) -> None:

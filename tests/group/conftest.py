@@ -69,12 +69,7 @@ def members() -> Iterator[Members]:
     members = Members(f"members-{next(_numbers)}")
     yield members
     members.leave()
-    wait_until(lambda: _is_at_most(before), SOON_S, reason=f"going back to {before}")
-
-
-def _is_at_most(before: Held) -> bool:
-    now = Held.now()
-    return now.sockets <= before.sockets and now.threads <= before.threads
+    wait_until(lambda: Held.now().is_at_most(before), SOON_S, reason=f"going back to {before}")
 
 
 def plannable(member: RunningMember) -> set[MessageQueue]:

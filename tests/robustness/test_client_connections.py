@@ -44,7 +44,7 @@ def soon() -> Deadline:
 def _nothing_is_left_behind() -> Iterator[None]:
     before = Held.now()
     yield
-    wait_until(lambda: Held.now() == before, 10.0, reason=f"going back to {before}")
+    wait_until(lambda: Held.now().is_at_most(before), 10.0, reason=f"going back to {before}")
 
 
 def opened(server: ScriptedServer, *, stall_s: float = 5.0) -> Channel:
