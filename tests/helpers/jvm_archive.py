@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.helpers.quick_jvm import QUICK_JVM
-from tests.real_broker.artifacts import CACHE
+from tests.real_broker.artifacts import CACHE, require_program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,10 +80,10 @@ def _archive(more_jars: tuple[Path, ...]) -> Path:
     """Where the archive is that fits this Java and these jars, in this order."""
     import pyspark
 
-    java = subprocess.run(["java", "-version"], check=True, capture_output=True, timeout=60).stderr
-    jars = [*more_jars, *sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))]
-    named = "\n".join([QUICK_JVM, *(f"{jar} {jar.stat().st_mtime_ns}" for jar in jars)])
-    key = hashlib.sha256(java + named.encode()).hexdigest()[:16]
+    java = Path(require_program("java", "install a JDK of version 17 or later")).resolve()
+    jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+    files = (f"{file} {file.stat().st_mtime_ns}" for file in (java, *more_jars, *jars))
+    key = hashlib.sha256("\n".join([QUICK_JVM, *files]).encode()).hexdigest()[:16]
     return CACHE / "jvm" / f"spark-{key}.jsa"
 
 
