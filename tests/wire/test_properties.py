@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -92,12 +93,24 @@ def test_malformed_utf8_becomes_as_many_replacement_characters_as_in_java(data, 
     assert decode_text(b"<" + data + b">") == "<" + "\ufffd" * replacements + ">"
 
 
+def test_malformed_text_costs_no_object_for_each_of_its_errors():
+    data = b"\xed\xa0\x80" * 100_000
+    tracemalloc.start()
+    try:
+        text = decode_text(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(text) == 100_000
+    assert peak <= 5 * len(data)
+
+
 def test_named_properties_are_spelt_as_in_java():
     spelt_otherwise = {"SHARDING_KEY"}
     constants = {
         name: value
         for name, value in vars(names).items()
-        if name.isupper() and isinstance(value, str) and len(value) > 1 and name not in spelt_otherwise
+        if name[0].isalpha() and name.isupper() and isinstance(value, str) and len(value) > 1 and name not in spelt_otherwise
     }
 
     assert constants

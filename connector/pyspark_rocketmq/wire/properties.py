@@ -5,6 +5,7 @@ There is no escaping, so neither separator may occur in a name or a value that i
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -56,7 +57,16 @@ not delayed, retried or prepared anew. UNIQ_KEY is among them, because brokers g
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+_REPLACE_AS_JAVA = "pyspark_rocketmq.replace_as_java"
+
+
+def _replace_as_java(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    surrogate = _ENCODED_SURROGATE.match(error.object, error.start)
+    return "\N{REPLACEMENT CHARACTER}", surrogate.end() if surrogate else error.end
+
+
+codecs.register_error(_REPLACE_AS_JAVA, _replace_as_java)
 
 
 def decode_text(data: bytes) -> str:
@@ -64,10 +74,7 @@ def decode_text(data: bytes) -> str:
 
     Java makes one U+FFFD of an encoded surrogate, whole or cut, where Python would make one of each byte.
     """
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return _ENCODED_SURROGATE.sub(_REPLACEMENT, data).decode("utf-8", "replace")
+    return data.decode("utf-8", _REPLACE_AS_JAVA)
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
