@@ -110,7 +110,11 @@ def test_named_properties_are_spelt_as_in_java():
     constants = {
         name: value
         for name, value in vars(names).items()
-        if name[0].isalpha() and name.isupper() and isinstance(value, str) and len(value) > 1 and name not in spelt_otherwise
+        if name[0].isalpha()
+        and name.isupper()
+        and isinstance(value, str)
+        and len(value) > 1
+        and name not in spelt_otherwise
     }
 
     assert constants
