@@ -137,11 +137,32 @@ def test_a_row_that_is_no_message_fails_the_write_with_its_keys(
     assert "row 1 of the task (keys='k2'): its column 'body' is null" in failure(rows, cluster, topic=topic)
     assert "there is neither a column 'topic' nor an option 'topic'" in failure(rows, cluster)
     assert "did you mean 'batchSize'" in failure(rows, cluster, topic=topic, batchsizes="7")
-    with pytest.raises(PySparkException, match="mode 'overwrite' is not possible"):
-        rows.write.format("rocketmq").options(nameServers=cluster.name_servers, topic=topic).mode(
-            "overwrite"
-        ).save()
     assert stored(spark, cluster, topic) == []
+
+
+@SIM_ONLY
+def test_messages_are_appended_and_no_other_save_mode_is_taken(
+    spark: SparkSession, cluster: ClusterUnderTest
+) -> None:
+    """Spark itself refuses its default, errorifexists, of every Python source; its advice to overwrite is answered by us."""
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    writer = (
+        spark.sql("SELECT 'a' AS body")
+        .write.format("rocketmq")
+        .options(nameServers=cluster.name_servers, topic=topic)
+    )
+
+    for mode, said in (
+        (None, 'cannot be written in the "ErrorIfExists" mode'),
+        ("errorifexists", 'cannot be written in the "ErrorIfExists" mode'),
+        ("ignore", 'cannot be written in the "Ignore" mode'),
+        ("overwrite", r"mode 'overwrite' is not possible.* Use mode\('append'\)"),
+    ):
+        with pytest.raises(PySparkException, match=said):
+            (writer if mode is None else writer.mode(mode)).save()
+    assert stored(spark, cluster, topic) == []
+    writer.mode("append").save()
+    assert [bytes(row.body) for row in stored(spark, cluster, topic)] == [b"a"]
 
 
 @SIM_ONLY
@@ -166,11 +187,12 @@ def test_the_same_write_again_has_the_same_message_ids(
 def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """G2, H6 ★: rows pass from topic to topic; a batch whose commit was lost is sent again under its first ids."""
+    """G2, H6 ★: rows pass from topic to topic and are counted; a batch whose commit was lost is sent again under its ids."""
     source, target = cluster.create_topic(queues=2), cluster.create_topic(queues=2)
     write(by_sharding_key(steps(spark, orders=10, each=20, partitions=2)), cluster, topic=source)
 
-    def pass_on() -> None:
+    def pass_on() -> list[int]:
+        """Of each micro-batch, how many rows its progress says were written."""
         stream = (
             spark.readStream.format("rocketmq")
             .options(nameServers=cluster.name_servers, topic=source, startingOffsets="earliest")
@@ -185,14 +207,16 @@ def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
             .start()
         )
         assert query.awaitTermination(TIMEOUT_S)
+        return [progress.sink.numOutputRows for progress in query.recentProgress]
 
-    pass_on()
+    written = pass_on()
     once = stored(spark, cluster, target)
     for name in ("0", ".0.crc"):
         (tmp_path / "checkpoint" / "commits" / name).unlink()
     pass_on()
     twice = stored(spark, cluster, target)
 
+    assert written == [200]
     assert steps_by_order(once) == {f"order-{number}": list(range(20)) for number in range(10)}
     assert len(twice) == 2 * len(once)
     assert {row.msgId: bytes(row.body) for row in twice} == {row.msgId: bytes(row.body) for row in once}

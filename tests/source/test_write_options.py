@@ -14,7 +14,7 @@ from pyspark_rocketmq.datasource import writer
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter, SentMessage
-from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent
+from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -62,6 +62,22 @@ def test_fixed_values_are_those_of_every_message(cluster: ScriptedCluster) -> No
     assert {request.ext_fields["b"] for request in requests(cluster)} == {TOPIC}
     wanted = {"TAGS": "paid", "KEYS": "k1 k2", "source": "lake"}
     assert [{name: each.properties.get(name) for name in wanted} for each in members(cluster)] == 2 * [wanted]
+
+
+def test_a_topic_that_is_missing_fails_the_write_at_once_unless_brokers_make_topics(
+    cluster: ScriptedCluster,
+) -> None:
+    """G1: as with Kafka, that is up to the cluster: its template is then named in the request."""
+    with pytest.raises(TopicNotFound, match=r"nowhere.*Create the topic or correct option 'topic'"):
+        send(cluster, b"1", topic="nowhere")
+    assert requests(cluster) == []
+
+    cluster.routes["TBW102"] = cluster.only({"broker-a": 8})
+    send(cluster, b"1", topic="nowhere")
+
+    assert [[request.ext_fields[name] for name in "bc"] for request in requests(cluster)] == [
+        ["nowhere", "TBW102"]
+    ]
 
 
 def test_one_sharding_key_or_one_queue_is_that_of_every_message(cluster: ScriptedCluster) -> None:
