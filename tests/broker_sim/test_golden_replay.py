@@ -6,13 +6,14 @@ They were recorded without leaving any out, so each is answered by a broker in t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
-from broker_sim.peers import Peer
+from broker_sim.peers import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -48,25 +49,30 @@ class _World:
                 self.clock.advance(0.001)
         self.name_server = NameServer(mirror_header_form=False)
         self.name_server.register("broker-a", self.broker.state.host, self.broker.state.topics)
+        self.pushes: list[RemotingCommand] = []
 
     def play(self, pair: Mapping[str, Any]) -> RemotingCommand | None:
         command = recorded(pair["request"])
         endpoint = self.name_server if pair["server"] == "namesrv" else self.broker
-        answer = answer_in(endpoint.handle(_PEER, command), command)
+        answer = answer_in(self.noted(endpoint.handle(_PEER, command)), command)
         if pair["id"] == _HELD_UNTIL_TIMEOUT:
             assert answer is None
             self.clock.advance(2)
-            answer = answer_in(self.broker.look_at_clock(), command)
+            answer = answer_in(self.noted(self.broker.look_at_clock()), command)
         return answer
+
+    def noted(self, outgoing: list[Outgoing]) -> list[Outgoing]:
+        """What is sent, after the broker's own requests in it were written down."""
+        self.pushes += [each.command for each in outgoing if not each.command.is_response]
+        return outgoing
 
 
 def _is_replayed(pair: Mapping[str, Any]) -> bool:
     return _FIRST_REPLAYED <= pair["id"] <= _LAST_REPLAYED and pair["initiator"] == "client"
 
 
-def _replay() -> Iterator[tuple[dict[str, Any], RemotingCommand]]:
+def _replay(world: _World) -> Iterator[tuple[dict[str, Any], RemotingCommand]]:
     """Every pair with the simulator's answer."""
-    world = _World()
     held: dict[str, Any] | None = None
     for pair in filter(_is_replayed, PAIRS):
         if pair["id"] == _HELD_UNTIL_ARRIVAL:
@@ -74,7 +80,7 @@ def _replay() -> Iterator[tuple[dict[str, Any], RemotingCommand]]:
             assert world.play(pair) is None
             continue
         if held is not None:  # this is the send that wakes it
-            outgoing = world.broker.handle(_PEER, recorded(pair["request"]))
+            outgoing = world.noted(world.broker.handle(_PEER, recorded(pair["request"])))
             for each in (held, pair):
                 answer = answer_in(outgoing, recorded(each["request"]))
                 assert answer is not None
@@ -86,7 +92,8 @@ def _replay() -> Iterator[tuple[dict[str, Any], RemotingCommand]]:
         yield pair, answer
 
 
-_ANSWERED = list(_replay())
+_WORLD = _World()
+_ANSWERED = list(_replay(_WORLD))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,17 @@ _ANSWERED = list(_replay())
 def test_the_simulator_answers_as_the_real_broker_did(pair: dict[str, Any], answer: RemotingCommand) -> None:
     """A1, A4, F2, F3: response code, ext field names and values, remark and body shape."""
     assert_same_answer(answer, recorded(pair["response"]))
+
+
+def test_the_simulator_sends_its_clients_what_the_real_broker_sent() -> None:
+    """B5: NOTIFY_CONSUMER_IDS_CHANGED, as often and in the same order: pairs 147 and 236."""
+    real = [
+        recorded(pair["request"])
+        for pair in PAIRS
+        if _FIRST_REPLAYED <= pair["id"] <= _LAST_REPLAYED and pair["initiator"] == "server"
+    ]
+
+    assert [replace(push, opaque=0) for push in _WORLD.pushes] == [replace(push, opaque=0) for push in real]
 
 
 def test_the_replay_covers_every_error_scenario_of_the_recording() -> None:
