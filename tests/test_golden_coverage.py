@@ -1,93 +1,246 @@
-"""Every recorded vector has a test: a new file, table or case of tests/golden fails here until one reads it."""
+"""Every recorded case has a test that runs it: a new file, member or case of tests/golden fails here until one does.
+
+What runs is what pytest collects, skipped tests left out. A case either is a parameter of a collected test, or belongs to a
+member that a test takes as a whole; whatever is neither is listed with its reason.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.collected import parameters_of
+from tests.helpers.golden import golden, recorded_commands
 
 _TESTS = Path(__file__).parent
 _GOLDEN = _TESTS / "golden"
 _PROSE = frozenset({"made_by", "notes", "columns", "offset_msg_id_columns"})
 """Members that say how to read the others."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Each:
+    """A member whose cases are parameters of tests."""
+
+    count: int
+    tests: tuple[str, ...]
+    named: Callable[[int, Any], object] = lambda _at, case: case
+    """What a test has as its parameter for a case: the case itself, or a name of it."""
+    left_out: int = 0
+    because: str = ""
+    """Why ``left_out`` of the cases are no test's."""
+
+    def not_run(self, session: pytest.Session, cases: Iterable[Any]) -> list[object]:
+        """What no collected test has as its parameter."""
+        had = [
+            value
+            for test in self.tests
+            for params in parameters_of(session, f"tests/{test}")
+            for value in (*params.values(), list(params.values()))
+        ]
+        wanted = [self.named(at, case) for at, case in enumerate(cases)]
+        return [name for name in wanted if not any(value is name or value == name for value in had)]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A member that a test compares as one value, or plays as one story."""
+
+    count: int
+    test: str
+
+
+def each(count: int, *tests: str, **how: Any) -> Each:
+    return Each(count=count, tests=tests, **how)
+
+
 _PULL_FLAGS = "PullSysFlag_buildSysFlag(commit,suspend,subscription,classFilter,litePull)"
 _UNIQUE_IDS = "uniq_id_examples (MessageClientIDSetter.createUniqID and getters)"
+_NUMBERS_TEST, _RULES_TEST = "wire/test_java_numbers.py", "broker_sim/test_java_rules.py"
+_DEFAULTS_TEST, _MESSAGES_TEST = "test_java_defaults.py", "wire/test_messages.py"
+_COMMAND_TEST = "wire/test_command.py::TestAgainstJava"
 
-CONSUMERS: dict[str, dict[str, tuple[int, str]]] = {
+MEMBERS: dict[str, dict[str, Each | Whole]] = {
     "allocation.json": {
-        "cases": (176, "consume/test_allocation.py"),
-        "messagequeue_compareTo_order": (63, "consume/test_allocation.py"),
+        "cases": each(
+            176, "consume/test_allocation.py::test_every_strategy_gives_what_java_gives_in_javas_order"
+        ),
+        "messagequeue_compareTo_order": Whole(63, "consume/test_allocation.py::test_queues_sort_as_in_java"),
     },
-    "concurrent_trace.json": {"scenarios": (9, "java/traces.py")},
+    "concurrent_trace.json": {
+        "scenarios": each(
+            9, "java/test_traces.py::test_a_concurrent_listener_sees_and_leaves_what_was_recorded"
+        )
+    },
     "filter.json": {
-        "build": (10, "wire/test_subscription.py"),
-        "buildSubscriptionData": (43, "wire/test_subscription.py"),
-        "heartbeat_fingerprint": (1, "wire/test_java_numbers.py"),
-        "heartbeat_json": (455, "wire/test_bodies.py"),
-        "tagsString2tagsCode": (6, "wire/test_subscription.py"),
+        "build": each(10, "wire/test_subscription.py::test_an_expression_type_is_treated_as_in_java"),
+        "buildSubscriptionData": each(
+            43,
+            "wire/test_subscription.py::test_a_tag_expression_is_read_as_java_reads_it",
+            "wire/test_subscription.py::test_separators_alone_are_an_option_error_that_names_topic_and_remedy",
+            named=lambda _at, case: case["expr"] if "error" in case else case,
+        ),
+        "heartbeat_fingerprint": Whole(
+            1, f"{_NUMBERS_TEST}::test_the_fingerprint_of_a_heartbeat_is_the_hash_of_what_does_not_change"
+        ),
+        "heartbeat_json": Whole(
+            1, "wire/test_bodies.py::TestHeartbeat::test_java_s_heartbeat_is_written_byte_for_byte"
+        ),
+        "tagsString2tagsCode": each(6, "wire/test_subscription.py::test_the_stored_tag_code_is_java_s"),
     },
     "hashing.json": {
-        "other_types": (29, "wire/test_hashing.py"),
-        "strings": (228, "wire/test_hashing.py"),
+        "other_types": each(
+            29,
+            "wire/test_hashing.py::test_a_java_character_hashes_like_the_text_of_it",
+            left_out=28,
+            because="a sharding key is text here: of other types only a character hashes like its text",
+        ),
+        "strings": each(228, "wire/test_hashing.py::test_a_key_goes_to_the_queue_java_chooses"),
     },
     "messages.json": {
-        "corrupt": (43, "wire/golden_messages.py"),
-        "encoded_in_process": (34, "wire/golden_messages.py"),
-        "inner_batch_send_results": (3, "broker_sim/test_java_rules.py"),
-        "pulls": (21, "wire/golden_messages.py"),
-        "raw_send_results": (14, "broker_sim/test_java_rules.py"),
+        "corrupt": each(
+            43,
+            f"{_MESSAGES_TEST}::test_corrupt_messages_are_shown_whole_or_raise",
+            named=lambda _at, case: case["case"],
+        ),
+        "encoded_in_process": each(
+            34,
+            f"{_MESSAGES_TEST}::test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes",
+            named=lambda at, case: f"{at}: {case['how'].rpartition('.')[2]}",
+        ),
+        "inner_batch_send_results": Whole(
+            3, f"{_RULES_TEST}::test_sends_to_an_inner_batch_queue_are_counted_by_members"
+        ),
+        "pulls": each(
+            21,
+            f"{_MESSAGES_TEST}::test_a_pulled_body_decodes_to_what_java_shows",
+            f"{_MESSAGES_TEST}::test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place",
+            named=lambda at, case: f"{case['name']}-{at}",
+        ),
+        "raw_send_results": Whole(14, f"{_RULES_TEST}::test_odd_sends_are_answered_as_by_a_broker"),
     },
     "numbers.json": {
-        "ClientConfig_buildMQClientId": (9, "wire/test_java_numbers.py"),
-        "LanguageCode": (14, "wire/test_command.py"),
-        "MQVersion_CURRENT_VERSION": (1, "wire/test_java_numbers.py"),
-        "MQVersion_getVersionDesc": (16, "wire/test_java_numbers.py"),
-        "MessageConst_reserved_property_names": (51, "test_java_defaults.py"),
-        "MessageDecoder_messageProperties2String": (8, "wire/test_properties.py"),
-        "MessageDecoder_string2messageProperties": (25, "wire/test_properties.py"),
-        "MessageStoreConfig.messageDelayLevel_default": (58, "broker_sim/test_java_rules.py"),
-        "MessageSysFlag": (17, "wire/test_java_numbers.py"),
-        "MixAll_brokerVIPChannel": (8, "wire/test_java_numbers.py"),
-        "MixAll_getRetryTopic_getDLQTopic": (5, "wire/test_java_numbers.py"),
-        "NamespaceUtil": (68, "wire/test_namespace.py"),
-        "PermName_perm2String": (16, "broker_sim/test_java_rules.py"),
-        _PULL_FLAGS: (32, "wire/test_command.py"),
-        "RequestCode": (158, "wire/test_command.py"),
-        "ResponseCode": (66, "wire/test_command.py"),
-        "UtilAll_bytes2string": (2, "wire/test_java_numbers.py"),
-        "UtilAll_string2bytes": (3, "wire/test_java_numbers.py"),
-        "Validators_checkMessage_and_putUserProperty": (9, "test_java_defaults.py"),
-        "crc32": (7, "wire/test_java_numbers.py"),
-        "decodeMessageId_odd_inputs": (10, "wire/test_message_id.py"),
-        "defaults_DefaultLitePullConsumer": (46, "test_java_defaults.py"),
-        "defaults_DefaultMQProducer": (48, "test_java_defaults.py"),
-        "defaults_DefaultMQPushConsumer": (53, "test_java_defaults.py"),
-        "defaults_SubscriptionGroupConfig_json": (332, "wire/test_admin_bodies.py"),
-        "defaults_TopicConfig_json": (143, "wire/test_admin_bodies.py"),
-        "name_limits": (2, "test_java_defaults.py"),
-        "name_validation": (65, "broker_sim/test_java_rules.py"),
-        "not_allowed_send_topics": (6, "broker_sim/test_java_rules.py"),
-        "offset_msg_id": (49, "wire/test_message_id.py"),
-        "system_topics": (10, "wire/test_namespace.py"),
-        _UNIQUE_IDS: (8, "wire/test_message_id.py"),
+        "ClientConfig_buildMQClientId": each(
+            9,
+            f"{_NUMBERS_TEST}::test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign",
+        ),
+        "LanguageCode": Whole(14, f"{_COMMAND_TEST}::test_the_code_tables_are_java_s"),
+        "MQVersion_CURRENT_VERSION": Whole(
+            1, f"{_NUMBERS_TEST}::test_our_version_is_one_that_java_knows_by_name"
+        ),
+        "MQVersion_getVersionDesc": Whole(
+            16, f"{_NUMBERS_TEST}::test_our_version_is_one_that_java_knows_by_name"
+        ),
+        "MessageConst_reserved_property_names": Whole(
+            51, f"{_DEFAULTS_TEST}::test_the_properties_we_write_are_names_java_reserves"
+        ),
+        "MessageDecoder_messageProperties2String": each(
+            8,
+            "wire/test_properties.py::test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them",
+        ),
+        "MessageDecoder_string2messageProperties": each(
+            25, "wire/test_properties.py::test_a_properties_string_is_parsed_as_java_does"
+        ),
+        "MessageStoreConfig.messageDelayLevel_default": Whole(
+            1, f"{_RULES_TEST}::test_the_delay_levels_are_java_s"
+        ),
+        "MessageSysFlag": each(17, f"{_NUMBERS_TEST}::test_the_bits_of_sysflag_are_java_s"),
+        "MixAll_brokerVIPChannel": each(
+            8, f"{_NUMBERS_TEST}::test_a_broker_is_called_at_the_address_of_its_route"
+        ),
+        "MixAll_getRetryTopic_getDLQTopic": each(
+            5, f"{_NUMBERS_TEST}::test_retry_and_dead_letter_topics_are_named_as_in_java"
+        ),
+        "NamespaceUtil": each(
+            68,
+            "wire/test_namespace.py::test_names_are_wrapped_and_unwrapped_as_java_does",
+            left_out=4,
+            because="there is no null name here",
+        ),
+        "PermName_perm2String": each(16, f"{_RULES_TEST}::test_permissions_are_spelled_as_in_java"),
+        _PULL_FLAGS: Whole(32, f"{_COMMAND_TEST}::test_the_pull_flags_are_java_s"),
+        "RequestCode": Whole(158, f"{_COMMAND_TEST}::test_the_code_tables_are_java_s"),
+        "ResponseCode": Whole(66, f"{_COMMAND_TEST}::test_the_code_tables_are_java_s"),
+        "UtilAll_bytes2string": each(2, f"{_NUMBERS_TEST}::test_bytes_are_written_as_upper_case_hex"),
+        "UtilAll_string2bytes": each(
+            3, f"{_NUMBERS_TEST}::test_ids_are_read_in_either_case_but_never_with_half_a_byte"
+        ),
+        "Validators_checkMessage_and_putUserProperty": each(
+            9,
+            f"{_DEFAULTS_TEST}::test_a_message_is_refused_before_sending_where_java_refuses_it",
+            named=lambda _at, case: case["case"],
+            left_out=6,
+            because="nothing is null here, and RocketMQ's own property names are how tags and keys are given",
+        ),
+        "crc32": each(7, f"{_NUMBERS_TEST}::test_the_checksum_of_a_body_is_java_s"),
+        "decodeMessageId_odd_inputs": each(
+            10,
+            "wire/test_message_id.py::test_an_odd_offset_message_id_is_read_only_if_it_is_whole_and_hex",
+            named=lambda _at, case: case["id"],
+        ),
+        "defaults_DefaultLitePullConsumer": each(
+            46,
+            f"{_DEFAULTS_TEST}::test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer",
+            named=lambda _at, case: case[0],
+            left_out=39,
+            because="the source has no such setting",
+        ),
+        "defaults_DefaultMQProducer": each(
+            48,
+            f"{_DEFAULTS_TEST}::test_what_is_not_said_of_a_producer_is_as_in_java",
+            named=lambda _at, case: case[0],
+            left_out=39,
+            because="the producer has no such setting",
+        ),
+        "defaults_DefaultMQPushConsumer": each(
+            53,
+            f"{_DEFAULTS_TEST}::test_what_is_not_said_of_a_consumer_is_as_in_java",
+            named=lambda _at, case: case[0],
+            left_out=37,
+            because="the consumer has no such setting",
+        ),
+        "defaults_SubscriptionGroupConfig_json": Whole(
+            1, "wire/test_admin_bodies.py::test_defaults_are_java_s"
+        ),
+        "defaults_TopicConfig_json": Whole(1, "wire/test_admin_bodies.py::test_defaults_are_java_s"),
+        "name_limits": Whole(
+            2, f"{_DEFAULTS_TEST}::test_topics_are_limited_to_127_characters_and_groups_to_255"
+        ),
+        "name_validation": each(65, f"{_RULES_TEST}::test_topic_names_are_judged_as_by_a_broker"),
+        "not_allowed_send_topics": each(
+            6, f"{_RULES_TEST}::test_every_topic_java_closes_to_producers_is_closed"
+        ),
+        "offset_msg_id": each(49, "wire/test_message_id.py::test_offset_message_ids_are_those_of_java"),
+        "system_topics": each(10, "wire/test_namespace.py::test_system_topics_belong_to_no_namespace"),
+        _UNIQUE_IDS: each(8, "wire/test_message_id.py::test_unique_keys_are_laid_out_as_in_java"),
     },
-    "orderly_trace.json": {"scenarios": (10, "java/traces.py")},
+    "orderly_trace.json": {
+        "scenarios": each(
+            10, "java/test_traces.py::test_an_orderly_listener_sees_and_leaves_what_was_recorded"
+        )
+    },
     "remoting.json": {
-        "acl": (5, "client/test_acl.py"),
-        "batch_body": (1, "wire/test_messages.py"),
-        "frames": (14, "wire/test_command.py"),
+        "acl": each(5, "client/test_acl.py::test_a_signature_is_javas"),
+        "batch_body": each(1, f"{_MESSAGES_TEST}::test_a_batch_is_encoded_and_decoded_as_java_does"),
+        "frames": each(14, f"{_COMMAND_TEST}::test_java_s_frames_are_read_as_java_reads_them"),
     },
 }
-"""File and member → number of cases and the module that reads all of them."""
 
-_WHOLE_FILES = {
-    "sequences.json": (65, "broker_sim/test_golden_sequences.py"),
-    "frames.jsonl": (236, "broker_sim/recorded.py"),
+_SCENES = "tests/broker_sim/test_golden_scenes.py"
+_REPLAY = "tests/broker_sim/test_golden_replay.py"
+FRAMES_OF_THEIR_OWN = {
+    15: f"{_SCENES}::test_the_simulator_asks_for_a_transaction_as_the_real_broker_did",
+    95: f"{_SCENES}::test_a_heartbeat_whose_expression_is_no_sql_is_answered_all_the_same",
+    **dict.fromkeys((147, 236), f"{_REPLAY}::test_the_simulator_sends_its_clients_what_the_real_broker_sent"),
 }
-"""Files without members: scenarios and pairs."""
+"""Pairs with the test that is about them, besides those that are a parameter."""
+FRAMES_OF_POP = {124, 126, 127, 128, 129}
+"""POP consumption, which is no part of the simulator (docs/simulator.md)."""
 
 
 def _members(file_name: str) -> dict[str, Any]:
@@ -95,38 +248,72 @@ def _members(file_name: str) -> dict[str, Any]:
     return {name: cases for name, cases in members.items() if name not in _PROSE}
 
 
-def _size(cases: Any) -> int:
-    return 1 if isinstance(cases, int) else len(cases)
+def _cases(member: Any) -> list[Any]:
+    if isinstance(member, dict):
+        return [list(item) for item in member.items()]
+    return member if isinstance(member, list) else [member]
 
 
-def test_every_golden_file_has_its_tests():
+def test_every_golden_file_has_its_tests() -> None:
     """A file that nobody reads fails here."""
-    assert {path.name for path in _GOLDEN.iterdir()} == CONSUMERS.keys() | _WHOLE_FILES.keys()
+    assert {path.name for path in _GOLDEN.iterdir()} == MEMBERS.keys() | {"sequences.json", "frames.jsonl"}
 
 
-@pytest.mark.parametrize("file_name", CONSUMERS)
-def test_every_member_of_a_golden_file_is_read_with_all_its_cases(file_name):
+@pytest.mark.parametrize("file_name", MEMBERS)
+def test_every_member_of_a_golden_file_is_known_with_all_its_cases(file_name: str) -> None:
     """A new member, or another number of cases than its test was written for, fails here."""
-    sizes = {name: _size(cases) for name, cases in _members(file_name).items()}
+    sizes = {name: len(_cases(member)) for name, member in _members(file_name).items()}
 
-    assert sizes == {name: size for name, (size, _) in CONSUMERS[file_name].items()}
+    assert sizes == {name: expected.count for name, expected in MEMBERS[file_name].items()}
 
 
 @pytest.mark.parametrize(
-    ("member", "module"),
-    [(member, module) for members in CONSUMERS.values() for member, (_, module) in members.items()],
+    ("file_name", "member"), [(file, member) for file, members in MEMBERS.items() for member in members]
 )
-def test_the_module_that_is_to_read_a_member_does(member, module):
-    """Renaming or removing a consumer fails here."""
-    assert f'"{member}"' in (_TESTS / module).read_text()
+def test_every_case_of_a_member_is_run(file_name: str, member: str, request: pytest.FixtureRequest) -> None:
+    """Renaming, skipping or removing a test, or taking a case from it, fails here."""
+    expected = MEMBERS[file_name][member]
+    if isinstance(expected, Whole):
+        file, _, _ = expected.test.partition("::")
+        assert parameters_of(request.session, f"tests/{expected.test}")
+        assert f'"{member}"' in (_TESTS / file).read_text()
+        return
+    not_run = expected.not_run(request.session, _cases(golden(file_name)[member]))
+    assert len(not_run) == expected.left_out, not_run
+    assert bool(expected.because) == bool(expected.left_out)
 
 
-@pytest.mark.parametrize("file_name", _WHOLE_FILES)
-def test_files_of_scenarios_and_pairs_are_read_whole(file_name):
-    """Both header forms and every scenario: nothing is filtered out."""
-    size, module = _WHOLE_FILES[file_name]
-    text = (_GOLDEN / file_name).read_text()
-    found = len(text.splitlines()) - 1 if file_name.endswith(".jsonl") else len(_members(file_name))
+def test_every_recorded_frame_goes_through_the_codec(request: pytest.FixtureRequest) -> None:
+    """452 requests and responses, in both header forms."""
+    test = "tests/wire/test_command.py::TestAgainstJava::test_every_recorded_frame_is_read"
+    read = {params["recorded"] for params in parameters_of(request.session, test)}
 
-    assert found == size
-    assert file_name in (_TESTS / module).read_text()
+    assert read == set(recorded_commands())
+    assert len(read) == 452
+    assert {command.is_binary for command in read} == {False, True}
+
+
+def test_every_recorded_pair_is_played_against_the_simulator(request: pytest.FixtureRequest) -> None:
+    """What a client asked is asked again; what the broker asked of a client is compared with what ours asks."""
+
+    def parameters(test: str) -> Iterator[Mapping[str, Any]]:
+        yield from parameters_of(request.session, test)
+
+    answers = "test_the_simulator_answers_as_the_real_broker_did"
+    asked = {params["pair_id"] for params in parameters(f"{_SCENES}::{answers}")}
+    asked |= {params["pair"]["id"] for params in parameters(f"{_REPLAY}::{answers}")}
+    pushes = f"{_SCENES}::test_the_simulator_sends_its_clients_what_the_real_broker_sent"
+    pushed = {params["pushed"] for params in parameters(pushes)}
+    own = {pair for pair, test in FRAMES_OF_THEIR_OWN.items() if list(parameters(test))}
+
+    assert asked | pushed | own == {command.pair_id for command in recorded_commands()} - FRAMES_OF_POP
+
+
+def test_every_recorded_scenario_is_known_to_the_simulator(request: pytest.FixtureRequest) -> None:
+    """65 sequences of requests."""
+    module = "tests/broker_sim/test_golden_sequences.py"
+    test = f"{module}::test_every_request_of_a_recorded_scenario_is_a_recorded_frame_the_simulator_knows"
+    known = {params["scenario"] for params in parameters_of(request.session, test)}
+
+    assert known == _members("sequences.json").keys()
+    assert len(known) == 65

@@ -14,6 +14,8 @@ from pyspark_rocketmq.client.sending import (
     SendTerms,
     send_command,
 )
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.option_parsers import resource_name
@@ -36,36 +38,76 @@ def _default(function, name):
     return inspect.signature(function).parameters[name].default
 
 
-def test_the_consumer_s_defaults_are_java_s():
-    """D1, D6: batch size, number of redeliveries, pause."""
-    assert _default(PushConsumer, "consume_message_batch_max_size") == PUSH["getConsumeMessageBatchMaxSize"]
-    assert _default(PushConsumer, "max_reconsume_times") == PUSH["getMaxReconsumeTimes"]
-    pause_millis = _default(PushConsumer, "suspend_current_queue_time_millis")
-    assert pause_millis == PUSH["getSuspendCurrentQueueTimeMillis"]
+SOURCE = ReadOptions.parse({"nameServers": "h:1", "topic": "T"})
+TIMING = MembershipTiming()
+
+CONSUMER_DEFAULTS = {
+    "getConsumeFromWhere": _default(PushConsumer, "consume_from_where"),
+    "getConsumeMessageBatchMaxSize": _default(PushConsumer, "consume_message_batch_max_size"),
+    "getConsumeThreadMax": _default(PushConsumer, "consume_thread_max"),
+    "getConsumeTimeout": _default(PushConsumer, "consume_timeout_s") / 60,
+    "getHeartbeatBrokerInterval": TIMING.heartbeat_s * 1000,
+    "getMaxReconsumeTimes": _default(PushConsumer, "max_reconsume_times"),
+    "getMessageModel": _default(PushConsumer, "message_model"),
+    "getNamespaceV2": SOURCE.namespace,
+    "getPollNameServerInterval": SOURCE.route_refresh_ms,
+    "getPullBatchSize": SOURCE.pull_batch_size,
+    "getPullThresholdForTopic": -1 if SOURCE.max_offsets_per_trigger is None else None,
+    "getPullThresholdSizeForQueue": SOURCE.pull_threshold_size_for_queue,
+    "getPullThresholdSizeForTopic": -1 if SOURCE.max_bytes_per_trigger is None else None,
+    "getSuspendCurrentQueueTimeMillis": _default(PushConsumer, "suspend_current_queue_time_millis"),
+    "isUseTLS": SOURCE.use_tls,
+    "isVipChannelEnabled": False,
+}
+LITE_PULL_DEFAULTS = {
+    "getMessageModel": SOURCE.message_model,
+    "getNamespaceV2": SOURCE.namespace,
+    "getHeartbeatBrokerInterval": TIMING.heartbeat_s * 1000,
+    "getPollNameServerInterval": SOURCE.route_refresh_ms,
+    "getPullThresholdSizeForQueue": SOURCE.pull_threshold_size_for_queue,
+    "getTopicMetadataCheckIntervalMillis": SOURCE.route_refresh_ms,
+    "isUseTLS": SOURCE.use_tls,
+}
+PRODUCER_DEFAULTS = {
+    "getCompressMsgBodyOverHowmuch": _default(Producer, "compress_over_bytes"),
+    "getCompressType": _default(Producer, "compression_type").name,
+    "getCreateTopicKey": AUTO_CREATE_TOPIC,
+    "getDefaultTopicQueueNums": DEFAULT_TOPIC_QUEUE_NUMS,
+    "getMaxMessageSize": MAX_MESSAGE_BYTES,
+    "getRetryTimesWhenSendFailed": _default(Producer, "retry_times_when_send_failed"),
+    "getSendMsgTimeout": _default(Producer, "send_timeout_s") * 1000,
+    "isSendLatencyFaultEnable": _default(Producer, "send_latency_fault_enable"),
+    "isUseTLS": ConnectionSettings().use_tls,
+}
+
+
+@pytest.mark.parametrize(("getter", "ours"), CONSUMER_DEFAULTS.items())
+def test_what_is_not_said_of_a_consumer_is_as_in_java(getter, ours):
+    """B4, D1, D6, E1, F1: sizes, times, numbers of redeliveries and threads."""
+    assert ours == PUSH[getter]
+
+
+@pytest.mark.parametrize(("getter", "ours"), LITE_PULL_DEFAULTS.items())
+def test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer(getter, ours):
+    """A2, D13."""
+    assert ours == LITE_PULL[getter]
+
+
+@pytest.mark.parametrize(("getter", "ours"), PRODUCER_DEFAULTS.items())
+def test_what_is_not_said_of_a_producer_is_as_in_java(getter, ours):
+    """G1, G2: retries, time, compression, the topic others are made after."""
+    assert ours == PRODUCER[getter]
 
 
 def test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s():
-    """A1: the lite pull consumer asks for less, in batches of ten."""
-    options = ReadOptions.parse({"nameServers": "h:1", "topic": "T"})
-    assert options.pull_batch_size == PUSH["getPullBatchSize"] > LITE_PULL["getPullBatchSize"]
+    """A1: the lite pull consumer asks for less, in batches of ten (golden fact 24)."""
+    assert SOURCE.pull_batch_size == PUSH["getPullBatchSize"] > LITE_PULL["getPullBatchSize"]
 
 
-def test_a_queue_s_share_in_bytes_is_java_s_and_in_messages_it_has_no_bound():
+def test_a_queue_has_no_bound_in_messages():
     """D13: the reason for the difference is the option's documentation."""
-    options = ReadOptions.parse({"nameServers": "h:1", "topic": "T"})
-    assert options.pull_threshold_size_for_queue == PUSH["getPullThresholdSizeForQueue"]
-    assert options.pull_threshold_for_queue is None
-    assert PUSH["getPullThresholdForQueue"] == 1000
-
-
-def test_the_producer_s_defaults_are_java_s():
-    """G1, G2: retries, time, compression, the topic others are made after."""
-    assert _default(Producer, "send_timeout_s") * 1000 == PRODUCER["getSendMsgTimeout"]
-    assert _default(Producer, "retry_times_when_send_failed") == PRODUCER["getRetryTimesWhenSendFailed"]
-    assert _default(Producer, "compress_over_bytes") == PRODUCER["getCompressMsgBodyOverHowmuch"]
-    assert PRODUCER["getCreateTopicKey"] == AUTO_CREATE_TOPIC
-    assert PRODUCER["getDefaultTopicQueueNums"] == DEFAULT_TOPIC_QUEUE_NUMS
-    assert PRODUCER["getMaxMessageSize"] == MAX_MESSAGE_BYTES
+    assert SOURCE.pull_threshold_for_queue is None
+    assert PUSH["getPullThresholdForQueue"] == LITE_PULL["getPullThresholdForQueue"] == 1000
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from pathlib import Path
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-MESSAGES = json.loads((GOLDEN / "messages.json").read_text())
+from tests.helpers.golden import golden
+
+MESSAGES = golden("messages.json")
 PULLS = {f"{pull['name']}-{at}": pull for at, pull in enumerate(MESSAGES["pulls"])}
 ENCODED = {
     f"{at}: {entry['how'].rpartition('.')[2]}": entry

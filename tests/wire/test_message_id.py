@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.hosts import decode_host, encode_host
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id, offset_message_id, unique_key
-from tests.wire.golden_messages import GOLDEN
+from tests.helpers.golden import golden
 
-NUMBERS = json.loads((GOLDEN / "numbers.json").read_text())
+NUMBERS = golden("numbers.json")
 OFFSET_IDS = NUMBERS["offset_msg_id"]
 ODD_IDS = [entry["id"] for entry in NUMBERS["decodeMessageId_odd_inputs"]]
 UNIQUE_KEYS = NUMBERS["uniq_id_examples (MessageClientIDSetter.createUniqID and getters)"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import tracemalloc
 
 import pytest
@@ -15,9 +14,9 @@ from pyspark_rocketmq.wire.properties import (
     decode_text,
     encode_properties,
 )
-from tests.wire.golden_messages import GOLDEN
+from tests.helpers.golden import golden
 
-NUMBERS = json.loads((GOLDEN / "numbers.json").read_text())
+NUMBERS = golden("numbers.json")
 PARSED = NUMBERS["MessageDecoder_string2messageProperties"]
 WRITTEN = NUMBERS["MessageDecoder_messageProperties2String"]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
