@@ -16,18 +16,22 @@ from pyspark_rocketmq.datasource.range_tickets import read_tickets, tasks_of, ti
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
 from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
-def stored(queue_offset: int) -> bytes:
-    """A message whose body is its offset and whose tag tells odd from even."""
-    body = str(queue_offset).encode()
+def stored(queue_offset: int, text: bytes | None = None) -> bytes:
+    """A message whose body is its offset, or else the text, compressed; its tag tells odd from even."""
+    body, sys_flag = str(queue_offset).encode(), 0
+    if text is not None:
+        body, sys_flag = compress(text, CompressionType.ZSTD)
     tag = "odd" if queue_offset % 2 else "even"
     return encode_stored_message(
         StoredMessage(
@@ -36,6 +40,7 @@ def stored(queue_offset: int) -> bytes:
             queue_offset=queue_offset,
             commit_log_offset=queue_offset * 100,
             body=body,
+            sys_flag=sys_flag,
             properties_data=f"TAGS\x01{tag}\x02".encode(),
             born_timestamp=1_700_000_000_000,
             born_host="127.0.0.1:1",
@@ -56,6 +61,8 @@ class Log:
         self.min_offset, self.max_offset = 0, 1000
         self.is_busy: Callable[[int], bool] = lambda start: False
         self.refusal = ResponseCode.SYSTEM_BUSY
+        self.body: Callable[[int], bytes | None] = lambda offset: None
+        """Texts to be compressed."""
 
     def __call__(self, peer: Peer, request: RemotingCommand) -> None:
         start = int(request.ext_fields["queueOffset"])
@@ -68,7 +75,9 @@ class Log:
             end = min(start + self.scan, self.max_offset)
             found = [offset for offset in range(start, end) if offset not in self.missing]
             code = ResponseCode.SUCCESS if found else ResponseCode.PULL_RETRY_IMMEDIATELY
-            self._answer(peer, request, code, end, b"".join(map(stored, found)))
+            self._answer(
+                peer, request, code, end, b"".join(stored(offset, self.body(offset)) for offset in found)
+            )
 
     def _answer(
         self, peer: Peer, request: RemotingCommand, code: int, next_begin_offset: int, body: bytes = b""
@@ -139,6 +148,22 @@ def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> N
     assert [body for batch in batches for body in batch.column("body").to_pylist()] == [
         str(offset).encode() for offset in range(10, 60)
     ]
+
+
+def test_answers_that_expand_too_far_together_are_read_whole(
+    partition: QueuePartition, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1: more compressed bytes than are decoded at once are decoded little by little."""
+    monkeypatch.setattr(compression, "MAX_EXPANDED_BYTES", 1000)
+    monkeypatch.setattr(compression, "MAX_EXPANSION", 0)
+    log.body = lambda offset: b"%d " % offset * 100
+
+    batches = list(read_queue(replace(partition, with_marker=False)))
+
+    assert offsets_of(batches) == list(range(10, 60))
+    bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
+    assert bodies == [log.body(offset) for offset in range(10, 60)]
+    assert max(batch.num_rows for batch in batches) <= 3
 
 
 def test_answers_that_overlap_are_cut(partition: QueuePartition, log: Log) -> None:

@@ -12,7 +12,7 @@ from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout
 from pyspark_rocketmq.wire.columnar_rows import locate
 from pyspark_rocketmq.wire.columnar_stretches import Stretches
-from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
     StoredMessage,
@@ -159,7 +159,7 @@ def vectorised(data):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
         return columnar._Decoder("b", None, columnar._projected(None, (), None)).columns_of(
-            locate(Stretches.whole(data))
+            locate(Stretches.whole(data)), ExpansionBudget(len(data))
         )
     except IrregularLayout:
         return None

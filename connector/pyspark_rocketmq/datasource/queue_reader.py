@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,8 @@ from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.pace_options import ReadFrom
-from pyspark_rocketmq.wire.columnar import decode_together
+from pyspark_rocketmq.wire.columnar import decode_in_turn, decode_together
+from pyspark_rocketmq.wire.compression import ExpandsTooFar
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 logger = logging.getLogger(__name__)
@@ -131,15 +132,15 @@ class _Decoded(NamedTuple):
     """An :class:`Arrival` with its messages in the place of its pieces."""
 
     range_index: int
-    messages: pa.RecordBatch | RocketMQError | None
-    """None without any; the error of those that cannot be decoded."""
+    messages: Iterable[pa.RecordBatch] | RocketMQError
+    """Or the error of those that cannot be decoded; no iterable looks into the buffer they were received into."""
     is_last: bool
     failure: RocketMQError | None
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
-    """Decode those of one broker and one subscription in one go."""
-    messages: dict[int, pa.RecordBatch | RocketMQError] = {}
+    """Decode those of one broker and one subscription in one go; what expands too far for that, little by little."""
+    messages: dict[int, Iterable[pa.RecordBatch] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, pieces, _, _ in together:
         if pieces:
@@ -147,16 +148,32 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -
             key = partition.planned.queue.broker_name, partition.subscription
             alike.setdefault(key, {})[index] = [piece.body for piece in pieces]
     for (broker_name, _), bodies in alike.items():
-        first = partitions[next(iter(bodies))]
-        decoded = decode_together(
-            list(bodies.values()),
-            broker_name,
-            tags=_tags(first) or None,
-            columns=_decoded_columns(first),
-            properties=first.property_columns,
-        )
-        messages |= zip(bodies, decoded, strict=True)
-    return [_Decoded(index, messages.get(index), is_last, failure) for index, _, is_last, failure in together]
+        wanted = _what_to_decode(partitions[next(iter(bodies))])
+        decoded = decode_together(list(bodies.values()), broker_name, **wanted)
+        for (index, of_range), found in zip(bodies.items(), decoded, strict=True):
+            if isinstance(found, ExpandsTooFar):
+                messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
+            else:
+                messages[index] = found if isinstance(found, RocketMQError) else (found,)
+    return [
+        _Decoded(index, messages.get(index, ()), is_last, failure) for index, _, is_last, failure in together
+    ]
+
+
+class _Wanted(TypedDict):
+    """What of the messages is decoded."""
+
+    tags: frozenset[str] | None
+    columns: tuple[str, ...] | None
+    properties: tuple[str, ...]
+
+
+def _what_to_decode(partition: QueuePartition) -> _Wanted:
+    return _Wanted(
+        tags=_tags(partition) or None,
+        columns=_decoded_columns(partition),
+        properties=partition.property_columns,
+    )
 
 
 def _tags(partition: QueuePartition) -> frozenset[str]:
@@ -190,8 +207,10 @@ class _RangeReader:
         """The rows of what is next, and at the end the marker row."""
         if isinstance(arrival.messages, RocketMQError):
             raise arrival.messages
-        if arrival.messages is not None and not self._is_full:
-            messages = self._within_size(_wanted(arrival.messages, self._partition, self._expected))
+        for decoded in arrival.messages:
+            if self._is_full:
+                break
+            messages = self._within_size(_wanted(decoded, self._partition, self._expected))
             if messages.num_rows:
                 self._follow(messages)
                 yield self._in_columns(messages)

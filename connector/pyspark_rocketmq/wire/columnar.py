@@ -13,10 +13,10 @@ into one buffer are decoded where they are (:mod:`~pyspark_rocketmq.wire.columna
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,14 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError, RocketMQError
-from pyspark_rocketmq.model import PulledBody
+from pyspark_rocketmq.model import MessageExt, PulledBody
 from pyspark_rocketmq.wire.columnar_builder import TIMESTAMP_TYPE, ColumnBuilder, timestamps
 from pyspark_rocketmq.wire.columnar_members import expand_inner_batches
 from pyspark_rocketmq.wire.columnar_properties import MAP_TYPE
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout, check_column_bytes
 from pyspark_rocketmq.wire.columnar_rows import Rows, locate
 from pyspark_rocketmq.wire.columnar_stretches import Stretches
-from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages
+from pyspark_rocketmq.wire.compression import ExpandsTooFar, ExpansionBudget
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, iter_messages
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [
@@ -60,6 +61,7 @@ _TAGS: Final = "tags"
 _BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32
 """The scalar codec decodes as many in the time of a vectorised call."""
+_SCALAR_ROWS: Final = 1024
 
 
 def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[str] = ()) -> pa.Schema:
@@ -121,6 +123,28 @@ def decode_together(
     return [_with_tags(batch, tags, decoder.projection) for batch in together]
 
 
+def decode_in_turn(
+    bodies: Sequence[PulledBody],
+    broker_name: str,
+    *,
+    tags: frozenset[str] | None = None,
+    columns: Sequence[str] | None = None,
+    properties: Sequence[str] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Decode bodies that expand too far together: one by one, and one that does so alone by halves.
+
+    Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone expands to no
+    more than a frame.
+
+    Raises:
+        RemoteProtocolError: As ``decode_columns``, when what is malformed is reached.
+    """
+    decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
+    for body in bodies:
+        for batch in decoder.decode_in_turn(bytes(body)):
+            yield _with_tags(batch, tags, decoder.projection)
+
+
 def _decode_alone(
     bodies: Sequence[PulledBody], decoder: _Decoder, tags: frozenset[str] | None
 ) -> pa.RecordBatch | RocketMQError:
@@ -144,7 +168,7 @@ def _decode_together(
         rows = locate(stretches)
         if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
             return None
-        batch = decoder.columns_of(rows)
+        batch = decoder.columns_of(rows, ExpansionBudget(int((stretches.ends - stretches.begins).sum())))
     except (IrregularLayout, RemoteProtocolError):
         return None
     if len(groups) == 1:
@@ -213,22 +237,38 @@ class _Decoder:
     projection: _Projection
 
     def decode(self, data: bytes) -> pa.RecordBatch:
+        budget = ExpansionBudget(len(data))
         try:
             located = locate(Stretches.whole(data))
         except IrregularLayout:
-            return self._scalar(data)
-        return self._decode_part(located)
+            return self._scalar(data, budget)
+        return self._decode_part(located, budget)
 
-    def columns_of(self, located: Rows) -> pa.RecordBatch:
+    def decode_in_turn(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        """All of ``data`` at once or, if it expands too far, one half after the other."""
+        try:
+            yield self.decode(data)
+        except ExpandsTooFar as error:
+            try:
+                starts = locate(Stretches.whole(data)).starts.tolist()
+            except IrregularLayout:  # something behind them is malformed
+                raise error from None
+            if len(starts) == 1:
+                raise
+            middle = starts[len(starts) // 2]
+            yield from self.decode_in_turn(data[:middle])
+            yield from self.decode_in_turn(data[middle:])
+
+    def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
         """All columns by vectors.
 
         Raises:
             IrregularLayout: If the scalar codec has to do it.
-            RemoteProtocolError: If a body cannot be decompressed.
+            RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
             LocalProtocolError: If a column exceeds 2 GiB.
         """
-        rows = expand_inner_batches(located.below(self.limit)).below(self.limit)
-        builder = ColumnBuilder(rows, self.broker_name)
+        rows = expand_inner_batches(located.below(self.limit), budget).below(self.limit)
+        builder = ColumnBuilder(rows, self.broker_name, budget)
         projection = self.projection
         wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
         # The bodies last: copying them drives what the others are made of out of the processor's cache.
@@ -239,22 +279,31 @@ class _Decoder:
         )
         return _batch(columns, projection.decoded_schema, len(rows))
 
-    def _decode_part(self, located: Rows) -> pa.RecordBatch:
+    def _decode_part(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
+        left = budget.left
         try:
-            return self.columns_of(located)
+            return self.columns_of(located, budget)
         except RemoteProtocolError:
-            pass
+            budget.left = left
         except IrregularLayout:
+            budget.left = left
             if len(located) > _MIN_HALVED_ROWS:
                 middle = len(located) // 2
                 halves = (located.take(slice(middle)), located.take(slice(middle, None)))
-                return pa.concat_batches([self._decode_part(half) for half in halves])
-        return self._scalar(bytes(located.data[located.starts[0] : located.ends[-1]]))
+                return pa.concat_batches([self._decode_part(half, budget) for half in halves])
+        return self._scalar(bytes(located.data[located.starts[0] : located.ends[-1]]), budget)
 
-    def _scalar(self, data: bytes) -> pa.RecordBatch:
-        """Build the columns from decoded messages, one by one."""
-        messages = decode_messages(data, self.broker_name, limit=self.limit)
-        check_column_bytes(sum(len(message.body) for message in messages))
+    def _scalar(self, data: bytes, budget: ExpansionBudget) -> pa.RecordBatch:
+        """Build the columns from decoded messages, one by one; few exist at a time, for they take much memory."""
+        messages = iter_messages(data, self.broker_name, budget, limit=self.limit)
+        parts, body_bytes = [], 0
+        while some := list(islice(messages, _SCALAR_ROWS)):
+            body_bytes += sum(len(message.body) for message in some)
+            check_column_bytes(body_bytes)
+            parts.append(self._columns_of_messages(some))
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts or [self._columns_of_messages([])])
+
+    def _columns_of_messages(self, messages: Sequence[MessageExt]) -> pa.RecordBatch:
         values = dict(zip(MESSAGE_SCHEMA.names, zip(*messages, strict=True), strict=False))
         projection = self.projection
         wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]

@@ -15,7 +15,6 @@ from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.columnar_properties import PropertyColumns
 from pyspark_rocketmq.wire.columnar_ranges import (
-    IntArray,
     check_column_bytes,
     checked_text,
     fixed_column,
@@ -23,7 +22,7 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     take_ranges,
 )
 from pyspark_rocketmq.wire.columnar_rows import BORNHOST_V6, STOREHOST_V6, Rows
-from pyspark_rocketmq.wire.compression import decompress
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, decode_host
 from pyspark_rocketmq.wire.message_id import offset_message_id
 from pyspark_rocketmq.wire.properties import decode_text
@@ -36,9 +35,10 @@ _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
 class ColumnBuilder:
     """Makes columns of rows without inner batches."""
 
-    def __init__(self, rows: Rows, broker_name: str) -> None:
+    def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows
         self._broker_name = broker_name
+        self._budget = budget
         self._buffer = pa.py_buffer(rows.data)
 
     def column(self, name: str) -> pa.Array:
@@ -46,7 +46,7 @@ class ColumnBuilder:
 
         Raises:
             IrregularLayout: If the scalar codec has to do it.
-            RemoteProtocolError: If a body cannot be decompressed.
+            RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
             LocalProtocolError: If it takes 2 GiB.
         """
         return _COLUMNS[name](self)
@@ -143,17 +143,20 @@ class ColumnBuilder:
             rows.sys_flag[compressed].tolist(),
             strict=True,
         )
-        bodies = [decompress(bytes(rows.data[at : at + length]), flags) for at, length, flags in stored]
-        return self._with_bodies(compressed, bodies)
-
-    def _with_bodies(self, where: IntArray, bodies: list[bytes]) -> pa.BinaryArray:
-        starts, lengths = self._rows.body_at, self._rows.body_length.copy()
-        lengths[where] = 0
-        check_column_bytes(int(lengths.sum()) + sum(map(len, bodies)))
-        plain = take_ranges(self._buffer, starts, starts + lengths, pa.binary())
-        order = np.arange(len(lengths))
-        order[where] = len(lengths) + np.arange(len(bodies))
-        return pa.concat_arrays([plain, pa.array(bodies, pa.binary())]).take(pa.array(order))
+        bodies = _binary(
+            [self._budget.decompress(bytes(rows.data[at : at + size]), flags) for at, size, flags in stored]
+        )
+        if len(bodies) == len(rows):
+            return bodies
+        plain_lengths, order = lengths.copy(), np.arange(len(rows))
+        plain_lengths[compressed] = 0
+        order[compressed] = len(rows) + np.arange(len(bodies))
+        check_column_bytes(int(plain_lengths.sum()) + bodies.nbytes)
+        plain = take_ranges(self._buffer, starts, starts + plain_lengths, pa.binary())
+        both = pa.concat_arrays([plain, bodies])
+        # Hundreds of megabytes, perhaps: no more than two copies at a time.
+        del plain, bodies
+        return both.take(pa.array(order))
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
@@ -163,6 +166,16 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
     fits = (milliseconds >= -_MAX_TIMESTAMP_MS) & (milliseconds <= _MAX_TIMESTAMP_MS)
     return pa.array(np.where(fits, milliseconds, 0) * 1000, pa.int64(), mask=~fits).view(TIMESTAMP_TYPE)
+
+
+def _binary(bodies: list[bytes]) -> pa.BinaryArray:
+    """The bodies copied once; Arrow's own conversion would copy while it grows."""
+    ends = np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)))
+    check_column_bytes(int(ends[-1]) if len(ends) else 0)
+    offsets = np.concatenate(([0], ends)).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(bodies), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(bodies))]
+    )
 
 
 def _ipv4_host(stored: int) -> str:

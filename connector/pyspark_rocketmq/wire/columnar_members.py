@@ -22,7 +22,7 @@ from pyspark_rocketmq.wire.columnar_ranges import (
 )
 from pyspark_rocketmq.wire.columnar_rows import Rows
 from pyspark_rocketmq.wire.columnar_starts import follow
-from pyspark_rocketmq.wire.compression import decompress
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, INNER_BATCH_FLAGS
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
 
@@ -39,19 +39,19 @@ _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
 _MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
 
 
-def expand_inner_batches(rows: Rows) -> Rows:
+def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
     """Put the members of each inner batch in its place; ``rows`` itself where there is none.
 
     Raises:
         IrregularLayout: If a member is malformed, cut or left over, or their number is not the announced one.
-        RemoteProtocolError: If a body cannot be decompressed.
+        RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
     """
     if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return rows
     batches = np.flatnonzero((rows.sys_flag & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS)
     if not len(batches):
         return rows
-    data, body_at, body_length = _with_plain_bodies(rows, batches)
+    data, body_at, body_length = _with_plain_bodies(rows, batches, budget)
     starts = [
         follow(data, at, at + length, BATCH_MEMBER_OVERHEAD)
         for at, length in zip(body_at.tolist(), body_length.tolist(), strict=True)
@@ -72,7 +72,9 @@ def expand_inner_batches(rows: Rows) -> Rows:
     return expanded
 
 
-def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes | bytearray, IntArray, IntArray]:
+def _with_plain_bodies(
+    rows: Rows, batches: IntArray, budget: ExpansionBudget
+) -> tuple[bytes | bytearray, IntArray, IntArray]:
     """The data with decompressed batch bodies behind it, and where each batch's body is there."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
@@ -81,7 +83,7 @@ def _with_plain_bodies(rows: Rows, batches: IntArray) -> tuple[bytes | bytearray
         zip(body_at.tolist(), body_length.tolist(), flags, strict=True)
     ):
         stored = bytes(rows.data[at : at + length])
-        body = decompress(stored, flag)
+        body = budget.decompress(stored, flag)
         if body is not stored:
             body_at[number], body_length[number] = size, len(body)
             parts.append(body)

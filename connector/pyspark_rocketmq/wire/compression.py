@@ -65,25 +65,31 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     return decompressor(body)
 
 
+class ExpandsTooFar(RemoteProtocolError):
+    """Bodies are whole, but too large together: fewer of them can be decoded at once."""
+
+
 class ExpansionBudget:
     """What the bodies of one or more answers may expand to together, by the bytes the answers have."""
 
-    __slots__ = ("_left", "_limit")
+    __slots__ = ("_limit", "left")
 
     def __init__(self, answer_bytes: int) -> None:
-        self._limit = self._left = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * answer_bytes)
+        self._limit = self.left = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * answer_bytes)
+        """``left`` is in bytes; who begins anew after an error sets it back to what it was."""
 
     def decompress(self, body: bytes, sys_flag: int) -> bytes:
         """As :func:`decompress`.
 
         Raises:
-            RemoteProtocolError: As there, and if this body is one too many.
+            RemoteProtocolError: As there.
+            ExpandsTooFar: If this body is one too many.
         """
         expanded = decompress(body, sys_flag)
         if expanded is not body:
-            self._left -= len(expanded)
-            if self._left < 0:
-                raise RemoteProtocolError(
+            self.left -= len(expanded)
+            if self.left < 0:
+                raise ExpandsTooFar(
                     f"The message bodies of an answer expand to more than {self._limit} bytes. If they are what was "
                     "sent, pull fewer messages at once: lower pullBatchSize."
                 )

@@ -166,20 +166,22 @@ def decode_stored_messages(data: bytes | memoryview) -> list[StoredMessage]:
     Raises:
         RemoteProtocolError: If anything is malformed, cut or left over; names the position in ``data``.
     """
-    view = memoryview(data)
-    messages: list[StoredMessage] = []
-    position = 0
+    return list(_stored_messages(memoryview(data)))
+
+
+def _stored_messages(view: memoryview) -> Iterator[StoredMessage]:
+    position = messages = 0
     while position < len(view):
         try:
             message = _decode_stored_message(_sized_part(view, position, MIN_STORED_BYTES))
         except (RemoteProtocolError, struct.error) as exc:
             raise RemoteProtocolError(
                 f"Malformed message at byte {position} of a pull response of {len(view)} bytes, "
-                f"after {len(messages)} whole messages: {exc}"
+                f"after {messages} whole messages: {exc}"
             ) from exc
-        messages.append(message)
+        yield message
+        messages += 1
         position += message.store_size
-    return messages
 
 
 def _sized_part(view: memoryview, position: int, minimum: int) -> memoryview:
@@ -267,15 +269,24 @@ def decode_messages(
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
+    return list(iter_messages(data, broker_name, ExpansionBudget(len(data)), limit=limit))
+
+
+def iter_messages(
+    data: bytes | memoryview, broker_name: str, budget: ExpansionBudget, *, limit: int | None = None
+) -> Iterator[MessageExt]:
+    """Decode as :func:`decode_messages`, one message after the other, so that few of them exist at a time.
+
+    Raises:
+        RemoteProtocolError: As there, when the message is reached.
+        ExpandsTooFar: If bodies expand beyond the budget.
+    """
     end = _ABOVE_EVERY_OFFSET if limit is None else limit
-    budget = ExpansionBudget(len(data))
-    return [
-        shown
-        for stored in decode_stored_messages(data)
-        if stored.queue_offset < end
-        for shown in _show(stored, broker_name, budget)
-        if shown.queue_offset < end
-    ]
+    for stored in _stored_messages(memoryview(data)):
+        if stored.queue_offset < end:
+            for shown in _show(stored, broker_name, budget):
+                if shown.queue_offset < end:
+                    yield shown
 
 
 def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> Iterator[MessageExt]:
@@ -286,7 +297,7 @@ def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> I
             return
         members = _inner_batch(stored, body)
     except RemoteProtocolError as exc:
-        raise RemoteProtocolError(
+        raise type(exc)(
             f"Unreadable message at topic={stored.topic} broker={broker_name} queue={stored.queue_id} "
             f"queueOffset={stored.queue_offset} commitLogOffset={stored.commit_log_offset}: {exc}"
         ) from exc
