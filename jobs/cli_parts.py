@@ -10,9 +10,8 @@ from typing import Any, Final, TypeVar
 import click
 from rich.console import Console
 
-from jobs.option_set import specs_of
 from jobs.output import OutputForm
-from pyspark_rocketmq.option_set import OptionSet
+from pyspark_rocketmq.option_set import OptionSet, specs_of
 
 PROGRAM: Final = "./spark-submit.sh"
 _LOG_WIDTH: Final = 200

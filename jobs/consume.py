@@ -74,6 +74,7 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
         consume_message_batch_max_size=settings.batch_size,
         max_reconsume_times=settings.max_reconsume_times,
         consume_thread_max=settings.consume_thread_max,
+        consume_timeout_s=settings.consume_timeout_s,
         suspend_current_queue_time_millis=settings.suspend_ms,
         max_offsets_per_trigger=settings.max_offsets_per_trigger,
         options=settings.source_options(),

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.option_set import like_source
+from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
-from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, text_value
+from pyspark_rocketmq.option_parsers import int_between, list_of, parses, text_value
 from pyspark_rocketmq.option_set import option
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
@@ -25,6 +25,7 @@ class Trigger:
         return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
 
 
+@parses("`availableNow` or interval")
 def parse_trigger(text: str) -> Trigger:
     """Parser of ``availableNow`` or an interval."""
     value = text.strip()
@@ -35,40 +36,19 @@ def parse_trigger(text: str) -> Trigger:
     raise ValueError("is neither availableNow nor an interval such as '1 second'")
 
 
+@parses("list of strings")
 def parse_locations(text: str) -> tuple[str, ...]:
     """Parser of paths separated by commas."""
     return tuple(parse_location(part) for part in text.split(",") if part.strip())
 
 
+@parses("string")
 def parse_listener_name(text: str) -> str:
     """Parser of ``module:function``."""
     value = text.strip()
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise ValueError("is not module:function")
     return value
-
-
-def parse_consume_from_where(text: str) -> ConsumeFromWhere:
-    """Parser of RocketMQ's names for where a group begins."""
-    try:
-        return ConsumeFromWhere(text.strip())
-    except ValueError:
-        raise ValueError(f"is none of {', '.join(ConsumeFromWhere)}") from None
-
-
-def parse_orderly_engine(text: str) -> OrderlyEngineKind:
-    """Parser of the engines' names."""
-    try:
-        return OrderlyEngineKind(text.strip().lower())
-    except ValueError:
-        raise ValueError(f"is none of {', '.join(OrderlyEngineKind)}") from None
-
-
-def parse_consume_timestamp(text: str) -> str:
-    """Parser of ``yyyyMMddHHmmss``."""
-    if not re.fullmatch(r"\d{14}", text.strip()):
-        raise ValueError("is not a time written as yyyyMMddHHmmss")
-    return text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -132,51 +112,18 @@ class ConsumeSettings(ClusterAccess):
         default_text="none",
         doc="Python files and zip archives the listener needs, separated by commas.",
     )
-    consume_from_where: ConsumeFromWhere = option(  # noqa: RUF009 - makes a field
-        "consumeFromWhere",
-        parse=parse_consume_from_where,
-        default=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        doc="Where a group without stored progress begins.",
-    )
-    consume_timestamp: str | None = option(
-        "consumeTimestamp",
-        parse=parse_consume_timestamp,
-        default=None,
-        default_text="half an hour ago",
-        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC.",
-    )
-    batch_size: int = option(
-        "consumeMessageBatchMaxSize",
-        parse=int_between(1, 1024),
-        default=1,
-        unit="messages",
-        doc="Most messages the listener gets in one call.",
-    )
-    max_reconsume_times: int = option(
-        "maxReconsumeTimes",
-        parse=int_between(-1, 2**31 - 1),
-        default=-1,
-        default_text="-1: no limit, or 16 for a concurrent listener",
-        doc="How often a message that fails is delivered again before it goes to the group's dead letters.",
-    )
+    consume_from_where: ConsumeFromWhere = like_consumer("consume_from_where")  # noqa: RUF009 - makes a field
+    consume_timestamp: str | None = like_consumer("consume_timestamp")
+    batch_size: int = like_consumer("consume_message_batch_max_size")
+    max_reconsume_times: int = like_consumer("max_reconsume_times")
     consume_orderly: bool = like_source(
         "consume_orderly",
         default=True,
         doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same time.",
     )
-    consume_thread_max: int = option(
-        "consumeThreadMax",
-        parse=int_between(1, 1000),
-        default=20,
-        doc="Most calls of a concurrent listener at the same time in one task.",
-    )
-    suspend_ms: int = option(
-        "suspendCurrentQueueTimeMillis",
-        parse=int_between(10, 30_000),
-        default=1_000,
-        unit="ms",
-        doc="Pause of a queue after the listener gave its messages back.",
-    )
+    consume_thread_max: int = like_consumer("consume_thread_max")
+    consume_timeout_s: int = like_consumer("consume_timeout_s")
+    suspend_ms: int = like_consumer("suspend_current_queue_time_millis")
     message_model: MessageModel = like_source(  # noqa: RUF009 - makes a field
         "message_model", default=MessageModel.CLUSTERING, default_text="CLUSTERING"
     )
@@ -184,19 +131,8 @@ class ConsumeSettings(ClusterAccess):
     instance_name: str | None = like_source(
         "instance_name", default=None, default_text="unique for every start"
     )
-    mirror_offsets: bool = option(
-        "mirrorOffsets",
-        parse=boolean,
-        default=True,
-        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
-    )
-    orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - makes a field
-        "orderlyEngine",
-        parse=parse_orderly_engine,
-        default=OrderlyEngineKind.DIRECT,
-        doc="How Spark runs the listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
-        "state.",
-    )
+    mirror_offsets: bool = like_consumer("mirror_offsets")
+    orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")  # noqa: RUF009 - makes a field
     metrics_port: int | None = option(
         "metricsPort",
         parse=int_between(1, 65_535),
@@ -209,7 +145,7 @@ class ConsumeSettings(ClusterAccess):
         default="127.0.0.1",
         doc="Address at which metricsPort listens; 0.0.0.0: all of this machine's.",
     )
-    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=100_000)
+    max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger")
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
     pull_batch_size: int = like_source("pull_batch_size", default=32)
     pulls_in_flight: int = like_source("pulls_in_flight", default=16)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pyspark_rocketmq.consumer_options import ConsumerOptions
 from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.write_options import WriteOptions
-
-
-def specs_of(settings: type[OptionSet]) -> tuple[OptionSpec, ...]:
-    """What can be set, in the order of declaration."""
-    return tuple(field.metadata["spec"] for field in dataclasses.fields(settings))
 
 
 def like_source(name: str, **given: Any) -> Any:
@@ -23,6 +19,13 @@ def like_source(name: str, **given: Any) -> Any:
 def like_sink(name: str, **given: Any) -> Any:
     """The same of an option of writing."""
     return _like(WriteOptions, name, **given)
+
+
+def like_consumer(name: str, **given: Any) -> Any:
+    """The same of a consumer's setting, whose own default holds if none is given."""
+    field = next(field for field in dataclasses.fields(ConsumerOptions) if field.name == name)
+    own = {"default": field.default, "default_text": field.metadata["spec"].default_text}
+    return _like(ConsumerOptions, name, **(given or own))
 
 
 def _like(

@@ -11,7 +11,7 @@ from typing import TypeVar
 from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.option_parsers import text_value
+from pyspark_rocketmq.option_parsers import parses, text_value
 from pyspark_rocketmq.option_set import OptionSet
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
@@ -39,6 +39,7 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
     raise OptionError(tuple(problems), where=f"settings of job '{job}'")
 
 
+@parses("string")
 def parse_location(text: str) -> str:
     """Parser of a path or storage URI; a relative path means the current directory's."""
     value = text_value(text)

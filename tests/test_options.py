@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
+from jobs.consume_settings import ConsumeSettings
+from pyspark_rocketmq.consumer_options import ConsumerOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.option_parsers import text_value
-from pyspark_rocketmq.option_set import OptionSet, option
+from pyspark_rocketmq.option_set import OptionSet, Use, option, specs_of
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.options_page import markdown
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 
 REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
 
@@ -181,6 +186,67 @@ def test_a_subscription_without_a_tag_is_refused(text: str) -> None:
 def test_a_problem_with_the_starting_offsets_reads_as_a_sentence(text: str) -> None:
     with pytest.raises(OptionError, match=r"option startingOffsets='.*' (is|has) (?!.*\.$)"):
         ReadOptions.parse(REQUIRED | {"startingOffsets": text})
+
+
+OF_A_GROUP = {"consumerGroup": "g", "offsetStore": "/lake/offsets"}
+ONLY_IN_ONE = {
+    "endingOffsets": {"endingOffsets": "latest"},
+    "endingTimestamp": {"endingTimestamp": "1"},
+    "endingOffsetsByTimestamp": {"endingOffsetsByTimestamp": '{"orders": 1}'},
+    "maxOffsetsPerTrigger": {},
+    "maxBytesPerTrigger": {},
+    "minOffsetsPerTrigger": {},
+    "maxTriggerDelay": {"minOffsetsPerTrigger": "1", "maxTriggerDelay": "5s"},
+    "routeRefreshMs": {},
+    "pullThresholdForQueue": {},
+    "pullThresholdSizeForQueue": {},
+    "consumerGroup": OF_A_GROUP,
+    "messageModel": OF_A_GROUP | {"messageModel": "BROADCASTING", "instanceName": "i"},
+    "consumeOrderly": OF_A_GROUP | {"consumeOrderly": "false"},
+    "handOverRanges": OF_A_GROUP | {"handOverRanges": "true"},
+    "listener": {"listener": "m:f"},
+    "allocateMessageQueueStrategy": {"allocateMessageQueueStrategy": "consistentHash"},
+    "instanceName": {"instanceName": "i"},
+}
+"""How an option of streams alone, or of batches alone, is given."""
+
+
+def test_an_option_is_refused_where_it_is_not_used() -> None:
+    """docs/options.md says where that is; one that were passed over in silence would be believed to act."""
+    used_in = {spec.key: set(spec.used_in) - {Use.WRITE} for spec in specs_of(ReadOptions)}
+    assert {key for key, uses in used_in.items() if len(uses) == 1} == ONLY_IN_ONE.keys()
+
+    for key, given in ONLY_IN_ONE.items():
+        options = ReadOptions.parse(REQUIRED | (given or {key: "7"}))
+        problems = {Use.STREAM: options.problems_of_stream(), Use.BATCH: options.problems_of_batch()}
+        refusing = {
+            use for use, said in problems.items() if any(f"option '{key}' is for" in one for one in said)
+        }
+        assert refusing == {Use.STREAM, Use.BATCH} - used_in[key], key
+
+
+def test_an_option_that_says_what_is_so_anyway_is_refused_nowhere() -> None:
+    """Such as one map of options for a stream and a batch."""
+    defaults = {"pullThresholdSizeForQueue": "100", "routeRefreshMs": "30000", "consumeOrderly": "TRUE"}
+
+    assert ReadOptions.parse(REQUIRED | defaults).problems_of_batch() == []
+
+
+def test_a_consumer_s_arguments_are_declared_as_options_and_have_their_defaults() -> None:
+    """Its other arguments are options of the source."""
+    arguments = inspect.signature(PushConsumer).parameters
+    declared = {field.name: field.default for field in dataclasses.fields(ConsumerOptions)}
+    of_reading = {field.name for field in dataclasses.fields(ReadOptions)}
+
+    assert {name: arguments[name].default for name in declared} == declared
+    assert arguments.keys() - declared.keys() - of_reading == {"options"}
+    of_the_job = {spec.key: spec.default_text for spec in specs_of(ConsumeSettings)}
+    assert {spec.key: spec.default_text for spec in specs_of(ConsumerOptions)}.items() <= of_the_job.items()
+
+
+def test_booleans_are_shown_as_spark_s_users_write_them() -> None:
+    assert "| `failOnDataLoss` | stream, batch | boolean | true |" in markdown()
+    assert not re.search(r"\| (True|False) \|", markdown())
 
 
 def test_a_default_that_says_required_does_not_make_an_option_required() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pyspark_rocketmq.model import MESSAGE_COLUMNS
 
@@ -15,12 +16,35 @@ MAX_TOPIC_LENGTH: Final = 127
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
-Parser = Callable[[str], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Parser(Generic[T]):
+    """A function that makes a value of a text, and what the documentation calls such a text."""
+
+    type_name: str
+    function: Callable[[str], T]
+    """Raises ValueError with the end of the sentence ``key='value' …``."""
+
+    def __call__(self, text: str) -> T:
+        """The value."""
+        return self.function(text)
+
+
+def parses(type_name: str) -> Callable[[Callable[[str], T]], Parser[T]]:
+    """Decorator that makes a parser of a function."""
+    return lambda function: Parser(type_name, function)
+
+
+UNBOUNDED: Final = 2**31 - 1
+"""A bound from here on is none that anybody meets."""
 
 
 def int_between(low: int, high: int) -> Parser[int]:
     """Parser of a whole number within inclusive bounds."""
+    bounds = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
 
+    @parses(f"integer, {bounds}")
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text.strip()):
             raise ValueError(f"is not a whole number between {low} and {high}")
@@ -35,6 +59,7 @@ def int_between(low: int, high: int) -> Parser[int]:
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
+@parses("duration")
 def duration_ms(text: str) -> int:
     """Parser of a duration as Spark writes them, such as ``15m``, into milliseconds; a bare number is milliseconds."""
     found = re.fullmatch(r"(\d{1,15}) *([a-z]*)", text.strip().lower())
@@ -47,6 +72,7 @@ def duration_ms(text: str) -> int:
 def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
     """Parser of several values separated by commas, each of them once."""
 
+    @parses(f"list of {parse_one.type_name}s")
     def parse(text: str) -> tuple[T, ...]:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
@@ -69,6 +95,7 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+@parses("boolean")
 def boolean(text: str) -> bool:
     """Parser of true or false."""
     values = {"true": True, "false": False}
@@ -77,6 +104,7 @@ def boolean(text: str) -> bool:
     return values[text.strip().lower()]
 
 
+@parses("string")
 def text_value(text: str) -> str:
     """Parser of any text that is not blank."""
     if not text.strip():
@@ -84,6 +112,7 @@ def text_value(text: str) -> str:
     return text.strip()
 
 
+@parses("string")
 def secret_value(text: str) -> str:
     """Parser of a secret: any text that is not blank, taken as it is."""
     if not text.strip():
@@ -91,6 +120,7 @@ def secret_value(text: str) -> str:
     return text
 
 
+@parses("string")
 def namespace_name(text: str) -> str:
     """Parser of a namespace, which ends at the first ``%`` of a wrapped name and so holds none."""
     name = text.strip()
@@ -102,6 +132,7 @@ def namespace_name(text: str) -> str:
 def resource_name(kind: str, max_length: int) -> Parser[str]:
     """Parser of a topic or group name (``Validators.checkTopic``, ``checkGroup``)."""
 
+    @parses("string")
     def parse(text: str) -> str:
         name = text.strip()
         if not name:
@@ -124,6 +155,7 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return by_lower[close[0]] if close else None
 
 
+@parses("column name")
 def column_name(text: str) -> str:
     """Parser of the name of one of the source's columns, without regard to case, as Spark does."""
     by_lower = {name.lower(): name for name in MESSAGE_COLUMNS}
@@ -134,6 +166,7 @@ def column_name(text: str) -> str:
     return by_lower[text.lower()]
 
 
+@parses("list of addresses")
 def address_list(text: str) -> tuple[str, ...]:
     """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets."""
     addresses = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
@@ -150,6 +183,7 @@ def one_of(values: type[E]) -> Parser[E]:
     """Parser of the values of an enumeration, without regard to case."""
     by_lower = {member.value.lower(): member for member in values}
 
+    @parses(", ".join(f"`{value}`" for value in values))
     def parse(text: str) -> E:
         if text.strip().lower() not in by_lower:
             raise ValueError(f"is none of {', '.join(values)}")
@@ -158,6 +192,7 @@ def one_of(values: type[E]) -> Parser[E]:
     return parse
 
 
+@parses("regular expression")
 def pattern(text: str) -> re.Pattern[str]:
     """Parser of a regular expression in Python's syntax."""
     try:
@@ -166,6 +201,7 @@ def pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"is no regular expression: {error}") from None
 
 
+@parses("string")
 def tag_expression(text: str) -> str:
     """Parser of ``*`` or tags separated by ``||``."""
     expression = text.strip()

@@ -6,16 +6,26 @@ Parsing (all problems reported together), the unknown-key hint and redaction fol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.option_parsers import closest
+from pyspark_rocketmq.option_parsers import Parser, closest
 
 T = TypeVar("T")
 
 _REQUIRED = object()
+
+
+class Use(StrEnum):
+    """What of the data source an option is for."""
+
+    STREAM = "stream"
+    BATCH = "batch"
+    WRITE = "write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +34,7 @@ class OptionSpec:
 
     key: str
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
-    parse: Callable[[str], Any]
-    """Raises ValueError with the end of the sentence ``key='value' …``."""
+    parse: Parser[Any]
     doc: str
     default_text: str
     required: bool = False
@@ -33,30 +42,57 @@ class OptionSpec:
     secret: bool = False
     instead: tuple[str, ...] = ()
     """Keys of options of which one may be given where this one is required."""
+    used_in: tuple[Use, ...] = ()
+    """None for an option that is not the data source's."""
+
+    @property
+    def type(self) -> str:
+        """What its text is, in words."""
+        return self.parse.type_name
 
 
 def option(
     key: str,
     *,
-    parse: Callable[[str], T],
+    parse: Parser[T],
     doc: str,
     default: Any = _REQUIRED,
     default_text: str | None = None,
     unit: str = "",
     secret: bool = False,
     instead: tuple[str, ...] = (),
+    used_in: tuple[Use, ...] = (),
 ) -> Any:
     """Declare one option as a dataclass field; with ``instead`` it is None where another of these is given."""
     required = default is _REQUIRED
     if default_text is None:
-        default_text = "required" if required else "none" if default is None else str(default)
+        default_text = "required" if required else _shown_default(default)
     spec = OptionSpec(
         key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret,
-        instead=instead,
+        instead=instead, used_in=used_in,
     )  # fmt: skip
     if required and not instead:
         return dataclasses.field(metadata={"spec": spec})
     return dataclasses.field(default=None if required else default, metadata={"spec": spec})
+
+
+everywhere_option = partial(option, used_in=tuple(Use))
+"""One of the cluster's, for whoever reads and whoever writes."""
+read_option = partial(option, used_in=(Use.STREAM, Use.BATCH))
+stream_option = partial(option, used_in=(Use.STREAM,))
+batch_option = partial(option, used_in=(Use.BATCH,))
+write_option = partial(option, used_in=(Use.WRITE,))
+
+
+def _shown_default(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
+    """What can be set, in the order of declaration."""
+    return tuple(field.metadata["spec"] for field in dataclasses.fields(options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,6 +121,16 @@ class OptionSet:
     def cross_field_problems(self) -> list[str]:
         """Sentences on options that do not go together."""
         return []
+
+    def given_but_not_for(self, use: Use) -> list[str]:
+        """Keys of options of other uses that would change something there."""
+        found = []
+        for field in dataclasses.fields(self):
+            spec: OptionSpec = field.metadata["spec"]
+            is_given = getattr(self, field.name) != field.default
+            if is_given and spec.used_in and use not in spec.used_in:
+                found.append(spec.key)
+        return found
 
     def __repr__(self) -> str:
         shown = ", ".join(

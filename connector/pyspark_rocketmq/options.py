@@ -24,7 +24,7 @@ from pyspark_rocketmq.option_parsers import (
     tag_expression,
     text_value,
 )
-from pyspark_rocketmq.option_set import option
+from pyspark_rocketmq.option_set import read_option, stream_option
 from pyspark_rocketmq.pace_options import PaceOptions
 from pyspark_rocketmq.store_spec import StoreSpec, offset_store
 from pyspark_rocketmq.subscriptions import (
@@ -42,21 +42,21 @@ _PROPERTIES: Final = "properties"
 class ReadOptions(PaceOptions):
     """Options of the source, for batch and for streams."""
 
-    topic: str | None = option(
+    topic: str | None = read_option(
         "topic",
         parse=resource_name("topic", MAX_TOPIC_LENGTH),
         instead=("topics", "topicPattern", "subscriptions"),
         default_text="required, or `topics`, `topicPattern` or `subscriptions`",
         doc="The topic to read.",
     )
-    topics: tuple[str, ...] = option(
+    topics: tuple[str, ...] = read_option(
         "topics",
         parse=list_of(resource_name("topic", MAX_TOPIC_LENGTH)),
         default=(),
         default_text="none",
         doc="The topics to read, separated by commas; in place of `topic`.",
     )
-    topic_pattern: re.Pattern[str] | None = option(  # noqa: RUF009 - declares the field
+    topic_pattern: re.Pattern[str] | None = read_option(  # noqa: RUF009 - declares the field
         "topicPattern",
         parse=pattern,
         default=None,
@@ -64,14 +64,14 @@ class ReadOptions(PaceOptions):
         "every `routeRefreshMs`: topics that appear later are read from their earliest offset. Retry, dead-letter and "
         "RocketMQ's own topics are left out. Not with `consumerGroup`, whose members must subscribe to the same topics.",
     )
-    subscription: str = option(
+    subscription: str = read_option(
         "subscription",
         parse=tag_expression,
         default=EVERYTHING,
         doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
         "Filtered by the broker by hash code and again by exact tag in the task.",
     )
-    sql_filter: str | None = option(
+    sql_filter: str | None = read_option(
         "sqlFilter",
         parse=text_value,
         default=None,
@@ -79,7 +79,7 @@ class ReadOptions(PaceOptions):
         "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything is read it is asked "
         "whether it takes the condition, since it would answer pulls with a wrong one by all messages.",
     )
-    subscriptions: tuple[Subscription, ...] = option(
+    subscriptions: tuple[Subscription, ...] = read_option(
         "subscriptions",
         parse=parse_subscriptions,
         default=(),
@@ -88,7 +88,7 @@ class ReadOptions(PaceOptions):
         'conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in '
         "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
     )
-    pull_threshold_for_queue: int | None = option(
+    pull_threshold_for_queue: int | None = stream_option(
         "pullThresholdForQueue",
         parse=int_between(1, 65_535),
         default=None,
@@ -97,7 +97,7 @@ class ReadOptions(PaceOptions):
         "as they are consumed; here a queue gets its next messages with the next micro-batch, so that such a bound is one "
         "of the throughput. Hence there is none by default: `maxOffsetsPerTrigger` bounds the micro-batch.",
     )
-    pull_threshold_size_for_queue: int = option(
+    pull_threshold_size_for_queue: int = stream_option(
         "pullThresholdSizeForQueue",
         parse=int_between(1, 1024),
         default=100,
@@ -105,21 +105,21 @@ class ReadOptions(PaceOptions):
         doc="With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes it as large "
         "as this, Java's default; a task has it in memory. The rest is planned with the next micro-batch.",
     )
-    fail_on_data_loss: bool = option(
+    fail_on_data_loss: bool = read_option(
         "failOnDataLoss",
         parse=boolean,
         default=True,
         doc="What to do when wanted messages are no longer on the broker: fail with an error that names the queue "
         "and the offsets, or go on at the first offset available and log the gap.",
     )
-    consumer_group: str | None = option(
+    consumer_group: str | None = stream_option(
         "consumerGroup",
         parse=resource_name("consumer group", 255),
         default=None,
         doc="Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every range "
         "ends with a marker row. Used by `PushConsumer`; needs `offsetStore`.",
     )
-    offset_store: str | None = option(
+    offset_store: str | None = read_option(
         "offsetStore",
         parse=offset_store,
         default=None,
@@ -127,7 +127,7 @@ class ReadOptions(PaceOptions):
         "the driver's machine, for `BROADCASTING`; `broker:`, the brokers themselves, for concurrent consumers without a "
         "sink ([offsets.md](offsets.md)).",
     )
-    message_model: MessageModel = option(  # noqa: RUF009 - declares the field
+    message_model: MessageModel = stream_option(  # noqa: RUF009 - declares the field
         "messageModel",
         parse=one_of(MessageModel),
         default=MessageModel.CLUSTERING,
@@ -135,7 +135,7 @@ class ReadOptions(PaceOptions):
         doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. `BROADCASTING`: "
         "every query reads every queue, with progress of its own under its `instanceName`.",
     )
-    consume_orderly: bool = option(
+    consume_orderly: bool = stream_option(
         "consumeOrderly",
         parse=boolean,
         default=True,
@@ -143,21 +143,21 @@ class ReadOptions(PaceOptions):
         "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two members may have "
         "the same messages while the group changes; only one of them gets its offsets stored. The same for all members.",
     )
-    hand_over_ranges: bool = option(
+    hand_over_ranges: bool = stream_option(
         "handOverRanges",
         parse=boolean,
         default=False,
         doc="Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` for engines "
         "that read a range where they consume it.",
     )
-    listener: str | None = option(
+    listener: str | None = stream_option(
         "listener",
         parse=text_value,
         default=None,
         doc="`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the planner, "
         "which is the member of the group, consumes a message with it when an administrator asks for that one.",
     )
-    allocate_message_queue_strategy: str = option(
+    allocate_message_queue_strategy: str = stream_option(
         "allocateMessageQueueStrategy",
         parse=text_value,
         default="averagely",
@@ -165,7 +165,7 @@ class ReadOptions(PaceOptions):
         "`consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, `byConfig:TOPIC/BROKER/QUEUE,…` or "
         "`module:Class`.",
     )
-    instance_name: str | None = option(
+    instance_name: str | None = stream_option(
         "instanceName",
         parse=resource_name("instance", 100),
         default=None,
@@ -174,7 +174,7 @@ class ReadOptions(PaceOptions):
         "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
         "No two members of a group may have the same.",
     )
-    include_columns: tuple[str, ...] = option(
+    include_columns: tuple[str, ...] = read_option(
         "includeColumns",
         parse=list_of(column_name),
         default=(),
@@ -183,7 +183,7 @@ class ReadOptions(PaceOptions):
         "to Spark, which cannot tell a Python source what a query needs. Not with `consumerGroup`: a listener gets "
         "whole messages.",
     )
-    property_columns: tuple[str, ...] = option(
+    property_columns: tuple[str, ...] = read_option(
         "propertyColumns",
         parse=list_of(text_value),
         default=(),
@@ -192,7 +192,7 @@ class ReadOptions(PaceOptions):
         "commas; null where a message lacks one. Cheaper than column `properties`, which can then be left out. "
         "Not with `consumerGroup`.",
     )
-    decode_properties: bool = option(
+    decode_properties: bool = read_option(
         "decodeProperties",
         parse=boolean,
         default=True,
@@ -217,16 +217,6 @@ class ReadOptions(PaceOptions):
         """Columns of a message that are read, in their order; those of ``propertyColumns`` follow."""
         named = self.include_columns or MESSAGE_COLUMNS
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
-
-    def problems_of_batch(self) -> list[str]:
-        """Options that mean nothing to a batch."""
-        problems = super(ReadOptions, self).problems_of_batch()
-        if self.consumer_group is not None:
-            problems.append(
-                "option 'consumerGroup' is for streams: a batch read touches no group's offsets. "
-                "Leave 'consumerGroup' and 'offsetStore' out"
-            )
-        return problems
 
     def retry_topic(self) -> str | None:
         """The topic through which messages that the group has given back come again; None where there is none.

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from pyspark_rocketmq.option_parsers import duration_ms, int_between, one_of
-from pyspark_rocketmq.option_set import option
+from pyspark_rocketmq.option_set import read_option, stream_option
 from pyspark_rocketmq.position_options import PositionOptions
 
 DEFAULT_IN_FLIGHT_BYTES: Final = 64 << 20
@@ -26,7 +26,7 @@ class ReadFrom(StrEnum):
 class PaceOptions(PositionOptions):
     """How much is read at once, from whom and how soon."""
 
-    max_offsets_per_trigger: int | None = option(
+    max_offsets_per_trigger: int | None = stream_option(
         "maxOffsetsPerTrigger",
         parse=int_between(1, 2**62),
         default=None,
@@ -34,7 +34,7 @@ class PaceOptions(PositionOptions):
         doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
         "every queue with a backlog gets at least one.",
     )
-    max_bytes_per_trigger: int | None = option(
+    max_bytes_per_trigger: int | None = stream_option(
         "maxBytesPerTrigger",
         parse=int_between(1, 2**62),
         default=None,
@@ -43,7 +43,7 @@ class PaceOptions(PositionOptions):
         "backlog gets at least one message. Sizes are estimated from a pull per topic and broker at each plan, so that a "
         "batch may be larger or smaller. Not with `consumerGroup`, which has `pullThresholdSizeForQueue`.",
     )
-    min_offsets_per_trigger: int | None = option(
+    min_offsets_per_trigger: int | None = stream_option(
         "minOffsetsPerTrigger",
         parse=int_between(1, 2**62),
         default=None,
@@ -52,15 +52,14 @@ class PaceOptions(PositionOptions):
         "micro-batch after a start does not wait, and none of `availableNow`. Not with `consumerGroup`, whose retries must "
         "not wait.",
     )
-    max_trigger_delay_ms: int | None = option(
+    max_trigger_delay_ms: int | None = stream_option(
         "maxTriggerDelay",
         parse=duration_ms,
         default=None,
         default_text="15m",
-        unit="duration",
         doc="How long `minOffsetsPerTrigger` may wait after the last micro-batch was planned, such as `30s`, `500ms`, `15m`.",
     )
-    min_partitions: int | None = option(
+    min_partitions: int | None = read_option(
         "minPartitions",
         parse=int_between(1, 1_000_000),
         default=None,
@@ -69,14 +68,14 @@ class PaceOptions(PositionOptions):
         doc="About how many tasks read at least: the ranges of long queues are split, in proportion to their length, so "
         "that one queue too is read by many tasks. Not with `consumerGroup`, which reads a queue in order.",
     )
-    max_records_per_partition: int | None = option(
+    max_records_per_partition: int | None = read_option(
         "maxRecordsPerPartition",
         parse=int_between(1, 2**62),
         default=None,
         unit="messages",
         doc="Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.",
     )
-    pull_batch_size: int = option(
+    pull_batch_size: int = read_option(
         "pullBatchSize",
         parse=int_between(1, 1024),
         default=32,
@@ -84,14 +83,14 @@ class PaceOptions(PositionOptions):
         doc="Messages asked for in one pull. A broker gives at most 32 unless "
         "`maxTransferCountOnMessageInMemory` was raised there.",
     )
-    pulls_in_flight: int = option(
+    pulls_in_flight: int = read_option(
         "pullsInFlight",
         parse=int_between(1, 256),
         default=16,
         unit="requests",
         doc="Pulls under way at once on a task's connection to its broker.",
     )
-    max_in_flight_bytes: int = option(
+    max_in_flight_bytes: int = read_option(
         "maxInFlightBytes",
         parse=int_between(1 << 20, 1 << 40),
         default=DEFAULT_IN_FLIGHT_BYTES,
@@ -99,7 +98,7 @@ class PaceOptions(PositionOptions):
         doc="Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one pull always may be "
         "out, however large its answer.",
     )
-    read_from: ReadFrom = option(  # noqa: RUF009 - declares the field
+    read_from: ReadFrom = read_option(  # noqa: RUF009 - declares the field
         "readFrom",
         parse=one_of(ReadFrom),
         default=ReadFrom.SUGGESTED,
@@ -108,7 +107,7 @@ class PaceOptions(PositionOptions):
         "alone; `slave`, if there is one, to spare the master. What a slave does not have yet is read from the master. Where "
         "the queues begin and end is always asked of the master.",
     )
-    route_refresh_ms: int = option(
+    route_refresh_ms: int = stream_option(
         "routeRefreshMs",
         parse=int_between(1, 3_600_000),
         default=30_000,

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pyspark_rocketmq.connection_options import ConnectionOptions
 from pyspark_rocketmq.option_parsers import int_between, one_of, resource_name
-from pyspark_rocketmq.option_set import option, said_twice
+from pyspark_rocketmq.option_set import Use, batch_option, read_option, said_twice
 from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import (
     StartingOffsets,
@@ -32,7 +32,7 @@ class NoMatchStrategy(StrEnum):
 class PositionOptions(ConnectionOptions):
     """Where reading begins and ends."""
 
-    starting_offsets: StartingOffsets | None = option(  # noqa: RUF009 - declares the field
+    starting_offsets: StartingOffsets | None = read_option(  # noqa: RUF009 - declares the field
         "startingOffsets",
         parse=parse_starting_offsets,
         default=None,
@@ -42,7 +42,7 @@ class PositionOptions(ConnectionOptions):
         '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
         "Queues that appear later begin at their earliest offset.",
     )
-    starting_group: str | None = option(
+    starting_group: str | None = read_option(
         "startingGroup",
         parse=resource_name("consumer group", 255),
         default=None,
@@ -50,14 +50,14 @@ class PositionOptions(ConnectionOptions):
         "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it has none "
         "begin at their earliest offset.",
     )
-    starting_timestamp: int | None = option(
+    starting_timestamp: int | None = read_option(
         "startingTimestamp",
         parse=int_between(0, _LATEST_TIME),
         default=None,
         unit="ms since the epoch",
         doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
     )
-    starting_offsets_by_timestamp: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+    starting_offsets_by_timestamp: QueuePositions | None = read_option(  # noqa: RUF009 - declares the field
         "startingOffsetsByTimestamp",
         parse=parse_starting_times,
         default=None,
@@ -65,7 +65,7 @@ class PositionOptions(ConnectionOptions):
         doc='The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
         "1700000000000}}}`; queues not named begin at their earliest offset.",
     )
-    starting_offsets_by_timestamp_strategy: NoMatchStrategy = option(  # noqa: RUF009 - declares the field
+    starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(  # noqa: RUF009 - declares the field
         "startingOffsetsByTimestampStrategy",
         parse=one_of(NoMatchStrategy),
         default=NoMatchStrategy.LATEST,
@@ -74,27 +74,27 @@ class PositionOptions(ConnectionOptions):
         "next one that comes, which is after that time, too, so that nothing is left out; or `error`, Kafka's default, "
         "which finds times that lie in the future.",
     )
-    ending_offsets: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+    ending_offsets: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
         "endingOffsets",
         parse=parse_ending_offsets,
         default=None,
         default_text="latest",
-        doc="Batch: where reading ends, exclusive: `latest`, as of planning, or JSON per topic or queue as in "
+        doc="Where reading ends, exclusive: `latest`, as of planning, or JSON per topic or queue as in "
         "`startingOffsets`, without -2; queues not named end at latest.",
     )
-    ending_timestamp: int | None = option(
+    ending_timestamp: int | None = batch_option(
         "endingTimestamp",
         parse=int_between(0, _LATEST_TIME),
         default=None,
         unit="ms since the epoch",
-        doc="Batch: end before the first message stored at or after this time; a queue without one is read to its end.",
+        doc="End before the first message stored at or after this time; a queue without one is read to its end.",
     )
-    ending_offsets_by_timestamp: QueuePositions | None = option(  # noqa: RUF009 - declares the field
+    ending_offsets_by_timestamp: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
         "endingOffsetsByTimestamp",
         parse=parse_ending_times,
         default=None,
         unit="ms since the epoch",
-        doc="Batch: the same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.",
+        doc="The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.",
     )
 
     def starting_times(self) -> QueuePositions | None:
@@ -114,20 +114,23 @@ class PositionOptions(ConnectionOptions):
         return [
             f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
             "trigger(availableNow=True) to read what is there now"
-            for key, is_given in self._ends().items()
-            if is_given
+            for key in self.given_but_not_for(Use.STREAM)
         ]
 
     def problems_of_batch(self) -> list[str]:
         """Options that mean nothing to a batch."""
+        problems = [
+            f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. Leave it out"
+            for key in self.given_but_not_for(Use.BATCH)
+        ]
         starts = self.starting_offsets
         if starts is not None and LATEST_OFFSET in (
             starts.default, *starts.by_topic.values(), *starts.by_queue.values()
         ):  # fmt: skip
-            return [
+            problems.append(
                 "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it is to begin"
-            ]
-        return []
+            )
+        return problems
 
     def position_problems(
         self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool

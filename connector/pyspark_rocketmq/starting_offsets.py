@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_rocketmq.option_parsers import parses
 from pyspark_rocketmq.queue_positions import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -56,6 +57,7 @@ class StartingOffsets(QueuePositions):
         return cls(COMMITTED_OFFSET)
 
 
+@parses("`earliest`, `latest`, `group` or JSON")
 def parse_starting_offsets(text: str) -> StartingOffsets:
     """Parse ``earliest``, ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name start at earliest.
 
@@ -73,6 +75,7 @@ def parse_starting_offsets(text: str) -> StartingOffsets:
     return StartingOffsets(EARLIEST_OFFSET, named.by_queue, named.by_topic)
 
 
+@parses("`latest` or JSON")
 def parse_ending_offsets(text: str) -> QueuePositions:
     """Parse ``latest`` (in any case) or JSON; queues the JSON does not name end at latest.
 
@@ -84,6 +87,7 @@ def parse_ending_offsets(text: str) -> QueuePositions:
     return _ENDS.parse(text, LATEST_OFFSET)
 
 
+@parses("JSON")
 def parse_starting_times(text: str) -> QueuePositions:
     """Parse times as JSON; queues it does not name start at earliest.
 
@@ -93,6 +97,7 @@ def parse_starting_times(text: str) -> QueuePositions:
     return _TIMES.parse(text, EARLIEST_OFFSET)
 
 
+@parses("JSON")
 def parse_ending_times(text: str) -> QueuePositions:
     """Parse times as JSON; queues it does not name end at latest.
 

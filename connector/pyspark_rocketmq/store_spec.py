@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from pyspark_rocketmq.model import MessageModel
+from pyspark_rocketmq.option_parsers import parses
 
 _STORAGE_SCHEMES: Final = frozenset({"abfs", "abfss", "az", "adl", "file", "gs", "hdfs", "s3", "s3a"})
 """Schemes of URIs that name a place, not a kind of store."""
@@ -79,6 +80,7 @@ class StoreSpec:
         return [sentence for is_wrong, sentence in checks if is_wrong]
 
 
+@parses("string")
 def offset_store(text: str) -> str:
     """Parser of option ``offsetStore``: its text, if it names a store."""
     StoreSpec.parse(text)

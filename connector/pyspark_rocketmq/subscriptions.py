@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
+    parses,
     resource_name,
     tag_expression,
     text_value,
@@ -52,6 +53,7 @@ def topic_problems(topics: Mapping[str, object], filters: Mapping[str, object]) 
     return problems
 
 
+@parses("JSON")
 def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
     """Parse the JSON, in its order.
 

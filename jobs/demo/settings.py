@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.option_set import like_source
+from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, parse_location
 from pyspark_rocketmq.option_parsers import int_between
 from pyspark_rocketmq.option_set import OptionSet, option
@@ -47,11 +47,5 @@ class DemoSettings(OptionSet):
     seed: int = option(
         "seed", parse=int_between(0, 2**31), default=7, doc="Decides how the orders are interleaved."
     )
-    batch_size: int = option(
-        "consumeMessageBatchMaxSize",
-        parse=int_between(1, 1024),
-        default=32,
-        unit="messages",
-        doc="Most messages the listener gets in one call.",
-    )
-    max_offsets_per_trigger: int = like_source("max_offsets_per_trigger", default=20_000)
+    batch_size: int = like_consumer("consume_message_batch_max_size", default=32)
+    max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger", default=20_000)

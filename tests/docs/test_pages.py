@@ -13,9 +13,9 @@ import pytest
 
 import pyspark_rocketmq
 from jobs.cli import JobCommand, cli
-from jobs.option_set import specs_of
 from pyspark_rocketmq import errors
 from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.option_set import specs_of
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, pages
 
 

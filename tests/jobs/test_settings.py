@@ -8,11 +8,11 @@ from jobs.conf_file import gather_texts
 from jobs.consume_settings import ConsumeSettings, Trigger
 from jobs.demo.settings import DemoSettings
 from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
-from jobs.option_set import specs_of
 from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.option_set import specs_of
 from tests.packaging.checkout import ROOT
 
 CONSUME = (

@@ -1,0 +1,94 @@
+"""What a consumer is set up by besides the options of the source, declared once: field names are ``PushConsumer``'s arguments.
+
+Keys are the options of job ``consume``; texts, defaults and units are both's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
+from pyspark_rocketmq.option_parsers import boolean, int_between, one_of, parses
+from pyspark_rocketmq.option_set import OptionSet, option
+
+
+@parses("`yyyyMMddHHmmss`")
+def parse_consume_timestamp(text: str) -> str:
+    """Parser of ``yyyyMMddHHmmss``."""
+    if not re.fullmatch(r"\d{14}", text.strip()):
+        raise ValueError("is not a time written as yyyyMMddHHmmss")
+    return text.strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConsumerOptions(OptionSet):
+    """How a consumer begins, how its listener is called, and what becomes of messages that fail."""
+
+    consume_from_where: ConsumeFromWhere = option(  # noqa: RUF009 - declares the field
+        "consumeFromWhere",
+        parse=one_of(ConsumeFromWhere),
+        default=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        doc="Where a group without stored progress begins.",
+    )
+    consume_timestamp: str | None = option(
+        "consumeTimestamp",
+        parse=parse_consume_timestamp,
+        default=None,
+        default_text="half an hour ago",
+        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC.",
+    )
+    consume_message_batch_max_size: int = option(
+        "consumeMessageBatchMaxSize",
+        parse=int_between(1, 1024),
+        default=1,
+        unit="messages",
+        doc="Most messages the listener gets in one call.",
+    )
+    max_reconsume_times: int = option(
+        "maxReconsumeTimes",
+        parse=int_between(-1, 2**31 - 1),
+        default=-1,
+        default_text="-1: no limit, or 16 for a concurrent listener",
+        doc="How often a message that fails is delivered again before it goes to the group's dead letters.",
+    )
+    suspend_current_queue_time_millis: int = option(
+        "suspendCurrentQueueTimeMillis",
+        parse=int_between(10, 30_000),
+        default=1_000,
+        unit="ms",
+        doc="Pause of a queue after the listener gave its messages back.",
+    )
+    consume_thread_max: int = option(
+        "consumeThreadMax",
+        parse=int_between(1, 1000),
+        default=20,
+        doc="Most calls of a concurrent listener at the same time in one task.",
+    )
+    consume_timeout_s: int = option(
+        "consumeTimeoutS",
+        parse=int_between(1, 86_400),
+        default=900,
+        unit="s",
+        doc="Longest call of a concurrent listener; its messages are sent back then.",
+    )
+    max_offsets_per_trigger: int = option(
+        "maxOffsetsPerTrigger",
+        parse=int_between(1, 2**62),
+        default=100_000,
+        unit="messages",
+        doc="Most messages of one micro-batch; a task has a queue's share in memory.",
+    )
+    mirror_offsets: bool = option(
+        "mirrorOffsets",
+        parse=boolean,
+        default=True,
+        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
+    )
+    orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - declares the field
+        "orderlyEngine",
+        parse=one_of(OrderlyEngineKind),
+        default=OrderlyEngineKind.DIRECT,
+        doc="How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
+        "state.",
+    )
