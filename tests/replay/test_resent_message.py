@@ -10,16 +10,17 @@ ORIGIN = MessageQueue("orders", "broker-a", 3)
 
 def resent(**properties):
     original = Message(topic="orders", body=b"x", properties=properties, flag=7)
-    return resent_message("copy", original, ORIGIN, 42)
+    return resent_message("copy", original, ORIGIN, 42, "r1")
 
 
 def test_the_message_keeps_what_its_producer_gave_it():
     """H3"""
-    message = resent(KEYS="k1 k2", TAGS="paid", __SHARDINGKEY="k1", colour="blue")
+    message = resent(KEYS="k1 k2", TAGS="paid", __SHARDINGKEY="k1", colour="blue", UNIQ_KEY="AC10")
 
     assert (message.topic, message.body, message.flag) == ("copy", b"x", 7)
     assert message.properties == {
-        "KEYS": "k1 k2", "TAGS": "paid", "__SHARDINGKEY": "k1", "colour": "blue", "REPLAYED_FROM": "orders/broker-a/3/42",
+        "KEYS": "k1 k2", "TAGS": "paid", "__SHARDINGKEY": "k1", "colour": "blue", "UNIQ_KEY": "AC10",
+        "REPLAYED_FROM": "orders/broker-a/3/42", "REPLAYED_BY": "r1",
     }  # fmt: skip
 
 
@@ -27,10 +28,10 @@ def test_what_a_broker_would_act_upon_again_is_left_out():
     """H3, G3: a delayed message would be delayed once more, a message given back would count as one."""
     message = resent(
         DELAY="3", TIMER_DELIVER_MS="1", REAL_TOPIC="t", REAL_QID="1", TRAN_MSG="true", PGROUP="p", RETRY_TOPIC="orders",
-        RECONSUME_TIME="4", MIN_OFFSET="0", MAX_OFFSET="9", CLUSTER="c", INNER_NUM="2", UNIQ_KEY="AC10", WAIT="true",
+        RECONSUME_TIME="4", MIN_OFFSET="0", MAX_OFFSET="9", CLUSTER="c", INNER_NUM="2", WAIT="true",
     )  # fmt: skip
 
-    assert message.properties.keys() == {"REPLAYED_FROM"}
+    assert message.properties.keys() == {"REPLAYED_FROM", "REPLAYED_BY"}
 
 
 def test_dead_letters_keep_where_they_came_from():

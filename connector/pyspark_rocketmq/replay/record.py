@@ -1,7 +1,8 @@
 """Which ranges were replayed into which topic, in a Delta table that anyone can read: what makes a second run add nothing.
 
-One row for each queue and step, appended after its messages were stored. A crash between the two makes the next run send that
-step's messages again: at least once, and each has :data:`REPLAYED_FROM`.
+Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and one after all is
+stored.  Where the second one is missing the target says what is stored (:mod:`pyspark_rocketmq.replay.sending`), and a later
+run writes the row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -18,6 +19,8 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.replay.ranges import Stretch
+from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.wire.namespace import with_namespace
 
 _SCHEMA = pa.schema(
     [
@@ -28,9 +31,17 @@ _SCHEMA = pa.schema(
         ("queueId", pa.int32()),
         ("fromOffset", pa.int64()),
         ("untilOffset", pa.int64()),
+        ("state", pa.string()),
+        ("run", pa.string()),
+        ("targetBroker", pa.string()),
+        ("targetQueueId", pa.int32()),
+        ("targetOffset", pa.int64()),
         ("replayedAt", pa.timestamp("us", tz="UTC")),
     ]
 )
+_BEGUN: Final = "begun"
+"""About to be sent; of no meaning beside a row of the same run and range's start that says stored."""
+_STORED: Final = "stored"
 
 
 class ReplayRecord:
@@ -39,10 +50,16 @@ class ReplayRecord:
     What was chosen of a source topic, by tags or SQL92, is part of what was replayed: other messages of the same range are others.
     """
 
-    def __init__(self, path: str | Path, target: str, expression_of: Callable[[str], str]) -> None:
-        """Look at ``path`` for what went to ``target``; ``expression_of`` gives the subscription to a source topic."""
+    def __init__(
+        self, path: str | Path, target: str, expression_of: Callable[[str], str], *, namespace: str = ""
+    ) -> None:
+        """Look at ``path`` for what went to ``target`` of ``namespace``.
+
+        ``expression_of`` gives the subscription to a source topic.
+        """
         self._path = table_uri(path)
-        self._target = target
+        self._bare_target = target
+        self._target = with_namespace(namespace, target)
         self._expression_of = expression_of
 
     def done(self) -> dict[MessageQueue, list[Stretch]]:
@@ -52,21 +69,54 @@ class ReplayRecord:
             RocketMQError: If the table cannot be read.
         """
         found: dict[MessageQueue, list[Stretch]] = {}
-        for target, expression, topic, broker_name, queue_id, start, end in self._rows():
-            if target == self._target and expression == self._expression_of(topic):
-                found.setdefault(MessageQueue(topic, broker_name, queue_id), []).append((start, end))
+        for state, one in self._rows():
+            if state == _STORED and one.source.count:
+                found.setdefault(one.source.queue, []).append((one.source.start, one.source.end))
         return {queue: sorted(parts) for queue, parts in found.items()}
 
-    def add(self, ranges: Sequence[QueueRange]) -> None:
-        """The messages of ``ranges`` are stored.
+    def unfinished(self) -> list[Sending]:
+        """What was begun and is not known to be stored: its run is at work, or has failed.
 
         Raises:
-            RocketMQError: If the table cannot be written: the next run will send these messages again.
+            RocketMQError: If the table cannot be read.
         """
+        rows = self._rows()
+        ended = {_identity(one) for state, one in rows if state == _STORED}
+        return [one for state, one in rows if state == _BEGUN and _identity(one) not in ended]
+
+    def begin(self, sendings: Sequence[Sending]) -> None:
+        """The messages of these are about to be sent.
+
+        Raises:
+            RocketMQError: If the table cannot be written; then nothing may be sent.
+        """
+        self._append(_BEGUN, sendings, "Nothing of them was sent.")
+
+    def finish(self, sendings: Sequence[Sending]) -> None:
+        """The messages of these are stored; a range that was begun may end earlier now.
+
+        Raises:
+            RocketMQError: If the table cannot be written: the next run will look for them in the target.
+        """
+        self._append(_STORED, sendings, "The next run will find their messages in the target.")
+
+    def _append(self, state: str, sendings: Sequence[Sending], consequence: str) -> None:
         now = datetime.now(UTC)
         rows = [
-            (self._target, self._expression_of(one.queue.topic), *one.queue, one.start, one.end, now)
-            for one in ranges
+            (
+                self._target,
+                self._expression_of(one.source.queue.topic),
+                *one.source.queue,
+                one.source.start,
+                one.source.end,
+                state,
+                one.run,
+                one.target.broker_name,
+                one.target.queue_id,
+                one.target_offset,
+                now,
+            )
+            for one in sendings
         ]
         columns = [
             pa.array(column, field.type)
@@ -76,11 +126,21 @@ class ReplayRecord:
             write_deltalake(self._path, pa.Table.from_arrays(columns, schema=_SCHEMA), mode="append")
         except STORAGE_ERRORS as error:
             raise RocketMQError(
-                f"{len(ranges)} ranges were replayed to topic {self._target} but could not be recorded in {self._path}: {error} "
-                "The next run will send their messages again."
+                f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in {self._path}: {error} "
+                f"{consequence}"
             ) from error
 
-    def _rows(self) -> list[tuple[Any, ...]]:
+    def _rows(self) -> list[tuple[str, Sending]]:
+        """State and range of what went to this target with these subscriptions."""
+        found = []
+        for target, expression, topic, broker, queue_id, start, end, state, run, *place, at in self._table():
+            if target == self._target and expression == self._expression_of(topic):
+                source = QueueRange(queue=MessageQueue(topic, broker, queue_id), start=start, end=end)
+                queue = MessageQueue(self._bare_target, *place)
+                found.append((state, Sending(run=run, source=source, target=queue, target_offset=at)))
+        return found
+
+    def _table(self) -> list[tuple[Any, ...]]:
         """All columns but the last."""
         try:
             if not DeltaTable.is_deltatable(self._path):
@@ -94,3 +154,7 @@ class ReplayRecord:
                 f"The record of what was replayed could not be read from {self._path}: {error} Check that the storage can be "
                 "reached and that it is a table a replay has made."
             ) from error
+
+
+def _identity(one: Sending) -> tuple[str, MessageQueue, int]:
+    return one.run, one.source.queue, one.source.start

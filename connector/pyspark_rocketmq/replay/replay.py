@@ -3,36 +3,48 @@
 Rule 1: what is replayed is fixed when it is planned: neither new messages nor new queues join in on the way.
 Rule 2: no group is named, so none is touched; brokers see pulls of ``pyspark-rocketmq-source``.
 Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each step is a MERGE by
-position, in one commit. A topic has no such thing: what was replayed is recorded, a step after its messages are stored.
+position, in one commit. A topic has no such thing: each step is recorded before it is sent and after it is stored, and what
+became of one whose run ended in between is looked up in the target itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from delta.tables import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.schema import spark_schema
 from pyspark_rocketmq.errors import OptionError, SchemaError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
+from pyspark_rocketmq.replay.ranges import steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, SENT_SCHEMA, ReadRanges, ResendRanges, run_tasks
+from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.replay.target_topic import TargetTopic
+from pyspark_rocketmq.replay.tasks import (
+    FOUND_SCHEMA,
+    RESEND_COLUMNS,
+    SENT_SCHEMA,
+    LookForRanges,
+    ReadRanges,
+    Resending,
+    ResendRanges,
+    run_tasks,
+)
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
 from pyspark_rocketmq.streaming.speculation import check_speculation
-from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
+from pyspark_rocketmq.wire.namespace import without_namespace
+
+logger = logging.getLogger(__name__)
 
 OnStep = Callable[[int, int], None]
 """Told how many offsets are done, and of how many, before the first step and after each."""
@@ -129,7 +141,8 @@ class Replay:
 
         Raises:
             OptionError: If the topic is one of those that are read, or the session runs tasks twice.
-            RocketMQError: If messages cannot be read or sent. What the step under way has sent will be sent again.
+            DataLoss: If an earlier run ended within a step and the target does not tell any more what it had sent.
+            RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not sent again.
         """
         check_speculation(self._spark)
         options = self._options
@@ -144,20 +157,59 @@ class Replay:
                 "their group's offsets"
             )
             raise OptionError((problem,), where="options of a replay")
-        targets = self._targets(topic, partitions)
+        targets = TargetTopic(options, topic)
         recorded = ReplayRecord(
             record,
-            with_namespace(options.namespace or "", topic),
+            topic,
             lambda source: options.subscription_of(source).expression,
+            namespace=options.namespace or "",
         )
+        self._take_up(recorded, targets)
+        run = uuid.uuid4().hex
 
         def write(parts: list[QueuePartition]) -> int:
-            send = ResendRanges(parts, options.name_servers, targets, options.request_timeout_ms / 1000)
+            sendings = targets.sendings(run, [part.planned for part in parts])
+            recorded.begin(sendings)
+            resendings = [
+                Resending(partition=part, sending=sending, tail=targets.tail(sending.target))
+                for part, sending in zip(parts, sendings, strict=True)
+            ]
+            send = ResendRanges(
+                parts=resendings,
+                name_servers=options.name_servers,
+                send_timeout_s=options.request_timeout_ms / 1000,
+            )
             sent = run_tasks(self._spark, send, len(parts), SENT_SCHEMA).collect()
-            recorded.add([part.planned for part in parts])
+            recorded.finish(sendings)
             return sum(row["sent"] for row in sent)
 
         return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
+
+    def _take_up(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
+        """See how far a run has come that ended within a step, and record that."""
+        unfinished = recorded.unfinished()
+        if not unfinished:
+            return
+        logger.warning(
+            "looking in the target for what an unfinished step has sent ranges=%d", len(unfinished)
+        )
+        # Until then a request of the run that has ended may be on its way.
+        time.sleep(self._options.request_timeout_ms / 1000)
+        by_target: dict[MessageQueue, list[Sending]] = {}
+        for one in unfinished:
+            by_target.setdefault(one.target, []).append(one)
+        groups = [(targets.tail(target), sendings) for target, sendings in by_target.items()]
+        found = run_tasks(self._spark, LookForRanges(groups), len(groups), FOUND_SCHEMA).collect()
+        recorded.finish([self._ended(groups[row["task"]][1][row["sending"]], row) for row in found])
+
+    def _ended(self, one: Sending, found: Row) -> Sending:
+        """With the range that is stored."""
+        until = one.stored_until(
+            found["highest"],
+            QueueBounds(found["minOffset"], found["maxOffset"]),
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        return replace(one, source=replace(one.source, end=until))
 
     def _run(
         self,
@@ -203,18 +255,6 @@ class Replay:
         whole = dataclasses.replace(options, min_partitions=None, max_records_per_partition=None)
         planned = RocketMQBatchReader(whole).partitions()
         return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
-
-    def _targets(self, topic: str, sources: Collection[MessageQueue]) -> dict[MessageQueue, MessageQueue]:
-        options = self._options
-        producer = Producer(
-            options.name_servers,
-            PLAIN_SOURCE_GROUP,
-            pool=process_pool(ConnectionSettings.of(options)),
-            send_timeout_s=options.request_timeout_ms / 1000,
-            namespace=options.namespace or "",
-        )
-        queues = producer.queues(topic)
-        return {source: target_queue(source, queues) for source in sources}
 
 
 def _same_position(ranges: Sequence[QueueRange]) -> str:

@@ -6,14 +6,27 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY
+from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY
 
 REPLAYED_FROM: Final = "REPLAYED_FROM"
 """Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader drops doubles."""
+REPLAYED_BY: Final = "REPLAYED_BY"
+"""Property of a replayed message: the run that began to send it, by which a later one finds what is stored of its steps."""
+_LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
+"""The msgId stays, as where Java sends a message on that it has consumed: ``MessageClientIDSetter.setUniqID`` gives one only to
+a message without."""
 
 
-def resent_message(topic: str, original: Message, origin: MessageQueue, queue_offset: int) -> Message:
-    """The message for ``topic`` with the body, keys, tags, sharding key, flag and properties of the original."""
-    kept = {name: value for name, value in original.properties.items() if name not in OF_ONE_DELIVERY}
-    kept[REPLAYED_FROM] = "/".join((*map(str, origin), str(queue_offset)))
+def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
+    """What ``REPLAYED_FROM`` says."""
+    return "/".join((*map(str, origin), str(queue_offset)))
+
+
+def resent_message(
+    topic: str, original: Message, origin: MessageQueue, queue_offset: int, run: str
+) -> Message:
+    """The message for ``topic`` with the body, keys, tags, sharding key, UNIQ_KEY, flag and properties of the original."""
+    kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
+    kept[REPLAYED_FROM] = origin_of(origin, queue_offset)
+    kept[REPLAYED_BY] = run
     return replace(original, topic=topic, properties=kept)

@@ -7,36 +7,38 @@ often Spark evaluates the step and whatever has happened to the topic since.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.publishing import split_batch
-from pyspark_rocketmq.client.retry import UNTIL_DEADLINE, call_with_retry
+from pyspark_rocketmq.client.sending import EncodedBatch, SendResult
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
+from pyspark_rocketmq.replay.queue_sender import QueueSender
 from pyspark_rocketmq.replay.resent_message import resent_message
+from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.replay.target_tail import TargetTail
+from pyspark_rocketmq.wire.messages import encode_batch
 
 RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
 SENT_SCHEMA = "task bigint, sent bigint"
-
-_MESSAGES_AT_ONCE = 1024
-"""Of one batch at most; it has a body of 4 MiB at most besides."""
+FOUND_SCHEMA = "task bigint, sending bigint, highest bigint, minOffset bigint, maxOffset bigint"
 
 
 def run_tasks(
     spark: SparkSession,
-    function: ReadRanges | ResendRanges,
+    function: ReadRanges | LookForRanges | ResendRanges,
     count: int,
     schema: StructType | str,
 ) -> DataFrame:
@@ -58,56 +60,140 @@ class ReadRanges:
 
 
 @dataclass(frozen=True)
-class ResendRanges:
-    """Sends the messages of the task's range to one queue, each batch after the one before is stored.
+class LookForRanges:
+    """Looks through a target queue for what is stored of ranges whose run has ended."""
 
-    A batch is tried for ``retryTimeoutMs``; one whose answer was lost may come twice, one copy behind the other.
-    """
-
-    partitions: Sequence[QueuePartition]
-    """Of the columns :data:`RESEND_COLUMNS`."""
-    name_servers: tuple[str, ...]
-    targets: Mapping[MessageQueue, MessageQueue]
-    """By source queue."""
-    send_timeout_s: float
+    groups: Sequence[tuple[TargetTail, Sequence[Sending]]]
+    """One for each task."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """How many were sent, a row for each task.
+        """A row for each sending, of :data:`FOUND_SCHEMA`.
+
+        Raises:
+            RocketMQError: If the queue cannot be read.
+        """
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                tail, sendings = self.groups[number]
+                found = tail.look(sendings, min(one.target_offset for one in sendings))
+                count = len(sendings)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "task": pa.array([number] * count, pa.int64()),
+                        "sending": pa.array(range(count), pa.int64()),
+                        "highest": pa.array(found.highest, pa.int64()),
+                        "minOffset": pa.array([found.bounds.min_offset] * count, pa.int64()),
+                        "maxOffset": pa.array([found.bounds.max_offset] * count, pa.int64()),
+                    }
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resending:
+    """One range of a step."""
+
+    partition: QueuePartition
+    """Of the columns :data:`RESEND_COLUMNS`."""
+    sending: Sending
+    tail: TargetTail
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResendRanges:
+    """Sends the messages of the task's range to one queue, each batch after the one before is stored, and each once.
+
+    A batch is tried for ``retryTimeoutMs``. A task that is run again goes on where the target says that the one before has come.
+    """
+
+    parts: Sequence[Resending]
+    name_servers: tuple[str, ...]
+    send_timeout_s: float
+    messages_at_once: int = 1024
+    """Of one batch at most; it has a body of 4 MiB at most besides."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """How many are stored, a row for each task.
 
         Raises:
             RocketMQError: If a message could not be read or sent, or was stored less durably than its broker is set up for.
         """
+        context = TaskContext.get()
+        is_repeated = context is not None and context.attemptNumber() > 0
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield pa.RecordBatch.from_pydict(
-                    {"task": [number], "sent": [self._resend(self.partitions[number])]}
-                )
+                sent = self._resend(self.parts[number], is_repeated=is_repeated)
+                yield pa.RecordBatch.from_pydict({"task": [number], "sent": [sent]})
 
-    def _resend(self, partition: QueuePartition) -> int:
-        sent, clock = 0, SystemClock()
-        target = self.targets[partition.planned.queue]
+    def _resend(self, part: Resending, *, is_repeated: bool) -> int:
+        partition, origin = part.partition, part.sending.source.queue
         producer = Producer(
             self.name_servers,
             f"{partition.consumer_group}-replay",
             pool=process_pool(partition.connection),
-            clock=clock,
             send_timeout_s=self.send_timeout_s,
             namespace=partition.namespace,
         )
+        target = _Target(self, producer, part)
+        sender = QueueSender(
+            target.send,
+            target.stored_until,
+            SystemClock(),
+            time.sleep,
+            is_repeated=is_repeated,
+            settle_s=self.send_timeout_s,
+            retry_timeout_s=partition.retry_timeout_s,
+        )
+        sent = 0
         for rows in read_queue(partition):
-            for start in range(0, rows.num_rows, _MESSAGES_AT_ONCE):
-                messages = _messages(
-                    rows.slice(start, _MESSAGES_AT_ONCE), partition.planned.queue, target.topic
-                )
+            for start in range(0, rows.num_rows, self.messages_at_once):
+                cut = rows.slice(start, self.messages_at_once)
+                messages = _messages(cut, origin, part.sending)
+                offsets = iter(cut.column("queueOffset").to_pylist())
                 for together in split_batch(messages):
-                    deadline = Deadline.after(clock, partition.retry_timeout_s)
-                    send = partial(_send, producer, together, target)
-                    call_with_retry(send, UNTIL_DEADLINE, deadline, time.sleep)
+                    sender.put([(next(offsets), message) for message in together])
                 sent += len(messages)
         return sent
 
+    def store(self, producer: Producer, messages: Sequence[Message], target: MessageQueue) -> SendResult:
+        """Send a batch whose messages keep their UNIQ_KEYs."""
+        body = encode_batch(messages)
+        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+        producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
+        outcome = outcomes.get()
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
 
-def _messages(rows: pa.RecordBatch, origin: MessageQueue, topic: str) -> list[Message]:
+
+class _Target:
+    """The target queue as the sender of one range sees it."""
+
+    def __init__(self, resend: ResendRanges, producer: Producer, part: Resending) -> None:
+        self._resend = resend
+        self._producer = producer
+        self._tail = part.tail
+        self._sending = part.sending
+        self._fail_on_data_loss = part.partition.fail_on_data_loss
+
+    def send(self, messages: Sequence[Message]) -> None:
+        result = self._resend.store(self._producer, messages, self._tail.queue)
+        if result.status is not SendStatus.SEND_OK:
+            raise RocketMQError(
+                f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, less durably than "
+                "the broker is set up for. See to its disk or its replica and replay again: what is stored then is not sent twice."
+            )
+        # What comes next is looked for from here on.
+        self._sending = replace(self._sending, target_offset=result.queue_offset)
+
+    def stored_until(self) -> int:
+        found = self._tail.look([self._sending], self._sending.target_offset)
+        return self._sending.stored_until(
+            found.highest[0], found.bounds, fail_on_data_loss=self._fail_on_data_loss
+        )
+
+
+def _messages(rows: pa.RecordBatch, origin: MessageQueue, sending: Sending) -> list[Message]:
+    topic = sending.target.topic
     offsets, bodies, properties, flags = (rows.column(name).to_pylist() for name in RESEND_COLUMNS)
     return [
         resent_message(
@@ -115,15 +201,7 @@ def _messages(rows: pa.RecordBatch, origin: MessageQueue, topic: str) -> list[Me
             Message(topic=origin.topic, body=body, properties=dict(pairs), flag=flag),
             origin,
             queue_offset,
+            sending.run,
         )
         for queue_offset, body, pairs, flag in zip(offsets, bodies, properties, flags, strict=True)
     ]
-
-
-def _send(producer: Producer, messages: Sequence[Message], target: MessageQueue) -> None:
-    result = producer.send_batch(messages, target)
-    if result.status is not SendStatus.SEND_OK:
-        raise RocketMQError(
-            f"{target}: {len(messages)} messages were stored with status {result.status.name}, less durably than the broker is "
-            "set up for. See to its disk or its replica and replay again; these messages will then come twice."
-        )

@@ -53,7 +53,7 @@ OF_ONE_DELIVERY: Final = frozenset(
     }
 )  # fmt: skip
 """What clients and brokers wrote about a message's delivery and would act upon: a message that was read and is sent again is
-not delayed, retried or prepared anew. UNIQ_KEY is among them, because brokers give all messages of a batch one of their own."""
+not delayed, retried or prepared anew. UNIQ_KEY is among them: who sends rows of a DataFrame gives each a key of its own."""
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")

@@ -1,0 +1,161 @@
+"""A range sent into another topic, without Spark: each message with all it had, and once, whoever was at it before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.replay.target_topic import TargetTopic
+from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
+from pyspark_rocketmq.wire.codes import RequestCode
+from tests.both.support import ANSWER_S, await_readable
+from tests.both.test_java_interop import read_topic
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+
+MESSAGES = 30
+AT_ONCE = 8
+ONE_TASK = pa.RecordBatch.from_pydict({"id": [0]})
+
+
+class Killed(ResendRanges):
+    """Dies after its second batch is stored and before it knows."""
+
+    def store(self, producer: Producer, messages: Sequence[Message], target: MessageQueue) -> SendResult:
+        result = super().store(producer, messages, target)
+        if any(message.body == b"12" for message in messages):
+            raise RocketMQError("killed")
+        return result
+
+
+@pytest.fixture
+def copy(cluster: ClusterUnderTest) -> MessageQueue:
+    """Where messages go: the only queue of a topic."""
+    return MessageQueue(cluster.create_topic(queues=1, brokers=["broker-a"]), "broker-a", 0)
+
+
+@pytest.fixture
+def stored(cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue) -> list[SendResult]:
+    """Of the messages in ``queue``."""
+    with Producer(
+        (cluster.name_servers,), "p", send_timeout_s=ANSWER_S, compress_over_bytes=1000
+    ) as producer:
+        results = [producer.send(message_of(queue.topic, number), queue=queue) for number in range(MESSAGES)]
+    await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES)
+    return results
+
+
+def message_of(topic: str, number: int) -> Message:
+    return Message(
+        topic=topic,
+        body=str(number).encode() * (1 if number else 2000),
+        properties={"KEYS": f"k{number}", "TAGS": "paid", "__SHARDINGKEY": "s", "colour": "blue"},
+        flag=number,
+    )
+
+
+def part_of(cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue) -> Resending:
+    """All of ``queue`` to ``copy``, as a step of a replay."""
+    options = ReadOptions.parse(
+        {
+            "nameServers": cluster.name_servers,
+            "topic": queue.topic,
+            "decodeProperties": "true",
+            "requestTimeoutMs": str(int(ANSWER_S * 1000)),
+        }
+    )
+    [partition] = RocketMQBatchReader(options).partitions()
+    target = TargetTopic(options, copy.topic)
+    [sending] = target.sendings("r1", [partition.planned])
+    return Resending(
+        partition=replace(partition, columns=RESEND_COLUMNS),
+        sending=sending,
+        tail=target.tail(sending.target),
+    )
+
+
+def resend(
+    cluster: ClusterUnderTest,
+    part: Resending,
+    how: type[ResendRanges] = ResendRanges,
+    timeout_s: float = ANSWER_S,
+) -> int:
+    task = how(
+        parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=timeout_s, messages_at_once=AT_ONCE
+    )
+    [row] = list(task([ONE_TASK]))
+    return int(row.column("sent")[0].as_py())
+
+
+def look(part: Resending) -> Sending:
+    """How far the range has come, as a later run finds."""
+    [rows] = list(LookForRanges([(part.tail, [part.sending])])([ONE_TASK]))
+    [found] = rows.to_pylist()
+    bounds = QueueBounds(found["minOffset"], found["maxOffset"])
+    until = part.sending.stored_until(found["highest"], bounds, fail_on_data_loss=True)
+    return replace(part.sending, source=replace(part.sending.source, end=until))
+
+
+def test_messages_of_a_batch_keep_all_they_had_with_their_ids(cluster, client, queue, copy, stored):
+    """H3, G2 ★: each its own UNIQ_KEY, because the batch has none that would hide them (golden fact 2)."""
+    sent = resend(cluster, part_of(cluster, queue, copy))
+    [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
+
+    assert sent == MESSAGES
+    assert [message.msg_id for message in messages] == [one.msg_id for one in stored]
+    assert [(m.body, m.flag) for m in messages] == [
+        (message_of("", number).body, number) for number in range(MESSAGES)
+    ]
+    kept = message_of("", 7).properties | {
+        "REPLAYED_BY": "r1",
+        "REPLAYED_FROM": f"{queue.topic}/broker-a/0/7",
+    }
+    assert messages[7].properties.items() >= kept.items()
+
+
+def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy, stored):
+    """H3 ★: other writers send between, and behind, what is looked for."""
+    part = part_of(cluster, queue, copy)
+    address = cluster.broker_addresses["broker-a"]
+    assert look(part).source.count == 0
+    with pytest.raises(RocketMQError, match="killed"):
+        resend(cluster, part, Killed)
+    with Producer((cluster.name_servers,), "p", send_timeout_s=ANSWER_S) as producer:
+        producer.send(Message(topic=copy.topic, body=b"other's"), queue=copy)
+    await_readable(client, address, copy, 2 * AT_ONCE + 1)
+
+    ended = look(part)
+    rest = replace(part.partition, planned=replace(part.partition.planned, start=ended.source.end))
+    again = replace(part.sending, run="r2", source=rest.planned, target_offset=2 * AT_ONCE + 1)
+    resend(cluster, replace(part, partition=rest, sending=again))
+    [messages] = read_topic(client, cluster, [copy], MESSAGES + 1).values()
+
+    assert ended.source.end == 2 * AT_ONCE
+    assert [m.flag for m in messages if m.body != b"other's"] == list(range(MESSAGES))
+    whole = look(replace(part, sending=again))
+    assert whole.source == rest.planned
+
+
+@SIM_ONLY
+@pytest.mark.parametrize("fault", ["cut", "lose"])
+def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(
+    cluster, client, queue, copy, stored, fault
+):
+    """H3: within one task."""
+    part = part_of(cluster, queue, copy)
+    cluster.backend.faults.add(fault, on=int(RequestCode.SEND_BATCH_MESSAGE))
+
+    resend(cluster, part, timeout_s=0.3)
+    [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
+
+    assert [message.flag for message in messages] == list(range(MESSAGES))

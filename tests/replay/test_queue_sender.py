@@ -1,0 +1,114 @@
+"""Every message of a range is stored once and in order, whatever becomes of requests and of the sender before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, RequestTimeout, RocketMQError, SystemBusy
+from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.replay.queue_sender import QueueSender
+from tests.helpers.fake_clock import FakeClock
+
+SETTLE_S = 3.0
+ROWS = [(offset, Message(topic="copy", body=str(offset).encode())) for offset in range(100, 130)]
+BODIES = [message.body for _, message in ROWS]
+
+
+class Target:
+    """A queue that does with each request as its script says, and can be looked at."""
+
+    def __init__(self, script, clock, stored=()):
+        self.stored = list(stored)
+        self.script = list(script)
+        self.clock = clock
+        self.late: list[tuple[float, list[bytes]]] = []
+        self.looks = 0
+
+    def send(self, messages):
+        bodies = [message.body for message in messages]
+        what = self.script.pop(0) if self.script else "stored"
+        if what in ("stored", "answer lost"):
+            self.stored += bodies
+        if what == "late":
+            self.late.append((self.clock.monotonic_s() + SETTLE_S, bodies))
+        error = {
+            "answer lost": RequestTimeout("a:1", "SEND_BATCH_MESSAGE", 3),
+            "late": ChannelClosed("a:1", "cut"),
+            "request lost": ChannelClosed("a:1", "cut"),
+            "busy": SystemBusy(2, "busy"),
+            "away": ConnectFailed("a:1", "refused"),
+        }.get(what)
+        if error is not None:
+            raise error
+
+    def stored_until(self):
+        self.looks += 1
+        for at, bodies in self.late:
+            assert self.clock.monotonic_s() >= at, "it was looked at before a late request could arrive"
+            self.stored += bodies
+        self.late.clear()
+        return max((int(body) + 1 for body in self.stored), default=100)
+
+
+def sender_of(target, clock, *, is_repeated=False):
+    return QueueSender(
+        target.send, target.stored_until, clock, clock.advance,
+        is_repeated=is_repeated, settle_s=SETTLE_S, retry_timeout_s=1e6,
+    )  # fmt: skip
+
+
+def send_all(sender, size):
+    for start in range(0, len(ROWS), size):
+        sender.put(ROWS[start : start + size])
+
+
+OUTCOMES = st.sampled_from(["stored", "answer lost", "late", "request lost", "busy", "away"])
+
+
+@given(st.lists(OUTCOMES, max_size=12), st.integers(1, 12))
+def test_whatever_becomes_of_a_request_its_messages_are_stored_once(script, size):
+    """H3: batches are cut otherwise than they failed, and a request may arrive after it was given up."""
+    clock = FakeClock()
+    target = Target(script, clock)
+
+    send_all(sender_of(target, clock), size)
+
+    assert target.stored == BODIES
+
+
+@given(st.integers(0, 30), st.lists(OUTCOMES, max_size=4), st.integers(1, 12))
+def test_a_sender_goes_on_where_the_one_before_it_has_come(sent_before, script, size):
+    """H3: a task of Spark's that is run again."""
+    clock = FakeClock()
+    target = Target(script, clock, BODIES[:sent_before])
+
+    send_all(sender_of(target, clock, is_repeated=True), size)
+
+    assert target.stored == BODIES
+
+
+def test_nothing_is_looked_at_while_all_goes_well():
+    clock = FakeClock()
+    target = Target(["away"], clock)
+
+    send_all(sender_of(target, clock), 10)
+
+    assert target.looks == 0
+    assert clock.monotonic_s() < SETTLE_S
+
+
+def test_what_is_hopeless_surfaces():
+    """H3: a message that brokers do not take, or a look that cannot tell."""
+    clock = FakeClock()
+
+    def refuse(messages):
+        raise RocketMQError("too large")
+
+    sender = QueueSender(
+        refuse, lambda: 0, clock, clock.advance, is_repeated=False, settle_s=1, retry_timeout_s=9
+    )
+
+    with pytest.raises(RocketMQError, match="too large"):
+        sender.put(ROWS)

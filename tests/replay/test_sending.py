@@ -1,0 +1,57 @@
+"""How far a range has come, by what its target shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.errors import DataLoss
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.replay.sending import Sending
+
+A0, COPY = MessageQueue("orders", "a", 0), MessageQueue("copy", "a", 0)
+SENDING = Sending(run="r1", source=QueueRange(queue=A0, start=100, end=200), target=COPY, target_offset=50)
+
+
+@pytest.mark.parametrize(
+    ("replayed_by", "replayed_from", "offset"),
+    [
+        ("r1", "orders/a/0/100", 100),
+        ("r1", "orders/a/0/199", 199),
+        ("r1", "orders/a/0/99", None),
+        ("r1", "orders/a/0/200", None),
+        ("r2", "orders/a/0/150", None),
+        ("r1", "orders/a/1/150", None),
+        ("r1", "orders/a/0/", None),
+        ("r1", "orders/a/0/x", None),
+        ("r1", "150", None),
+        ("r1", None, None),
+        (None, None, None),
+    ],
+)
+def test_only_messages_of_the_run_and_the_range_count(replayed_by, replayed_from, offset):
+    """H3: other writers, other replays of the same messages and other steps tell nothing."""
+    assert SENDING.offset_of(replayed_by, replayed_from) == offset
+
+
+@pytest.mark.parametrize(
+    ("highest", "bounds", "until"),
+    [
+        (None, (0, 50), 100),
+        (None, (50, 70), 100),
+        (149, (0, 100), 150),
+        (149, (90, 100), 150),
+    ],
+    ids=["nothing came", "only others came", "its beginning", "of which the older part has expired"],
+)
+def test_what_is_stored_is_the_range_up_to_the_last_message_found(highest, bounds, until):
+    """H3"""
+    assert SENDING.stored_until(highest, QueueBounds(*bounds), fail_on_data_loss=True) == until
+
+
+def test_a_target_that_lost_what_would_tell_is_not_guessed_about():
+    """H3: neither lost nor twice, but asked about."""
+    with pytest.raises(DataLoss, match="cannot be told. Set failOnDataLoss=false to send them all"):
+        SENDING.stored_until(None, QueueBounds(51, 60), fail_on_data_loss=True)
+    with pytest.raises(DataLoss, match="replay with another record"):
+        SENDING.stored_until(None, QueueBounds(0, 49), fail_on_data_loss=False)
+    assert SENDING.stored_until(None, QueueBounds(51, 60), fail_on_data_loss=False) == 100
