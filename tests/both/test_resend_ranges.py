@@ -44,7 +44,7 @@ def copy(cluster: ClusterUnderTest) -> MessageQueue:
     return MessageQueue(cluster.create_topic(queues=1, brokers=["broker-a"]), "broker-a", 0)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def stored(cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue) -> list[SendResult]:
     """Of the messages in ``queue``."""
     with Producer(
@@ -123,7 +123,7 @@ def test_messages_of_a_batch_keep_all_they_had_with_their_ids(cluster, client, q
     assert messages[7].properties.items() >= kept.items()
 
 
-def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy, stored):
+def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy):
     """H3 ★: other writers send between, and behind, what is looked for."""
     part = part_of(cluster, queue, copy)
     address = cluster.broker_addresses["broker-a"]
@@ -148,9 +148,7 @@ def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, 
 
 @SIM_ONLY
 @pytest.mark.parametrize("fault", ["cut", "lose"])
-def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(
-    cluster, client, queue, copy, stored, fault
-):
+def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(cluster, client, queue, copy, fault):
     """H3: within one task."""
     part = part_of(cluster, queue, copy)
     cluster.backend.faults.add(fault, on=int(RequestCode.SEND_BATCH_MESSAGE))

@@ -50,7 +50,7 @@ def test_what_is_stored_is_the_range_up_to_the_last_message_found(highest, bound
 
 def test_a_target_that_lost_what_would_tell_is_not_guessed_about():
     """H3: neither lost nor twice, but asked about."""
-    with pytest.raises(DataLoss, match="cannot be told. Set failOnDataLoss=false to send them all"):
+    with pytest.raises(DataLoss, match=r"cannot be told\. Set failOnDataLoss=false to send them all"):
         SENDING.stored_until(None, QueueBounds(51, 60), fail_on_data_loss=True)
     with pytest.raises(DataLoss, match="replay with another record"):
         SENDING.stored_until(None, QueueBounds(0, 49), fail_on_data_loss=False)
