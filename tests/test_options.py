@@ -191,6 +191,7 @@ def test_a_problem_with_the_starting_offsets_reads_as_a_sentence(text: str) -> N
 OF_A_GROUP = {"consumerGroup": "g", "offsetStore": "/lake/offsets"}
 ONLY_IN_ONE = {
     "endingOffsets": {"endingOffsets": "latest"},
+    "endingGroup": {"endingOffsets": "group", "endingGroup": "g"},
     "endingTimestamp": {"endingTimestamp": "1"},
     "endingOffsetsByTimestamp": {"endingOffsetsByTimestamp": '{"orders": 1}'},
     "maxOffsetsPerTrigger": {},

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.queue_positions import QueuePositions
 from pyspark_rocketmq.starting_offsets import (
+    AT_A_GROUP,
     StartingOffsets,
     parse_ending_offsets,
     parse_ending_times,
@@ -52,6 +53,7 @@ def test_json_may_name_whole_topics_beside_queues():
 
 def test_a_group_s_offsets_are_a_word():
     assert parse_starting_offsets("GROUP") == StartingOffsets.committed()
+    assert parse_ending_offsets(" Group ") == AT_A_GROUP
 
 
 def test_endings_are_latest_unless_they_are_named():
@@ -59,7 +61,7 @@ def test_endings_are_latest_unless_they_are_named():
 
     assert [ends.wanted(MessageQueue("orders", "broker-a", number)) for number in (0, 1)] == [17, -1]
     assert parse_ending_offsets(" Latest ") == QueuePositions(-1)
-    for text in ('{"orders": -2}', '{"orders": "earliest"}', "earliest", "group"):
+    for text in ('{"orders": -2}', '{"orders": "earliest"}', "earliest"):
         with pytest.raises(ValueError, match=r"JSON of the shape|from 0 on, or -1 \(latest\), not"):
             parse_ending_offsets(text)
 

@@ -257,9 +257,10 @@ class ReadOptions(PaceOptions):
             problems.append(
                 "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
             )
-        if self.offset_store is not None and self.consumer_group is None and self.starting_group is None:
+        groups = {self.consumer_group, self.starting_group, self.ending_group}
+        if self.offset_store is not None and groups == {None}:
             problems.append(
-                "option 'offsetStore' needs 'consumerGroup' or 'startingGroup', whose offsets are to be used"
+                "option 'offsetStore' needs 'consumerGroup', 'startingGroup' or 'endingGroup', whose offsets are to be used"
             )
         if self.offset_store is not None and self.consumer_group is not None:
             store = StoreSpec.parse(self.offset_store)

@@ -11,6 +11,7 @@ from pyspark_rocketmq.option_parsers import int_between, one_of, resource_name
 from pyspark_rocketmq.option_set import Use, batch_option, read_option, said_twice
 from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import (
+    AT_A_GROUP,
     StartingOffsets,
     parse_ending_offsets,
     parse_ending_times,
@@ -79,8 +80,15 @@ class PositionOptions(ConnectionOptions):
         parse=parse_ending_offsets,
         default=None,
         default_text="latest",
-        doc="Where reading ends, exclusive: `latest`, as of planning, or JSON per topic or queue as in "
-        "`startingOffsets`, without -2; queues not named end at latest.",
+        doc="Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` stands), or JSON per "
+        "topic or queue as in `startingOffsets`, without -2; queues not named end at latest.",
+    )
+    ending_group: str | None = batch_option(
+        "endingGroup",
+        parse=resource_name("consumer group", 255),
+        default=None,
+        doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. As `startingGroup`, which "
+        "may be another group; of queues for which it has no offset, or stands before the beginning, nothing is read.",
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp",
@@ -108,6 +116,10 @@ class PositionOptions(ConnectionOptions):
         if self.ending_timestamp is not None:
             return QueuePositions(self.ending_timestamp)
         return self.ending_offsets_by_timestamp
+
+    def ends_at_group(self) -> bool:
+        """Whether a batch ends where a group stands."""
+        return self.ending_offsets == AT_A_GROUP
 
     def problems_of_stream(self) -> list[str]:
         """Options that mean nothing to a stream."""
@@ -170,12 +182,17 @@ class PositionOptions(ConnectionOptions):
 
     def _group_problems(self, reads_as_group: bool) -> list[str]:
         begins_at_group = self.starting_offsets == StartingOffsets.committed()
+        problems = []
         if begins_at_group and reads_as_group:
-            return [
+            problems.append(
                 "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own offsets"
-            ]
-        if begins_at_group and self.starting_group is None:
-            return ["option 'startingOffsets=group' needs 'startingGroup', whose offsets are to be used"]
-        if self.starting_group is not None and not begins_at_group:
-            return ["option 'startingGroup' needs 'startingOffsets=group'"]
-        return []
+            )
+        for offsets, is_at_group, key, group in (
+            ("startingOffsets", begins_at_group and not reads_as_group, "startingGroup", self.starting_group),
+            ("endingOffsets", self.ends_at_group(), "endingGroup", self.ending_group),
+        ):
+            if is_at_group and group is None:
+                problems.append(f"option '{offsets}=group' needs '{key}', whose offsets are to be used")
+            if group is not None and not is_at_group:
+                problems.append(f"option '{key}' needs '{offsets}=group'")
+        return problems

@@ -21,6 +21,9 @@ from pyspark_rocketmq.queue_positions import (
 COMMITTED_OFFSET: Final = -3
 """Where a group's committed offset says."""
 
+AT_A_GROUP: Final = QueuePositions(COMMITTED_OFFSET)
+"""Every queue ends where a group stands."""
+
 _STARTS = PositionsForm(
     '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "earliest"}',
     whole_number(EARLIEST_OFFSET, "a whole number from 0 on, or -2 (earliest) or -1 (latest)"),
@@ -75,15 +78,16 @@ def parse_starting_offsets(text: str) -> StartingOffsets:
     return StartingOffsets(EARLIEST_OFFSET, named.by_queue, named.by_topic)
 
 
-@parses("`latest` or JSON")
+@parses("`latest`, `group` or JSON")
 def parse_ending_offsets(text: str) -> QueuePositions:
-    """Parse ``latest`` (in any case) or JSON; queues the JSON does not name end at latest.
+    """Parse ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name end at latest.
 
     Raises:
         ValueError: As :func:`parse_starting_offsets`.
     """
-    if text.strip().lower() == "latest":
-        return QueuePositions(LATEST_OFFSET)
+    words = {"latest": QueuePositions(LATEST_OFFSET), "group": AT_A_GROUP}
+    if (word := text.strip().lower()) in words:
+        return words[word]
     return _ENDS.parse(text, LATEST_OFFSET)
 
 

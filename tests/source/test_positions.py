@@ -152,8 +152,33 @@ def test_a_read_begins_where_a_group_stands(topics: Topics) -> None:
     assert topics.sim.committed_offset("reader", MessageQueue(topic, "broker-a", 0)) == 3
 
 
+def test_a_read_ends_where_a_group_stands(topics: Topics) -> None:
+    """endingOffsets=group, endingGroup: nothing of a queue without an offset of the group, or where it is not that far."""
+    topic = topics.make(5, 2)
+    commit(topics, "reader", topic, 0, 3)
+    commit(topics, "ahead", topic, 0, 4)
+    ends = {"endingOffsets": "group", "endingGroup": "reader"}
+    between = {"startingOffsets": "group", "startingGroup": "reader", "endingOffsets": "GROUP"}
+
+    assert topics.offsets(topic, **ends) == {0: [0, 1, 2]}
+    assert topics.offsets(topic, offsetStore="broker:", **ends) == {0: [0, 1, 2]}
+    assert topics.offsets(topic, **between, endingGroup="ahead") == {0: [3]}
+    assert topics.offsets(topic, **ends, startingOffsets=of_queue(topic, q0=4)) == {}
+
+
+def test_a_group_that_is_beyond_the_end_is_data_loss(topics: Topics) -> None:
+    """endingOffsets=group, F4: what it had consumed is no longer there."""
+    topic = topics.make(5)
+    commit(topics, "reader", topic, 0, 7)
+    ends = {"endingOffsets": "group", "endingGroup": "reader"}
+
+    with pytest.raises(OptionError, match=r"endingOffsets wants offset 7 \(exclusive\).*only 0 to 5"):
+        topics.planned(topic, **ends)
+    assert topics.offsets(topic, failOnDataLoss="false", **ends) == {0: [0, 1, 2, 3, 4]}
+
+
 def test_a_read_begins_where_an_offset_table_says(topics: Topics, tmp_path: Path) -> None:
-    """startingGroup with offsetStore."""
+    """startingGroup, endingGroup with offsetStore."""
     topic = topics.make(5, 2)
     store = DeltaOffsetStore(str(tmp_path / "offsets"))
     store.reset("reader", {MessageQueue(topic, "broker-a", 0): 4})
@@ -164,6 +189,8 @@ def test_a_read_begins_where_an_offset_table_says(topics: Topics, tmp_path: Path
         "offsetStore": str(tmp_path / "offsets"),
     }
     assert topics.offsets(topic, **options) == {0: [4], 1: [0, 1]}
+    ends = {"endingOffsets": "group", "endingGroup": "reader", "offsetStore": options["offsetStore"]}
+    assert topics.offsets(topic, **ends) == {0: [0, 1, 2, 3]}
 
 
 def test_one_queue_is_read_by_many_tasks(topics: Topics) -> None:
@@ -185,6 +212,9 @@ def test_one_queue_is_read_by_many_tasks(topics: Topics) -> None:
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "is 2, after 'endingTimestamp', which is 1"),
         ({"startingOffsets": "group"}, "'startingOffsets=group' needs 'startingGroup'"),
         ({"startingGroup": "g"}, "'startingGroup' needs 'startingOffsets=group'"),
+        ({"endingOffsets": "group"}, "'endingOffsets=group' needs 'endingGroup'"),
+        ({"endingGroup": "g"}, "'endingGroup' needs 'endingOffsets=group'"),
+        ({"endingGroup": "g", "endingOffsets": "latest"}, "'endingGroup' needs 'endingOffsets=group'"),
         ({"endingOffsetsByTimestamp": '{"x": 1}'}, "names topic 'x', but this query reads orders"),
         ({"minPartitions": "0"}, "minPartitions='0' is not between"),
         ({"minPartitions": "1.0"}, "minPartitions='1.0' is not a whole number"),

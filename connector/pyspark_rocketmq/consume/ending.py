@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
+from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 
 
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Exclusive ends of all queues of ``bounds``, at most their maximum, and a sentence for each that is beyond it."""
+    """Exclusive ends of all queues of ``bounds``, at most their maximum, and a sentence for each that is beyond it.
+
+    Where a queue is to end at EARLIEST_OFFSET nothing of it is read.
+    """
     ends: dict[MessageQueue, int] = {}
     problems: list[str] = []
     for queue in sorted(bounds):
         wanted, available = spec.wanted(queue), bounds[queue].max_offset
-        ends[queue] = available if wanted == LATEST_OFFSET else min(wanted, available)
+        words = {LATEST_OFFSET: available, EARLIEST_OFFSET: bounds[queue].min_offset}
+        ends[queue] = words.get(wanted, min(wanted, available))
         if wanted > available:
             problems.append(
                 f"endingOffsets wants offset {wanted} (exclusive) of {queue}, but the broker has only "

@@ -58,7 +58,8 @@ class RocketMQBatchReader(DataSourceReader):
             raise next(iter(snapshot.out_of_sight.values()))
         starts = view.starting_positions(snapshot, snapshot.bounds.keys(), StartingOffsets.earliest())
         ends = view.ending_positions(snapshot)
-        if self._options.ending_offsets is not None and self._options.fail_on_data_loss:
+        ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
+        if ends_are_written and self._options.fail_on_data_loss:
             problems = backward_problems(starts, ends)
             if problems:
                 raise OptionError(problems)

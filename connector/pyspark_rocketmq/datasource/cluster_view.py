@@ -199,7 +199,8 @@ class ClusterView:
             return self._starting_at(times, snapshot, queues)
         wanted: QueuePositions = self._options.starting_offsets or default
         if wanted == StartingOffsets.committed():
-            wanted = QueuePositions(EARLIEST_OFFSET, self._committed(snapshot, queues))
+            committed = self._committed(self._options.starting_group, snapshot, queues)
+            wanted = QueuePositions(EARLIEST_OFFSET, committed)
         positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
         self._refuse(problems, snapshot, {"startingOffsets": wanted})
         return positions
@@ -216,6 +217,10 @@ class ClusterView:
             self._refuse((), snapshot, {"endingOffsetsByTimestamp": times})
             return ends
         wanted = self._options.ending_offsets or QueuePositions(LATEST_OFFSET)
+        if self._options.ends_at_group():
+            # Of a queue without an offset the group has consumed nothing.
+            committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
+            wanted = QueuePositions(EARLIEST_OFFSET, committed)
         ends, problems = ending_positions(wanted, snapshot.bounds)
         self._refuse(problems, snapshot, {"endingOffsets": wanted})
         return ends
@@ -252,10 +257,11 @@ class ClusterView:
                 positions[queue] = bounds.min_offset if word == EARLIEST_OFFSET else bounds.max_offset
         return positions, unmatched
 
-    def _committed(self, snapshot: Snapshot, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
-        """Where ``startingGroup`` stands; queues without an offset of it are left out."""
-        group = self._options.starting_group
-        assert group is not None
+    def _committed(
+        self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Where a group stands that options name; queues without an offset of it are left out."""
+        assert group is not None, "options that say 'group' name it"
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
             name = str(ProgressName(self._options.namespace or "", group, None))
