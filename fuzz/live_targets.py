@@ -172,9 +172,9 @@ def _ask(transport: TcpTransport) -> None:
 
 
 def _pull(transport: TcpTransport) -> None:
-    line: PullLine[int] = PullLine(transport, _CLOCK)
+    line: PullLine[PullRequest] = PullLine(transport, _CLOCK)
     try:
-        line.send([(1, _PULL)])
+        line.send([_PULL])
         while line.in_flight:
             line.receive(_CONVERSATION_S)
     finally:

@@ -111,9 +111,9 @@ def _come_and_go(address: str) -> None:
 
 
 def _pull(address: str) -> None:
-    line: PullLine[int] = PullLine(TcpTransport.connect(address, _SOON_S), _CLOCK)
+    line: PullLine[PullRequest] = PullLine(TcpTransport.connect(address, _SOON_S), _CLOCK)
     try:
-        line.send([(1, _PULL)])
+        line.send([_PULL])
         line.receive(_SOON_S)
     finally:
         line.close()

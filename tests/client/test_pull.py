@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.client.pull import (
-    PullOfSeries,
     PullRequest,
     PullResult,
     PullSeries,
@@ -63,11 +62,11 @@ def test_a_pull_of_a_series_is_the_pull_on_its_own(
 ) -> None:
     """A1: also when the tags contain a percent sign."""
     like = replace(REQUEST, subscription=subscription + "%d", sys_flag=sys_flag, commit_offset=5)
-    pull = PullOfSeries(PullSeries(like), queue_offset, max_msg_nums)
+    series = PullSeries(like)
     alone = replace(like, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
-    assert pull.encode(opaque) == alone.encode(opaque)
-    assert pull.command() == alone.command()
+    assert series.encode(queue_offset, max_msg_nums, opaque) == alone.encode(opaque)
+    assert series.request(queue_offset, max_msg_nums) == alone
 
 
 @pytest.mark.parametrize("pair_id", [22, 31, 39, 40, 143])

@@ -74,7 +74,7 @@ def broker(clock: FakeClock) -> Broker:
 
 
 @pytest.fixture
-def line(broker: Broker, clock: FakeClock) -> PullLine[str]:
+def line(broker: Broker, clock: FakeClock) -> PullLine[PullRequest]:
     return PullLine(broker, clock)
 
 
@@ -82,9 +82,11 @@ def pull(queue_offset: int) -> PullRequest:
     return PullRequest(consumer_group="g", queue=QUEUE, queue_offset=queue_offset)
 
 
-def test_pulls_leave_in_one_piece_and_each_answer_finds_its_tag(broker: Broker, line: PullLine[str]) -> None:
+def test_pulls_leave_in_one_piece_and_each_answer_finds_its_pull(
+    broker: Broker, line: PullLine[PullRequest]
+) -> None:
     """A4: answers come in any order."""
-    line.send([("first", pull(0)), ("second", pull(32))])
+    line.send([pull(0), pull(32)])
     first, second = broker.requests()
     broker.give(
         second.response(0, ext_fields={**FOUND, "nextBeginOffset": "64"}, body=b"later"),
@@ -94,7 +96,7 @@ def test_pulls_leave_in_one_piece_and_each_answer_finds_its_tag(broker: Broker, 
     answers = line.receive(3.0)
 
     assert len(broker.sends) == 1
-    assert [tag for tag, _ in answers] == ["second", "first"]
+    assert [sent for sent, _ in answers] == [pull(32), pull(0)]
     results = [outcome for _, outcome in answers if isinstance(outcome, PullResult)]
     assert [(result.next_begin_offset, result.body) for result in results] == [
         (64, b"later"),
@@ -103,19 +105,21 @@ def test_pulls_leave_in_one_piece_and_each_answer_finds_its_tag(broker: Broker, 
     assert line.in_flight == 0
 
 
-def test_an_answer_in_two_parts_is_whole_when_the_second_came(broker: Broker, line: PullLine[str]) -> None:
-    line.send([("only", pull(0))])
+def test_an_answer_in_two_parts_is_whole_when_the_second_came(
+    broker: Broker, line: PullLine[PullRequest]
+) -> None:
+    line.send([pull(0)])
     frame = encode_frame(broker.requests()[0].response(0, ext_fields=FOUND, body=b"body"))
     broker.give_bytes(frame[:50])
     broker.give_bytes(frame[50:])
 
     assert line.receive(3.0) == []
     assert line.in_flight == 1
-    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
-def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[str]) -> None:
-    line.send([("busy", pull(0)), ("fine", pull(32))])
+def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[PullRequest]) -> None:
+    line.send([pull(0), pull(32)])
     busy, fine = broker.requests()
     broker.give(
         busy.response(ResponseCode.SYSTEM_BUSY, remark="later"), fine.response(0, ext_fields=FOUND, body=b"x")
@@ -123,65 +127,71 @@ def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[str]) -> None
 
     outcomes = dict(line.receive(3.0))
 
-    assert isinstance(outcomes["busy"], SystemBusy)
-    assert isinstance(outcomes["fine"], PullResult)
+    assert isinstance(outcomes[pull(0)], SystemBusy)
+    assert isinstance(outcomes[pull(32)], PullResult)
 
 
-def test_silence_is_told_with_the_pull_that_was_not_answered(broker: Broker, line: PullLine[str]) -> None:
-    line.send([("only", pull(17))])
+def test_silence_is_told_with_the_pull_that_was_not_answered(
+    broker: Broker, line: PullLine[PullRequest]
+) -> None:
+    line.send([pull(17)])
     broker.be_silent(3)
 
     with pytest.raises(RequestTimeout, match=r"PULL_MESSAGE .*queueOffset=17.* within 3 s"):
         line.receive(3.0)
 
 
-def test_a_caller_that_was_busy_is_no_silence(broker: Broker, line: PullLine[str], clock: FakeClock) -> None:
+def test_a_caller_that_was_busy_is_no_silence(
+    broker: Broker, line: PullLine[PullRequest], clock: FakeClock
+) -> None:
     """The answers were there all the time."""
-    line.send([("only", pull(0))])
+    line.send([pull(0)])
     clock.advance(600.0)
     broker.be_silent(1)
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
 
-    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
 def test_a_pull_that_is_passed_over_is_given_up_alone(
-    broker: Broker, line: PullLine[str], clock: FakeClock
+    broker: Broker, line: PullLine[PullRequest], clock: FakeClock
 ) -> None:
     """A broker under flow control drops answers that it cannot write, and answers later pulls."""
-    line.send([("passed over", pull(0)), ("first", pull(32))])
+    line.send([pull(0), pull(32)])
     _, first = broker.requests()
     broker.be_silent(2)
     broker.give(first.response(0, ext_fields=FOUND, body=b"x"))
-    assert [tag for tag, _ in line.receive(3.0)] == ["first"]
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(32)]
 
-    line.send([("second", pull(64))])
+    line.send([pull(64)])
     broker.be_silent(1)
     broker.give(broker.requests()[-1].response(0, ext_fields=FOUND, body=b"x"))
     outcomes = dict(line.receive(3.0))
 
-    assert isinstance(outcomes["second"], PullResult)
-    assert isinstance(outcomes["passed over"], RequestTimeout)
-    assert "queueOffset=0" in str(outcomes["passed over"])
+    assert isinstance(outcomes[pull(64)], PullResult)
+    assert isinstance(outcomes[pull(0)], RequestTimeout)
+    assert "queueOffset=0" in str(outcomes[pull(0)])
     assert line.in_flight == 0
 
 
 def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
-    broker: Broker, line: PullLine[str]
+    broker: Broker, line: PullLine[PullRequest]
 ) -> None:
     """A replica that is silent while its master talks."""
-    line.send([("only", pull(0))])
+    line.send([pull(0)])
 
     assert line.pass_time(2.9, 3.0) == []
-    ((tag, outcome),) = line.pass_time(0.8, 3.0)
+    ((sent, outcome),) = line.pass_time(0.8, 3.0)
 
-    assert tag == "only"
+    assert sent == pull(0)
     assert isinstance(outcome, RequestTimeout)
     assert line.in_flight == 0
 
 
-def test_what_was_not_answered_is_told_when_the_line_ends(broker: Broker, line: PullLine[str]) -> None:
-    line.send([("first", pull(0)), ("second", pull(32))])
+def test_what_was_not_answered_is_told_when_the_line_ends(
+    broker: Broker, line: PullLine[PullRequest]
+) -> None:
+    line.send([pull(0), pull(32)])
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
     broker.give_bytes(b"")
     line.receive(3.0)
@@ -189,21 +199,21 @@ def test_what_was_not_answered_is_told_when_the_line_ends(broker: Broker, line: 
     with pytest.raises(ChannelClosed, match="the server ended it"):
         line.receive(3.0)
 
-    assert line.close() == ["second"]
+    assert line.close() == [pull(32)]
     assert broker.is_closed
 
 
-def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullLine[str]) -> None:
-    line.send([("only", pull(0))])
+def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullLine[PullRequest]) -> None:
+    line.send([pull(0)])
     broker.give_bytes(b"HTTP/1.1 400 Bad Request\r\n")
 
     with pytest.raises(RemoteProtocolError):
         line.receive(3.0)
 
 
-def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullLine[str]) -> None:
+def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullLine[PullRequest]) -> None:
     """The opaque alone does not make an answer: the broker numbers its own requests."""
-    line.send([("only", pull(0))])
+    line.send([pull(0)])
     request = broker.requests()[0]
     broker.give(
         RemotingCommand(code=40, opaque=request.opaque),
@@ -211,14 +221,14 @@ def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullLine[str]
         request.response(0, ext_fields=FOUND, body=b"x"),
     )
 
-    assert [tag for tag, _ in line.receive(3.0)] == ["only"]
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
 def test_a_signed_pull_carries_its_signature(broker: Broker, clock: FakeClock) -> None:
     def sign(command: RemotingCommand) -> RemotingCommand:
         return replace(command, ext_fields={**command.ext_fields, "Signature": "s"})
 
-    PullLine[str](broker, clock, signer=sign).send([("only", pull(17))])
+    PullLine[PullRequest](broker, clock, signer=sign).send([pull(17)])
 
     (request,) = broker.requests()
     assert request.ext_fields["Signature"] == "s"
@@ -247,7 +257,7 @@ def test_lines_that_are_old_or_in_use_are_not_kept(clock: FakeClock) -> None:
 
     old = take_line(ADDRESS, clock, connect=connect)
     in_use = take_line(ADDRESS, clock, connect=lambda *_: brokers[1])
-    in_use.send([("only", pull(0))])
+    in_use.send([pull(0)])
     give_back_line(in_use, clock)
     give_back_line(old, clock)
     clock.advance(60.0)

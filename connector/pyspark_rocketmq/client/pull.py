@@ -82,7 +82,8 @@ class PullRequest:
             self.sys_flag,
             opaque,
         )
-        return _framed(self.unchanging() + rest)
+        header = self.unchanging() + rest
+        return _SIZES.pack(4 + len(header), len(header)) + header
 
     def unchanging(self) -> bytes:
         """The header's JSON up to the numbers that differ from pull to pull."""
@@ -129,31 +130,12 @@ class PullSeries:
 
     def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
         """One pull's whole frame."""
-        return _framed(self._template % (max_msg_nums, queue_offset, opaque))
+        header = self._template % (max_msg_nums, queue_offset, opaque)
+        return _SIZES.pack(4 + len(header), len(header)) + header
 
     def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
         """The same pull on its own."""
         return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
-
-
-class PullOfSeries(NamedTuple):
-    """One pull of a series; implements :class:`pyspark_rocketmq.client.outgoing.Outgoing`."""
-
-    series: PullSeries
-    queue_offset: int
-    max_msg_nums: int
-
-    def encode(self, opaque: int) -> bytes:
-        """The whole frame, length prefix included."""
-        return self.series.encode(self.queue_offset, self.max_msg_nums, opaque)
-
-    def command(self) -> RemotingCommand:
-        """The same request as a command, opaque not set."""
-        return self.series.request(self.queue_offset, self.max_msg_nums).command()
-
-
-def _framed(header: bytes) -> bytes:
-    return _SIZES.pack(4 + len(header), len(header)) + header
 
 
 @lru_cache(maxsize=4096)

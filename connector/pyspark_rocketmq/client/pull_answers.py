@@ -8,8 +8,9 @@ what the full decoder would find in it; every other one goes to the full decoder
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspark_rocketmq.client.pull import PullResult, PullStatus
 from pyspark_rocketmq.client.receive_buffer import LENGTH_WORD, ReceiveBuffer
@@ -17,8 +18,9 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
-_PREFIX: Final = 8
+_WORDS: Final = struct.Struct(">II")
 """Length word, then serialize type and header length."""
+_PREFIX: Final = _WORDS.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
 """A second word below it announces a JSON header, and is its length."""
 _MOST_PATTERNS: Final = 8
@@ -30,13 +32,6 @@ _FREE: Final = re.compile(
 )
 _ANY_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
 _ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
-
-
-class FoundPull(NamedTuple):
-    """An answer with code 0 whose header was as expected."""
-
-    opaque: int
-    result: PullResult
 
 
 class PullAnswers:
@@ -52,8 +47,10 @@ class PullAnswers:
         self._pattern: FoundPattern | None = None
         self._learnt = 0
 
-    def take_in(self, count: int) -> Iterator[FoundPull | RemotingCommand]:
-        """Decode the frames that ``count`` more bytes complete; must be run to its end.
+    def take_in(self, count: int) -> Iterator[tuple[int, PullResult | RemotingCommand]]:
+        """Decode the frames that ``count`` more bytes complete, each with its opaque; must be run to its end.
+
+        An answer with code 0 whose header is as expected comes as a result.
 
         Raises:
             RemoteProtocolError: As ``FrameDecoder.feed``.
@@ -62,7 +59,7 @@ class PullAnswers:
         buffer.filled += count
         view, filled, start = buffer.view, buffer.filled, buffer.at
         while filled - start >= _PREFIX:
-            length = int.from_bytes(view[start : start + LENGTH_WORD], "big")
+            length, header_length = _WORDS.unpack_from(view, start)
             end = start + LENGTH_WORD + length
             if not LENGTH_WORD <= length <= MAX_FRAME_LENGTH - LENGTH_WORD:
                 # Refused before memory is taken for it, in the words of the one who knows.
@@ -70,22 +67,21 @@ class PullAnswers:
             if end > filled:
                 return
             buffer.at = end
-            yield self._decoded(view, start, end)
+            header_at = start + _PREFIX
+            body_at = header_at + header_length
+            found = None
+            if self._pattern is not None and header_length < _JSON_LIMIT and body_at <= end:
+                found = self._pattern.read(view, header_at, body_at, end)
+            yield found or self._decoded(view, start, body_at, end)
             start = end
 
-    def _decoded(self, view: memoryview, start: int, end: int) -> FoundPull | RemotingCommand:
-        header_at = start + _PREFIX
-        header_length = int.from_bytes(view[start + LENGTH_WORD : header_at], "big")
-        body_at = header_at + header_length
-        if self._pattern is not None and header_length < _JSON_LIMIT and body_at <= end:
-            found = self._pattern.read(view, header_at, body_at, end)
-            if found is not None:
-                return found
+    def _decoded(self, view: memoryview, start: int, body_at: int, end: int) -> tuple[int, RemotingCommand]:
         command = decode_frame(view[start + LENGTH_WORD : end])
         if self._learnt < _MOST_PATTERNS and command.code == ResponseCode.SUCCESS and command.is_response:
             self._learnt += 1
-            self._pattern = FoundPattern.of(bytes(view[header_at:body_at]), command) or self._pattern
-        return command
+            header = bytes(view[start + _PREFIX : body_at])
+            self._pattern = FoundPattern.of(header, command) or self._pattern
+        return command.opaque, command
 
 
 class FoundPattern:
@@ -127,20 +123,17 @@ class FoundPattern:
             return None
         return cls(b"".join([*parts, re.escape(header[at:])]), order)
 
-    def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> FoundPull | None:
-        """The answer whose header and body are there; None if the header is another one."""
+    def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
+        """Opaque and result of the answer whose header and body are there; None if the header is another one."""
         match = self._match(view, header_at, body_at)
         if match is None:
             return None
         opaque, next_begin_offset, min_offset, max_offset, suggested = match.group(*self._places)
-        return FoundPull(
-            int(opaque),
-            PullResult(
-                PullStatus.FOUND,
-                int(next_begin_offset),
-                int(min_offset),
-                int(max_offset),
-                int(suggested),
-                view[body_at:end],
-            ),
+        return int(opaque), PullResult(
+            PullStatus.FOUND,
+            int(next_begin_offset),
+            int(min_offset),
+            int(max_offset),
+            int(suggested),
+            view[body_at:end],
         )

@@ -16,11 +16,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.pull import PullResult, pull_result
-from pyspark_rocketmq.client.pull_answers import FoundPull, PullAnswers
+from pyspark_rocketmq.client.pull_answers import PullAnswers
 from pyspark_rocketmq.client.transport import Transport
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
@@ -29,20 +29,13 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
-TagT = TypeVar("TagT")
+PullT = TypeVar("PullT", bound=Outgoing)
 
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
 
-class _Waiting(NamedTuple):
-    tag: Any
-    request: Outgoing
-    sent_at_s: float
-    """By the line's own time, which passes only while it waits for bytes."""
-
-
-class PullLine(Generic[TagT]):
-    """Pulls in flight on one connection; each is known to the caller by a tag of its own choice.
+class PullLine(Generic[PullT]):
+    """Pulls in flight on one connection; the caller gets each back with its answer.
 
     No suspended pulls: a broker that holds one is silent, and silence is taken for failure.
     """
@@ -53,8 +46,9 @@ class PullLine(Generic[TagT]):
         self._signer = signer
         self._answers = PullAnswers()
         self._opaques = itertools.count()
-        self._waiting: dict[int, _Waiting] = {}
-        """By opaque, in the order of sending."""
+        self._waiting: dict[int, tuple[PullT, float]] = {}
+        """By opaque, in the order of sending: pulls and when they were sent, by the line's own time, which passes only
+        while it waits for bytes."""
         self._listened_s = 0.0
         self._next_look_s = 0.0
 
@@ -72,7 +66,7 @@ class PullLine(Generic[TagT]):
         """Number of the connection's socket."""
         return self._transport.fileno()
 
-    def send(self, pulls: Iterable[tuple[TagT, Outgoing]]) -> None:
+    def send(self, pulls: Iterable[PullT]) -> None:
         """Send pulls, all in one piece.
 
         Raises:
@@ -80,14 +74,14 @@ class PullLine(Generic[TagT]):
         """
         frames = []
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
-        for tag, request in pulls:
+        for pull in pulls:
             opaque = next(opaques) & _OPAQUE_MASK
-            waiting[opaque] = _Waiting(tag, request, now_s)
-            frames.append(request.encode(opaque) if self._signer is None else self._signed(request, opaque))
+            waiting[opaque] = pull, now_s
+            frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
         if frames:
             self._transport.sendall(b"".join(frames))
 
-    def receive(self, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
+    def receive(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Wait for answers and return what has come, perhaps nothing yet; errors are those of single pulls.
 
         A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``.
@@ -98,14 +92,12 @@ class PullLine(Generic[TagT]):
             RemoteProtocolError: If what came is not the protocol.
         """
         count = self._await_bytes(silence_s)
-        answers: list[tuple[TagT, PullResult | RocketMQError]] = []
-        for answer in self._answers.take_in(count):
-            if type(answer) is FoundPull:
-                found = self._waiting.pop(answer.opaque, None)
-                if found is not None:
-                    answers.append((found.tag, answer.result))
-            elif isinstance(answer, RemotingCommand):
+        answers: list[tuple[PullT, PullResult | RocketMQError]] = []
+        for opaque, answer in self._answers.take_in(count):
+            if isinstance(answer, RemotingCommand):
                 self._take_in(answer, answers)
+            elif (found := self._waiting.pop(opaque, None)) is not None:
+                answers.append((found[0], answer))
         if self._listened_s >= self._next_look_s:
             answers += self._overdue(silence_s)
         return answers
@@ -118,7 +110,7 @@ class PullLine(Generic[TagT]):
         """The same body, out of the way of what is to be received; itself if it is none of this line."""
         return self._answers.buffer.keep(body)
 
-    def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
+    def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Count time in which somebody waited for this line among others, and nothing came on it.
 
         Returns:
@@ -127,27 +119,28 @@ class PullLine(Generic[TagT]):
         self._listened_s += waited_s
         return self._overdue(silence_s) if self._listened_s >= self._next_look_s else []
 
-    def close(self) -> list[TagT]:
-        """End the connection; the tags of the pulls that were not answered."""
+    def close(self) -> list[PullT]:
+        """End the connection; the pulls that were not answered."""
         self._transport.shutdown()
         self._transport.close()
-        unanswered = [waiting.tag for waiting in self._waiting.values()]
+        unanswered = [pull for pull, _ in self._waiting.values()]
         self._waiting.clear()
         return unanswered
 
-    def _signed(self, request: Outgoing, opaque: int) -> bytes:
+    def _signed(self, pull: PullT, opaque: int) -> bytes:
         assert self._signer is not None
-        return PlainRequest(self._signer(request.command())).encode(opaque)
+        return PlainRequest(self._signer(pull.command())).encode(opaque)
 
     def _take_in(
-        self, command: RemotingCommand, answers: list[tuple[TagT, PullResult | RocketMQError]]
+        self, command: RemotingCommand, answers: list[tuple[PullT, PullResult | RocketMQError]]
     ) -> None:
         # Brokers ask only clients that sent heartbeats; whatever comes unasked is not for this line.
         found = self._waiting.pop(command.opaque, None) if command.is_response else None
         if found is None:
             logger.debug("! unexpected frame ignored code=%d address=%s", command.code, self.address)
         else:
-            answers.append((found.tag, pull_result(found.request, command, self.address)))
+            pull, _ = found
+            answers.append((pull, pull_result(pull, command, self.address)))
 
     def _await_bytes(self, silence_s: float) -> int:
         began_s = self._clock.monotonic_s()
@@ -160,20 +153,21 @@ class PullLine(Generic[TagT]):
             if count == 0:
                 raise ChannelClosed(self.address, "the server ended it")
             if waited_s >= silence_s:
-                raise self._timeout(next(iter(self._waiting.values()), None), waited_s)
+                oldest, _ = next(iter(self._waiting.values()), (None, 0.0))
+                raise self._timeout(oldest, waited_s)
 
-    def _overdue(self, silence_s: float) -> list[tuple[TagT, PullResult | RocketMQError]]:
+    def _overdue(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
         """Give up the pulls that were passed over; looked for now and then, oldest first."""
         self._next_look_s = self._listened_s + silence_s / 4
-        overdue: list[tuple[TagT, PullResult | RocketMQError]] = []
-        for opaque, waiting in list(self._waiting.items()):
-            waited_s = self._listened_s - waiting.sent_at_s
+        overdue: list[tuple[PullT, PullResult | RocketMQError]] = []
+        for opaque, (pull, sent_at_s) in list(self._waiting.items()):
+            waited_s = self._listened_s - sent_at_s
             if waited_s < silence_s:
                 break
             del self._waiting[opaque]
-            overdue.append((waiting.tag, self._timeout(waiting, waited_s)))
+            overdue.append((pull, self._timeout(pull, waited_s)))
         return overdue
 
-    def _timeout(self, waiting: _Waiting | None, waited_s: float) -> RequestTimeout:
-        asked = "anything" if waiting is None else describe_request(waiting.request.command())
+    def _timeout(self, pull: PullT | None, waited_s: float) -> RequestTimeout:
+        asked = "anything" if pull is None else describe_request(pull.command())
         return RequestTimeout(self.address, asked, waited_s)

@@ -84,8 +84,9 @@ class ReceiveBuffer:
 def _is_free(buffer: bytearray) -> bool:
     """Whether nobody looks into it: Python resizes no bytearray that somebody looks into."""
     try:
-        buffer.append(0)
+        # Shorter first: to append to a full one moves it.
+        del buffer[-1]
     except BufferError:
         return False
-    del buffer[-1]
+    buffer.append(0)
     return True

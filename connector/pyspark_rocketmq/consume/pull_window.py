@@ -51,13 +51,15 @@ class AnswerOutcome(Enum):
 
 
 class _Segment:
-    __slots__ = ("end", "is_pulled", "next_offset", "pieces")
+    __slots__ = ("body_bytes", "end", "is_pulled", "next_offset", "pieces")
 
     def __init__(self, start: int, end: int) -> None:
         self.next_offset = start
         self.end = end
         self.is_pulled = True
         self.pieces: list[Piece] = []
+        self.body_bytes = 0
+        """Of the pieces."""
 
 
 class PullWindow:
@@ -182,9 +184,11 @@ class PullWindow:
         segment.next_offset = next_begin_offset
         if body:
             segment.pieces.append(Piece(body, segment.end, asked))
-            self._buffered_bytes += len(body)
+            body_bytes = len(body)
+            segment.body_bytes += body_bytes
+            self._buffered_bytes += body_bytes
             if segment_id == self._first_open:
-                self._takeable_bytes += len(body)
+                self._takeable_bytes += body_bytes
         if next_begin_offset < segment.end:
             self._idle.append(segment_id)
             return AnswerOutcome.ADVANCED
@@ -214,7 +218,7 @@ class PullWindow:
         first_open = segments.get(self._taken_id)
         if first_open is not None and first_open.pieces:
             taken += first_open.pieces
-            first_open.pieces = []
+            first_open.pieces, first_open.body_bytes = [], 0
         self._buffered_bytes -= self._takeable_bytes
         self._takeable_bytes = 0
         return taken
@@ -233,7 +237,8 @@ class PullWindow:
         for segment_id in sendable:
             segment = self._segments[segment_id]
             segment.is_pulled = True
-            steps.append(self._step(segment_id, segment.next_offset, segment.end))
+            start = segment.next_offset
+            steps.append(PullStep(segment_id, start, min(segment.end - start, self._max_msg_nums)))
         return steps
 
     def _open_segment(self) -> PullStep:
@@ -244,10 +249,7 @@ class PullWindow:
         self._segments[segment_id] = _Segment(start, end)
         self._next_id = segment_id + 1
         self._open_count += 1
-        return self._step(segment_id, start, end)
-
-    def _step(self, segment_id: int, queue_offset: int, end: int) -> PullStep:
-        return PullStep(segment_id, queue_offset, min(end - queue_offset, self._max_msg_nums))
+        return PullStep(segment_id, start, min(end - start, self._max_msg_nums))
 
     def _end_pull(self, segment_id: int) -> _Segment:
         segment = self._segments.get(segment_id)
@@ -263,7 +265,7 @@ class PullWindow:
         while candidate < self._next_id:
             segment = segments[candidate]
             if candidate != self._first_open:
-                self._takeable_bytes += sum(len(piece.body) for piece in segment.pieces)
+                self._takeable_bytes += segment.body_bytes
             if segment.next_offset < segment.end:
                 break
             if not segment.pieces:

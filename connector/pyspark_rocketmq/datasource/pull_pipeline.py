@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.process_lines import give_back_line, take_line
-from pyspark_rocketmq.client.pull import PullOfSeries, PullResult
+from pyspark_rocketmq.client.pull import PullResult
 from pyspark_rocketmq.client.pull_line import PullLine
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -32,6 +32,7 @@ from pyspark_rocketmq.datasource.range_pull import RangePull
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 
 logger = logging.getLogger(__name__)
 
@@ -61,15 +62,25 @@ class _Place(NamedTuple):
     settings: ConnectionSettings
 
 
-class _Sent(NamedTuple):
-    """A pull in flight."""
+class _Pull(NamedTuple):
+    """A pull to send or in flight; implements :class:`pyspark_rocketmq.client.outgoing.Outgoing`."""
 
     of: RangePull
     step: PullStep
     to: int
     """Broker id."""
     at_s: float
-    """When, by the monotonic clock."""
+    """When it was pull, by the monotonic clock."""
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame, length prefix included."""
+        _, queue_offset, max_msg_nums = self.step
+        return self.of.series.encode(queue_offset, max_msg_nums, opaque)
+
+    def command(self) -> RemotingCommand:
+        """The same request as a command, opaque not set."""
+        _, queue_offset, max_msg_nums = self.step
+        return self.of.series.request(queue_offset, max_msg_nums).command()
 
 
 class PullPipeline:
@@ -99,7 +110,7 @@ class PullPipeline:
         """One for each partition, in their order."""
         self._open = deque(enumerate(self.ranges))
         """Not wholly handed out; the next to be given pulls comes first."""
-        self._lines: dict[_Place, PullLine[_Sent]] = {}
+        self._lines: dict[_Place, PullLine[_Pull]] = {}
         self._gone_away: set[_Place] = set()
         """Places that ended a connection by GO_AWAY and have not answered a pull since."""
         self._largest_answer = _USUAL_ANSWER_BYTES
@@ -110,15 +121,18 @@ class PullPipeline:
 
         Bodies are views of receive buffers: whoever keeps them keeps the buffers from being used again.
         """
+        is_ready = self._is_ready()
         try:
             while self._open:
-                self._receive(can_wait=not self._is_ready())
+                self._receive(can_wait=not is_ready)
                 has_sent = self._send()
-                if self._is_ready():
+                is_ready = self._is_ready()
+                if is_ready:
                     arrivals = self._hand_out()
                     self._turn_over()
                     yield arrivals
                     del arrivals
+                    is_ready = self._is_ready()
                 elif not has_sent and not self._in_flight:
                     self._wait()
         finally:
@@ -135,30 +149,28 @@ class PullPipeline:
     # --- receiving -------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
-        waiting = {place: line for place, line in self._lines.items() if line.in_flight}
+        waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
         if not waiting:
             return
         pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]
         touched: set[RangePull] = set()
-        if can_wait and len(waiting) == 1 and not pauses:
-            readable = list(waiting.values())
-        else:
+        readable = waiting
+        if not can_wait or len(waiting) > 1 or pauses:
             # Not longer than the next pause lasts: who waits for nobody is not to wait for a slow answer.
             began_s = self._clock.monotonic_s()
-            readable = await_readable(
-                list(waiting.values()), min([self._timeout_s, *pauses]) if can_wait else 0.0
-            )
+            at_most_s = min([self._timeout_s, *pauses]) if can_wait else 0.0
+            lines = await_readable([line for _, line in waiting], at_most_s)
             waited_s = self._clock.monotonic_s() - began_s
-            for place, line in waiting.items():
-                if line not in readable:
+            readable = [(place, line) for place, line in waiting if line in lines]
+            for place, line in waiting:
+                if line not in lines:
                     touched |= self._take_in(place, line.pass_time(waited_s, self._timeout_s))
-        for place, line in waiting.items():
-            if line in readable:
-                touched |= self._receive_from(place, line)
+        for place, line in readable:
+            touched |= self._receive_from(place, line)
         for each in touched:
             each.settle()
 
-    def _receive_from(self, place: _Place, line: PullLine[_Sent]) -> set[RangePull]:
+    def _receive_from(self, place: _Place, line: PullLine[_Pull]) -> set[RangePull]:
         try:
             answers = line.receive(self._timeout_s)
         except RocketMQError as error:
@@ -166,29 +178,29 @@ class PullPipeline:
         return self._take_in(place, answers)
 
     def _take_in(
-        self, place: _Place, answers: list[tuple[_Sent, PullResult | RocketMQError]]
+        self, place: _Place, answers: list[tuple[_Pull, PullResult | RocketMQError]]
     ) -> set[RangePull]:
         touched: set[RangePull] = set()
-        refused: list[_Sent] = []
+        refused: list[_Pull] = []
         now_s = self._clock.monotonic_s()
-        for sent, outcome in answers:
-            if sent.of.failure is not None:
+        for pull, outcome in answers:
+            if pull.of.failure is not None:
                 continue
-            touched.add(sent.of)
+            touched.add(pull.of)
             if isinstance(outcome, PullResult):
                 if self._gone_away:
                     self._gone_away.discard(place)
                 self._largest_answer = max(self._largest_answer, len(outcome.body))
                 if outcome.body:
-                    sent.of.answers += 1
-                    sent.of.answered_after_s += now_s - sent.at_s
+                    pull.of.answers += 1
+                    pull.of.answered_after_s += now_s - pull.at_s
             elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
-                refused.append(sent)
+                refused.append(pull)
                 continue
-            sent.of.take_in(sent.step, sent.to, outcome)
+            pull.of.take_in(pull.step, pull.to, outcome)
         return touched | self._go_away(place, refused) if refused else touched
 
-    def _go_away(self, place: _Place, refused: Iterable[_Sent]) -> set[RangePull]:
+    def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> set[RangePull]:
         """A broker that shuts down wants a new connection (5.3.1 and later): once at once, then as after any failure."""
         error: RocketMQError | None = None
         if place in self._gone_away:
@@ -196,15 +208,15 @@ class PullPipeline:
                 place.address, "the broker is shutting down and sent the client away (GO_AWAY)"
             )
         self._gone_away.add(place)
-        for sent in refused:
-            sent.of.lost(sent.step, sent.to, error)
+        for pull in refused:
+            pull.of.lost(pull.step, pull.to, error)
         return self._lose_line(place, error)
 
     def _lose_line(self, place: _Place, error: RocketMQError | None) -> set[RangePull]:
         unanswered = self._lines.pop(place).close()
-        for sent in unanswered:
-            sent.of.lost(sent.step, sent.to, error)
-        return {sent.of for sent in unanswered}
+        for pull in unanswered:
+            pull.of.lost(pull.step, pull.to, error)
+        return {pull.of for pull in unanswered}
 
     # --- sending ---------------------------------------------------------------------------------------------
 
@@ -217,18 +229,13 @@ class PullPipeline:
         steps = self._fair_steps(room) if room > 0 else []
         if not steps and not in_flight:
             steps = self._only_step()
-        by_place: dict[_Place, list[tuple[_Sent, PullOfSeries]]] = {}
+        by_place: dict[_Place, list[_Pull]] = {}
         now_s = self._clock.monotonic_s()
         for of, next_steps in steps:
-            pulls = by_place.setdefault(_Place(of.address, of.partition.connection), [])
-            broker_id, series = of.broker_id, of.series
-            pulls += [
-                (
-                    _Sent(of, step, broker_id, now_s),
-                    PullOfSeries(series, step.queue_offset, step.max_msg_nums),
-                )
-                for step in next_steps
-            ]
+            broker_id = of.broker_id
+            by_place.setdefault(_Place(of.address, of.partition.connection), []).extend(
+                [_Pull(of, step, broker_id, now_s) for step in next_steps]
+            )
         for place, pulls in by_place.items():
             self._send_to(place, pulls)
         return bool(steps)
@@ -259,23 +266,21 @@ class PullPipeline:
                 return [(each, steps)] if (steps := each.steps(1, may_run_ahead=False)) else []
         return []
 
-    def _send_to(self, place: _Place, pulls: list[tuple[_Sent, PullOfSeries]]) -> None:
+    def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
         line = self._lines.get(place)
         try:
             if line is None:
                 line = self._lines[place] = take_line(place.address, self._clock, place.settings)
         except RocketMQError as error:
-            touched = {sent.of for sent, _ in pulls}
-            for sent, _ in pulls:
-                sent.of.lost(sent.step, sent.to, error)
+            touched = {pull.of for pull in pulls}
+            for pull in pulls:
+                pull.of.lost(pull.step, pull.to, error)
         else:
             touched = self._try_to_send(place, line, pulls)
         for each in touched:
             each.settle()
 
-    def _try_to_send(
-        self, place: _Place, line: PullLine[_Sent], pulls: list[tuple[_Sent, PullOfSeries]]
-    ) -> set[RangePull]:
+    def _try_to_send(self, place: _Place, line: PullLine[_Pull], pulls: list[_Pull]) -> set[RangePull]:
         try:
             line.send(pulls)
         except RocketMQError as error:
