@@ -13,6 +13,7 @@ import click
 
 from fuzz.engine import has_coverage_engine
 from fuzz.judge import judge
+from fuzz.large import judge_large, large_inputs
 from fuzz.reconnects import reconnect
 from fuzz.run import ROOT, Outcome, run_target
 from fuzz.targets import TARGETS
@@ -48,7 +49,7 @@ def main(
             _show(outcomes[-1])
     failures = sum(len(outcome.findings) for outcome in outcomes)
     if not names:
-        failures += _reconnect()
+        failures += _large() + _reconnect()
     click.echo(f"{sum(outcome.inputs for outcome in outcomes):,} inputs, {failures} failures")
     sys.exit(1 if failures else 0)
 
@@ -62,6 +63,19 @@ def _show(outcome: Outcome) -> None:
         shown = path.relative_to(ROOT)
         reason = path.with_suffix(".txt").read_text(encoding="utf-8").strip().splitlines()[-1]
         click.echo(f'    {reason[:200]}\n    again: make fuzz ARGS="--again {shown}"')
+
+
+def _large() -> int:
+    """How many inputs of nearly a frame's length cost more than they may."""
+    cases = large_inputs()
+    failed = 0
+    for case in cases:
+        finding = judge_large(case)
+        if finding is not None:
+            failed += 1
+            click.echo(f"    {case.name}: {finding.trace.strip().splitlines()[-1][:200]}")
+    click.echo(f"  {len(cases)} inputs of nearly 16 MiB, {failed} failures")
+    return failed
 
 
 def _reconnect() -> int:

@@ -1,6 +1,6 @@
 """One input, one verdict: which exception, how long, how much memory.
 
-Memory is held by a limit on the process's address space, set anew for each input, so an input that wants more ends
+Memory is held by a limit on what the process may write to, set anew for each input, so an input that wants more ends
 in ``MemoryError``; time by a timer whose signal raises. What neither stops, an endless loop in C or a crash, is seen
 from outside: see :mod:`fuzz.run`.
 """
@@ -22,6 +22,7 @@ from fuzz.target import Target
 from pyspark_rocketmq.errors import RemoteProtocolError
 
 _PAGE_BYTES: Final = resource.getpagesize()
+_DATA_AND_STACK: Final = 5
 _ALLOCATOR_BYTES: Final = 4 << 20
 """What allocators map beyond what is asked of them."""
 
@@ -97,14 +98,15 @@ def _deadline(target: Target) -> Iterator[None]:
 
 @contextmanager
 def _memory(target: Target) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _mapped_bytes() + target.max_memory_bytes + _ALLOCATOR_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    # Not the address space: malloc reserves 64 MiB of it for each thread and uses some kilobytes.
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _writable_bytes() + target.max_memory_bytes + _ALLOCATOR_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _mapped_bytes() -> int:
-    return int(Path("/proc/self/statm").read_bytes().split(maxsplit=1)[0]) * _PAGE_BYTES
+def _writable_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[_DATA_AND_STACK]) * _PAGE_BYTES

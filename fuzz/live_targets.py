@@ -33,8 +33,8 @@ _CLOCK: Final = SystemClock()
 _CONVERSATION_S: Final = 10.0
 _TURNS_PER_SERVER: Final = 2000
 """A simulator is made anew after so many inputs, because it keeps what it is told."""
-_THREADS_BYTES: Final = 8 * (8 << 20) + 3 * (64 << 20)
-"""Address space of threads: their stacks, and the heaps that malloc reserves for them."""
+_THREADS_BYTES: Final = 4 * (8 << 20)
+"""The stacks of the threads that a conversation begins, of which next to nothing is used."""
 _LINGER: Final = struct.pack("ii", 1, 0)
 
 

@@ -199,7 +199,8 @@ WIRE_TARGETS: Final = (
         run=run_messages,
         seeds=seeds.pull_bodies,
         repair=with_total_sizes,
-        # The bodies of an answer, and what holds them while the columns are built.
+        # What bodies may expand to, as columns, as messages and as values that are compared; what decoding alone takes is
+        # seen by ``fuzz.large``.
         max_memory_bytes=MAX_MEMORY_BYTES + 3 * MAX_EXPANDED_BYTES,
     ),
     Target(name="properties", run=_run_properties, seeds=seeds.properties),

@@ -412,3 +412,17 @@ class TestTolerance:
             command = RemotingCommand(code=-1000, opaque=-1, flag=-3, serialize_type=serialize_type)
 
             assert decode_frame(encode_frame(command)[4:]) == command
+
+
+def test_a_binary_header_is_weighed_by_its_fields():
+    """A1: as texts they take fifty times as much as on the wire."""
+    few = RemotingCommand(code=1, ext_fields={"a": "x" * 4_000_000}, serialize_type=SerializeType.ROCKETMQ)
+    many = RemotingCommand(
+        code=1,
+        ext_fields={f"{at:x}": "x" for at in range(120_000)},
+        serialize_type=SerializeType.ROCKETMQ,
+    )
+
+    assert decode_frame(encode_frame(few)[4:]) == few
+    with pytest.raises(RemoteProtocolError, match="with 120000 fields would take up to"):
+        decode_frame(encode_frame(many)[4:])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.properties import (
     MAX_PROPERTIES_BYTES,
@@ -127,3 +127,9 @@ def test_more_than_can_be_stored_is_read_alike():
 
     assert len(longer) > MAX_PROPERTIES_BYTES
     assert decode_properties(longer) == decode_properties(entries + b"tail\x01v")
+
+
+def test_far_more_than_can_be_stored_is_refused():
+    """A1: a million entries would take three hundred megabytes."""
+    with pytest.raises(RemoteProtocolError, match=r"take 600000 bytes; 32767 can be stored"):
+        decode_properties(b"a\x01b\x02ab" * 100_000)

@@ -258,6 +258,11 @@ def _json_text(name: str, value: object) -> str:
 # --- binary header -------------------------------------------------------------------------------------------
 
 _BINARY_FIXED: Final = struct.Struct(">hBhii")
+_LIGHT_HEADER_BYTES: Final = 512 * 1024
+"""Headers up to here take less than ``_MAX_HEADER_MEMORY`` whatever is in them."""
+_MAX_HEADER_MEMORY: Final = 2 * MAX_FRAME_LENGTH
+_BYTES_PER_FIELD: Final = 320
+_WIDEST_CHARACTER: Final = 4
 _MAX_BINARY_CODE: Final = 0x7FFF
 
 
@@ -304,6 +309,8 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
         raise RemoteProtocolError(
             f"A binary header has {len(header)} bytes, but its fields end at {at + fields_length}."
         )
+    if len(header) > _LIGHT_HEADER_BYTES:
+        _check_header_memory(header, at)
     return RemotingCommand(
         code=code,
         opaque=opaque,
@@ -315,6 +322,22 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
         body=body,
         serialize_type=SerializeType.ROCKETMQ,
     )
+
+
+def _check_header_memory(header: bytes, at: int) -> None:
+    """Weigh the fields as JSON is weighed (``json_size``): a million of them are hundreds of megabytes of objects."""
+    fields = 0
+    while at < len(header):
+        at += 2 + int.from_bytes(header[at : at + 2], "big")
+        at += 4 + int.from_bytes(header[at : at + 4], "big")
+        fields += 1
+    width = 1 if header.isascii() else _WIDEST_CHARACTER
+    needed = len(header) * (1 + width) + fields * _BYTES_PER_FIELD
+    if needed > _MAX_HEADER_MEMORY:
+        raise RemoteProtocolError(
+            f"A binary header of {len(header)} bytes with {fields} fields would take up to {needed} bytes of memory; at "
+            f"most {_MAX_HEADER_MEMORY} are spent on one."
+        )
 
 
 def _read_ext_fields(header: bytes, at: int) -> dict[str, str]:

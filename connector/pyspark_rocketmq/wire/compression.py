@@ -26,6 +26,9 @@ _ZLIB_LEVEL: Final = 5
 """``DefaultMQProducer.compressLevel``."""
 MAX_EXPANSION: Final = 64
 """And of a long one, for each of its bytes; texts reach 30."""
+_BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BODY_BYTES
+"""How often an inner batch counts: a member of 22 bytes becomes a row of ten times as many. A batch alone is never too large."""
+_INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
 
@@ -87,7 +90,7 @@ class ExpansionBudget:
         """
         expanded = decompress(body, sys_flag)
         if expanded is not body:
-            self.left -= len(expanded)
+            self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)
             if self.left < 0:
                 raise ExpandsTooFar(
                     f"The message bodies of an answer expand to more than {self._limit} bytes. If they are what was "

@@ -118,7 +118,7 @@ class FrameDecoder:
 
     def _finish(self, body: BytesIO) -> RemotingCommand:
         mark = int.from_bytes(self._head[_LENGTH_WORD:_PREFIX], "big")
-        header = bytes(self._head[_PREFIX:])
+        header = bytes(memoryview(self._head)[_PREFIX:])  # one copy, of up to a whole frame
         self._head.clear()
         self._head_wanted = _PREFIX
         self._body = None

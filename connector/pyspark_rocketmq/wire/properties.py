@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 
 NAME_VALUE_SEPARATOR: Final = "\x01"
 PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """The stored length is a signed short (``Short.MAX_VALUE``)."""
+_MAX_READ_BYTES: Final = 512 * 1024
+"""Of more than can be stored; as Python's objects they take up to fifty times as much."""
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -81,10 +83,17 @@ def decode_properties(data: bytes) -> dict[str, str]:
     """Parse stored properties; of entries with the same name the last one wins.
 
     An entry without separator, with an empty name or with an empty value is dropped; a value may contain
-    U+0001 again, and the last U+0002 may be missing. Nothing raises: Java's parser accepts every string.
+    U+0001 again, and the last U+0002 may be missing. Java's parser accepts every string.
+
+    Raises:
+        RemoteProtocolError: If they are of a request and sixteen times longer than any that could be stored.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.string2messageProperties``.
     """
+    if len(data) > _MAX_READ_BYTES:
+        raise RemoteProtocolError(
+            f"The properties of a message take {len(data)} bytes; {MAX_PROPERTIES_BYTES} can be stored."
+        )
     properties: dict[str, str] = {}
     text = decode_text(data)
     # More than can be stored comes in requests only; a million entries must not exist at the same time.
