@@ -53,7 +53,7 @@ class Topics:
     def stream(self, topic: str | None, **options: str) -> StreamUnderTest:
         """A stream from the earliest offset, unless told otherwise."""
         given = {} if topic is None else {"topic": topic}
-        begin = {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
+        begin = {} if any(key.startswith("starting") for key in options) else {"startingOffsets": "earliest"}
         return StreamUnderTest(nameServers=self.sim.name_servers, **given | begin | options)
 
     def offsets(self, topic: str, **options: str) -> dict[int, list[int]]:

@@ -136,6 +136,23 @@ def test_progress_tells_where_each_queue_ends(topics: Topics) -> None:
     assert stream.latest() == {}
 
 
+def test_how_far_queues_are_behind_follows_from_the_progress(topics: Topics) -> None:
+    """maxOffsetsPerTrigger: what Kafka's source has as min, max and avgOffsetsBehindLatest, with and without a limit."""
+    topic = topics.make(8, 2, 0)
+    stream = topics.stream(topic, maxOffsetsPerTrigger="5")
+
+    def behind() -> tuple[int, int, float]:
+        plan, latest = (offset[topic]["broker-a"] for offset in (stream.planned(), stream.latest()))
+        lags = [end - plan.get(queue_id, {"to": end})["to"] for queue_id, end in latest.items()]
+        return min(lags), max(lags), sum(lags) / len(lags)
+
+    assert stream.plan()
+    assert behind() == (0, 4, 5 / 3)
+    stream.restart(maxOffsetsPerTrigger="100")
+    assert stream.plan()
+    assert behind() == (0, 0, 0)
+
+
 def test_options_of_a_running_query_may_change(topics: Topics) -> None:
     """As in Spark's Kafka source: startingOffsets is for new queries alone."""
     topic = topics.make(2)
