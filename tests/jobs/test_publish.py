@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-import jobs.publish
 from jobs.errors import JobFailed
 from jobs.publish import publish
 from jobs.publish_settings import PublishSettings
 from jobs.settings import load_settings
-from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.errors import OptionError
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 
@@ -26,17 +22,6 @@ ORDERS, STEPS = 20, 10
 
 def settings(**given: Any) -> PublishSettings:
     return load_settings(PublishSettings, "publish", None, [f"{key}={value}" for key, value in given.items()])
-
-
-@pytest.fixture
-def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    @contextmanager
-    def the_run_s_own(job: str) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(jobs.publish, "spark_session", the_run_s_own)
-    register(spark)
-    return spark
 
 
 @pytest.fixture

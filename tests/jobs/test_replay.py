@@ -1,9 +1,117 @@
-"""What a replay tells: one line at its end, lines on the way where there is no terminal."""
+"""Job ``replay``, in this process and on the run's Spark session: where its settings lead, and what it tells."""
 
 from __future__ import annotations
 
-from jobs.replay import summary_text
-from pyspark_rocketmq.replay.replay import ReplaySummary
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+import jobs.replay
+from jobs.replay import replay, summary_text
+from jobs.replay_settings import ReplaySettings
+from jobs.settings import load_settings
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.replay.replay import OnStep, Replay, ReplaySummary
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+
+
+def settings(**given: Any) -> ReplaySettings:
+    return load_settings(ReplaySettings, "replay", None, [f"{key}={value}" for key, value in given.items()])
+
+
+def run(chosen: ReplaySettings) -> str:
+    """What is shown on a terminal."""
+    shown = io.StringIO()
+    replay(chosen, Console(file=shown, force_terminal=True, width=200, color_system=None))
+    return shown.getvalue()
+
+
+@pytest.mark.spark
+@SIM_ONLY
+def test_messages_go_to_the_topic_once_with_a_bar_and_a_summary(
+    session: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H3: what is read, where it goes, the steps and the record are those of the settings."""
+    topic, copy = (cluster.create_topic(queues=1, brokers=["broker-a"]) for _ in range(2))
+    with Producer((cluster.name_servers,), "p") as producer:
+        [queue] = producer.queues(topic)
+        messages = [
+            Message(topic=topic, body=b"%d" % number, properties={"TAGS": "ab"[number % 2]})
+            for number in range(8)
+        ]
+        producer.send_batch(messages, queue)
+    chosen = settings(
+        nameServers=cluster.name_servers,
+        topic=topic,
+        subscription="b",
+        toTopic=copy,
+        record=tmp_path / "record",
+        offsetsPerStep=4,
+    )
+
+    first, second = run(chosen), run(chosen)
+    rows = session.read.format("rocketmq").options(nameServers=cluster.name_servers, topic=copy).load()
+
+    assert [bytes(row.body) for row in rows.orderBy("queueOffset").collect()] == [b"1", b"3", b"5", b"7"]
+    assert "offsets replayed" in first
+    assert "8/8" in first
+    assert f"queues: 1 · offsets planned: 8 · messages sent to topic {copy}: 4 · steps: 2" in first
+    assert f"replayed before: 8 · messages sent to topic {copy}: 0 · steps: 0" in second
+    assert (tmp_path / "record" / "_delta_log").is_dir()
+
+
+@pytest.mark.spark
+def test_messages_go_to_the_table(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H3: with the settings as options of the read; what is then done is tested in tests/end_to_end."""
+    told: list[object] = []
+
+    class ToldReplay(Replay):
+        def __init__(
+            self, spark: SparkSession, options: Mapping[str, str] | ReadOptions, *, offsets_per_step: int
+        ) -> None:
+            super().__init__(spark, options, offsets_per_step=offsets_per_step)
+            told.extend((spark, options, offsets_per_step))
+
+        def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
+            assert on_step is not None
+            on_step(30, 60)
+            told.append(path)
+            return ReplaySummary(queues=2, planned=60, recorded=0, written=40, steps=3, seconds=1.25)
+
+    monkeypatch.setattr(jobs.replay, "Replay", ToldReplay)
+    chosen = settings(nameServers="h:1", topic="t", toTable="/lake/t", offsetsPerStep=20)
+
+    shown = run(chosen)
+
+    assert told == [session, chosen, 20, "/lake/t"]
+    assert "30/60" in shown
+    assert "rows added to /lake/t: 40 · steps: 3" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give one of the options 'toTable' and 'toTopic'"),
+        (
+            {"toTable": "/a", "toTopic": "b", "record": "/c"},
+            "give one of the options 'toTable' and 'toTopic'",
+        ),
+        ({"toTopic": "b"}, "options 'toTopic' and 'record' go together"),
+        ({"toTable": "/a", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(given: dict[str, str], said: str) -> None:
+    """H3"""
+    with pytest.raises(OptionError, match=said):
+        settings(nameServers="h:1", topic="t", **given)
 
 
 def test_the_summary_tells_what_an_earlier_run_has_done_only_where_one_has():

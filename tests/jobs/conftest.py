@@ -1,0 +1,27 @@
+"""The run's Spark session in place of the one that a job starts and stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from pyspark.sql import SparkSession
+
+import jobs.publish
+import jobs.replay
+from pyspark_rocketmq.datasource.format import register
+
+
+@pytest.fixture
+def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """What jobs ``publish`` and ``replay`` run on."""
+
+    @contextmanager
+    def the_run_s_own(job: str) -> Iterator[SparkSession]:
+        yield spark
+
+    for job in (jobs.publish, jobs.replay):
+        monkeypatch.setattr(job, "spark_session", the_run_s_own)
+    register(spark)
+    return spark
