@@ -74,6 +74,7 @@ PRODUCER_DEFAULTS = {
     "getCreateTopicKey": AUTO_CREATE_TOPIC,
     "getDefaultTopicQueueNums": DEFAULT_TOPIC_QUEUE_NUMS,
     "getMaxMessageSize": MAX_MESSAGE_BYTES,
+    "getRetryTimesWhenSendAsyncFailed": _default(Producer, "retry_times_when_send_async_failed"),
     "getRetryTimesWhenSendFailed": _default(Producer, "retry_times_when_send_failed"),
     "getSendMsgTimeout": _default(Producer, "send_timeout_s") * 1000,
     "isSendLatencyFaultEnable": _default(Producer, "send_latency_fault_enable"),

@@ -7,18 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from pyspark_rocketmq.client.async_sends import AsyncSends
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.errors import BrokerError, NoPermission, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
-from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import MessageVersion, decode_messages, decode_stored_messages
 from tests.both.support import ANSWER_S, await_readable
-from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.wait import wait_until
 
 TERMS = SendTerms(producer_group="tests", max_reconsume_times=16)
@@ -271,8 +272,28 @@ def test_ordinary_sends_go_on_while_a_broker_is_away_and_ordered_ones_fail(clien
     with pytest.raises(TransportError):
         producer.send(Message(topic=topic, body=b"x"), queue=MessageQueue(topic, "broker-b", 0))
     results = [producer.send(Message(topic=topic, body=b"x")) for _ in range(4)]
+    begun = [AsyncSends(producer).send(Message(topic=topic, body=b"x")) for _ in range(4)]
+    results += [each.result(3 * ANSWER_S) for each in begun]
 
     assert {result.queue.broker_name for result in results} == {"broker-a"}
+
+
+@SIM_ONLY
+def test_an_asynchronous_send_that_is_cut_off_is_repeated_with_the_same_key(client, cluster, producer):
+    """G3: cut off before it is stored, and after: then it is there twice."""
+    topic = cluster.create_topic(queues=1)
+    code = int(RequestCode.SEND_MESSAGE_V2)
+    cluster.backend.faults.add("drop-before", on=code)
+    cluster.backend.faults.add("cut", on=code)
+
+    result = AsyncSends(producer).send(Message(topic=topic, body=b"x")).result(3 * ANSWER_S)
+    queues = [MessageQueue(topic, name, 0) for name in ("broker-a", "broker-b")]
+    stored = [
+        m for one in queues for m in read_all(client, cluster.broker_addresses[one.broker_name], one, 1)
+    ]
+
+    assert {message.msg_id for message in stored} == {result.msg_id}
+    assert len(stored) == 2
 
 
 def _fresh_queues(cluster: ClusterUnderTest, topic: str) -> tuple[MessageQueue, ...]:

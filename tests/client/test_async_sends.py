@@ -6,10 +6,11 @@ import pytest
 
 from pyspark_rocketmq.client.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.errors import NoWritableQueue, SystemBusy, TooManySends
+from pyspark_rocketmq.errors import ChannelClosed, NoWritableQueue, SystemBusy, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.properties import decode_properties
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
 from tests.helpers.wait import wait_until
@@ -62,6 +63,46 @@ def test_no_more_are_under_way_than_allowed(
         peer.answer(request, ext_fields={"msgId": "m", "queueId": "0", "queueOffset": "0"})
     assert first.result(TIMEOUT_S).queue == second.result(TIMEOUT_S).queue == A0
     assert sends.drain(TIMEOUT_S)
+
+
+def test_a_send_that_is_cut_off_is_repeated_on_another_broker_which_is_then_preferred(
+    cluster: ScriptedCluster,
+) -> None:
+    """G3, G4: with sendLatencyFaultEnable the broker that failed is not asked again soon."""
+    asked: list[RemotingCommand] = []
+
+    def hang_up(peer: Peer, request: RemotingCommand) -> None:
+        asked.append(request)
+        peer.close()
+
+    cluster.brokers["broker-a"].fault = hang_up
+    with Producer(
+        (cluster.name_server.address,), "P", send_timeout_s=TIMEOUT_S, send_latency_fault_enable=True
+    ) as producer:
+        sends = AsyncSends(producer)
+        results = [sends.send(PAID).result(TIMEOUT_S) for _ in range(6)]
+
+    assert {result.queue.broker_name for result in results} == {"broker-b"}
+    assert len(asked) == 1
+    [keys] = {decode_properties(each.ext_fields["i"].encode())["UNIQ_KEY"] for each in asked}
+    assert keys in {result.msg_id for result in results}
+
+
+def test_a_send_to_a_queue_is_repeated_there(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G5: nowhere else, and three times in all."""
+    asked: list[RemotingCommand] = []
+
+    def hang_up(peer: Peer, request: RemotingCommand) -> None:
+        asked.append(request)
+        peer.close()
+
+    cluster.brokers["broker-a"].fault = hang_up
+
+    failed = AsyncSends(producer).send(PAID, queue=A0)
+
+    assert isinstance(failed.exception(TIMEOUT_S), ChannelClosed)
+    assert len(asked) == 3
+    assert cluster.brokers["broker-b"].sends == []
 
 
 def test_a_message_larger_than_everything_allowed_goes_alone(producer: Producer) -> None:

@@ -1,7 +1,7 @@
 """Sends that are not waited for one by one: each has a future, and there are never too many under way.
 
-Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, or gives up a request whose
-time is over, so every future is done within a second after the producer's send time-out.  What is added to a future with
+Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives up a request whose
+time is over, or by the one thread of a producer that repeats attempts, so every future is done within a second after the producer's send time-out.  What is added to a future with
 ``add_done_callback`` runs on that thread and must not block.
 """
 
@@ -25,8 +25,8 @@ MOST_BYTES: Final = 100 * 1024 * 1024
 class AsyncSends:
     """Sends messages of one producer without waiting. Shared by any number of threads.
 
-    Each message has one attempt; two under way for one queue may be stored in either order. For order and repeated
-    attempts there are :meth:`Producer.send_ordered` and the data source's sink.
+    Attempts are repeated as :meth:`Producer.send_async` says; two messages under way for one queue may be stored in either order.
+    For order there are :meth:`Producer.send_ordered` and the data source's sink.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
     """

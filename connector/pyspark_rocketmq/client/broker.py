@@ -112,11 +112,18 @@ class BrokerClient(BrokerCalls):
         return self._send(address, command, queue, (message,), deadline)
 
     def send_async(
-        self, address: str, message: Message, queue: MessageQueue, terms: SendTerms, on_result: OnSend
+        self,
+        address: str,
+        message: Message,
+        queue: MessageQueue,
+        terms: SendTerms,
+        on_result: OnSend,
+        *,
+        deadline: Deadline | None = None,
     ) -> None:
         """As :meth:`send`, without waiting; ``on_result`` is called exactly once and must not block."""
         command = self._send_command(message, queue, terms)
-        self._send_async(address, command, queue, (message,), on_result)
+        self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 
     def send_oneway(self, address: str, message: Message, queue: MessageQueue, terms: SendTerms) -> None:
         """Send one message without learning whether it was stored."""
@@ -381,8 +388,10 @@ class BrokerClient(BrokerCalls):
         queue: MessageQueue,
         messages: Sequence[Message],
         on_result: OnSend,
+        *,
+        deadline: Deadline | None = None,
     ) -> None:
-        deadline = self._deadline()
+        deadline = deadline or self._deadline()
         try:
             channel = self._channel(address, deadline)
         except RocketMQError as error:

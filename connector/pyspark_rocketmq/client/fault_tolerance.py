@@ -16,7 +16,7 @@ from enum import Enum, auto
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue
 
 _AVOIDED_MS: Final = (
@@ -37,7 +37,7 @@ class SendOutcome(Enum):
 
     ANSWERED = auto()
     REFUSED = auto()
-    """The broker said no (``MQBrokerException``)."""
+    """The broker said no (``MQBrokerException``); it counts as not reachable."""
     UNHEARD = auto()
     """No answer came (``RemotingException``)."""
 
@@ -47,6 +47,16 @@ class SendOutcome(Enum):
         if isinstance(error, BrokerError):
             return cls.REFUSED
         return cls.UNHEARD if isinstance(error, TransportError) else cls.ANSWERED
+
+    @classmethod
+    def of_async(cls, outcome: object) -> SendOutcome:
+        """That of an attempt nobody waited for, where a refusal says that the broker can be reached.
+
+        Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
+        """
+        if isinstance(outcome, ConnectFailed):
+            return cls.REFUSED
+        return cls.UNHEARD if isinstance(outcome, (BrokerError, TransportError)) else cls.ANSWERED
 
 
 def avoided_ms(latency_ms: float) -> int:

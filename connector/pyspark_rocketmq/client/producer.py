@@ -15,10 +15,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
+from pyspark_rocketmq.client.async_attempts import AsyncAttempts
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
@@ -90,6 +92,7 @@ class Producer(Closing):
         *,
         send_timeout_s: float = 3.0,
         retry_times_when_send_failed: int = 2,
+        retry_times_when_send_async_failed: int = 2,
         compress_over_bytes: int = 4096,
         compression_type: CompressionType | None = CompressionType.ZLIB,
         send_latency_fault_enable: bool = False,
@@ -105,6 +108,7 @@ class Producer(Closing):
             producer_group: Shown to brokers.
             send_timeout_s: For one send, all its attempts together.
             retry_times_when_send_failed: Further attempts of a send without key and queue.
+            retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
             compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
@@ -126,6 +130,9 @@ class Producer(Closing):
         self._terms = SendTerms(producer_group=producer_group)
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed
+        self._async_retries = retry_times_when_send_async_failed
+        # Begins its thread with the first attempt that is repeated.
+        self._repeats = ThreadPoolExecutor(1, "rocketmq-producer-repeats")
         self._compress_over_bytes = compress_over_bytes
         self._compression_type = compression_type
         self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
@@ -180,17 +187,44 @@ class Producer(Closing):
         sharding_key: str | None = None,
         queue: MessageQueue | None = None,
     ) -> None:
-        """Send one message without waiting for its answer; ``on_result`` is called exactly once, in one attempt.
+        """Send one message without waiting for its answer; ``on_result`` is called exactly once.
 
-        Two messages sent so to one queue may be stored in either order.
+        An attempt that was not answered is repeated on another broker if there is one, or on the queue that was given, by
+        ``sharding_key`` too; the message may then be stored twice, both times with the same UNIQ_KEY. What a broker refuses is
+        not repeated. Two messages sent so to one queue may be stored in either order.
 
         Raises:
             RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
+
+        Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first queue, which another
+        broker may not have; here it is the number of the queue that was chosen for it.
         """
         prepared, terms = self._prepare(message)
-        route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
-        told = self._watching_route(message.topic, on_result)
-        self._brokers.send_async(self._master(route, chosen), prepared, chosen, terms, told)
+        deadline = self._deadline()
+
+        route, first = self._chosen(message.topic, sharding_key, queue, deadline)
+
+        def attempt(chosen: MessageQueue, told: OnSend) -> None:
+            told = self._watching_route(message.topic, told)
+            master = self._master(route, chosen)
+            self._brokers.send_async(master, prepared, chosen, terms, told, deadline=deadline)
+
+        def next_queue(failed: MessageQueue) -> MessageQueue:
+            nonlocal route
+            route, queues = self._publication(message.topic, deadline)
+            if queue is not None or sharding_key is not None:
+                return failed
+            return self._any_queue(queues, failed.broker_name)
+
+        AsyncAttempts(
+            send=attempt,
+            next_queue=next_queue,
+            note=self._note,
+            later=self._later,
+            on_result=on_result,
+            deadline=deadline,
+            retries=self._async_retries,
+        ).begin(first)
 
     def send_oneway(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -255,7 +289,8 @@ class Producer(Closing):
         return sent
 
     def close(self) -> None:
-        """Close the producer's own connections. Idempotent."""
+        """Close the producer's own connections; nothing is repeated any more. Idempotent."""
+        self._repeats.shutdown(wait=False)
         if self._own_pool is not None:
             self._own_pool.close()
 
@@ -332,6 +367,14 @@ class Producer(Closing):
     def _note(self, queue: MessageQueue, begun_s: float, outcome: SendOutcome) -> None:
         if self._faults is not None:
             self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
+
+    def _later(self, repeat: Callable[[], None]) -> bool:
+        """Answers come on threads that must not wait for a connection."""
+        try:
+            self._repeats.submit(repeat)
+        except RuntimeError:
+            return False
+        return True
 
     def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
         told = self._watching_route(queue.topic, on_result)

@@ -49,6 +49,8 @@ def send_rows(
         options.name_servers,
         options.producer_group,
         send_timeout_s=options.request_timeout_ms / 1000,
+        # The outbox repeats, and keeps the order meanwhile.
+        retry_times_when_send_async_failed=0,
         compress_over_bytes=options.compress_over_bytes,
         compression_type=compression_of(options),
         pool=process_pool(ConnectionSettings.of(options)),

@@ -1,0 +1,137 @@
+"""Attempts of sends that nobody waits for: which are repeated, where, and what is learnt of brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pyspark_rocketmq.client.async_attempts import AsyncAttempts
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.fault_tolerance import SendOutcome
+from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import (
+    ChannelClosed,
+    ConnectFailed,
+    LocalProtocolError,
+    NoWritableQueue,
+    RequestTimeout,
+    RocketMQError,
+    SystemBusy,
+)
+from pyspark_rocketmq.model import MessageQueue, SendStatus
+from tests.helpers.fake_clock import FakeClock
+
+A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
+STORED = SendResult(status=SendStatus.SEND_OK, msg_id="1", offset_msg_id="2", queue=A0, queue_offset=0)
+CLOSED, AWAY, BUSY = ChannelClosed("a:1", "cut"), ConnectFailed("a:1", "refused"), SystemBusy(2, "busy")
+TIMEOUT_S, TAKES_S = 3.0, 0.5
+
+
+class Run:
+    """Attempts of one message, each of which ends half a second later as the script says."""
+
+    def __init__(
+        self,
+        *script: SendResult | RocketMQError,
+        retries: int = 2,
+        has_queue: bool = True,
+        has_thread: bool = True,
+    ) -> None:
+        self.clock = FakeClock()
+        self.script = list(script)
+        self.tried: list[MessageQueue] = []
+        self.noted: list[tuple[str, SendOutcome]] = []
+        self.results: list[SendResult | RocketMQError] = []
+        self._has_queue, self._has_thread = has_queue, has_thread
+        self.attempts = AsyncAttempts(
+            send=self._send,
+            next_queue=self._next_queue,
+            note=self._note,
+            later=self._later,
+            on_result=self.results.append,
+            deadline=Deadline.after(self.clock, TIMEOUT_S),
+            retries=retries,
+        )
+
+    def _send(self, queue: MessageQueue, told: OnSend) -> None:
+        self.tried.append(queue)
+        self.clock.advance(TAKES_S)
+        told(self.script.pop(0))
+
+    def _next_queue(self, failed: MessageQueue) -> MessageQueue:
+        if not self._has_queue:
+            raise NoWritableQueue("orders")
+        return B0 if failed == A0 else A0
+
+    def _note(self, queue: MessageQueue, begun_s: float, outcome: SendOutcome) -> None:
+        assert self.clock.monotonic_s() - begun_s == TAKES_S
+        self.noted.append((queue.broker_name, outcome))
+
+    def _later(self, repeat: Callable[[], None]) -> bool:
+        if self._has_thread:
+            repeat()
+        return self._has_thread
+
+
+def test_what_was_not_answered_is_repeated_elsewhere() -> None:
+    """G3, G4: and each attempt tells of its broker."""
+    run = Run(AWAY, CLOSED, STORED)
+
+    run.attempts.begin(A0)
+
+    assert run.results == [STORED]
+    assert run.tried == [A0, B0, A0]
+    assert run.noted == [("a", SendOutcome.REFUSED), ("b", SendOutcome.UNHEARD), ("a", SendOutcome.ANSWERED)]
+
+
+@pytest.mark.parametrize(("retries", "tried"), [(0, 1), (1, 2), (2, 3)])
+def test_the_last_failure_is_told_when_no_attempt_is_left(retries: int, tried: int) -> None:
+    """G3"""
+    run = Run(*[ChannelClosed("a:1", str(number)) for number in range(3)], retries=retries)
+
+    run.attempts.begin(A0)
+
+    assert [str(result) for result in run.results] == [str(ChannelClosed("a:1", str(tried - 1)))]
+    assert len(run.tried) == tried
+
+
+@pytest.mark.parametrize("refusal", [BUSY, LocalProtocolError("too large")])
+def test_a_refusal_is_not_repeated(refusal: RocketMQError) -> None:
+    """G3: ``onExceptionImpl(…, needRetry=false)``, where a send that is waited for would try another broker."""
+    run = Run(refusal)
+
+    run.attempts.begin(A0)
+
+    assert run.results == [refusal]
+
+
+def test_a_broker_that_refuses_can_be_reached() -> None:
+    """G4: it is avoided for a while like one that was not heard."""
+    run = Run(BUSY)
+
+    run.attempts.begin(A0)
+
+    assert run.noted == [("a", SendOutcome.UNHEARD)]
+
+
+def test_an_attempt_that_used_up_the_time_has_no_successor() -> None:
+    """G3: all attempts share ``sendMsgTimeout``."""
+    late = RequestTimeout("a:1", "SEND_MESSAGE_V2", TIMEOUT_S)
+    run = Run(late)
+    run.clock.advance(TIMEOUT_S - TAKES_S)
+
+    run.attempts.begin(A0)
+
+    assert run.results == [late]
+
+
+def test_without_a_queue_or_a_thread_for_another_attempt_the_failure_is_told() -> None:
+    """G2: once, whatever is missing."""
+    run, closed = Run(CLOSED, has_queue=False), Run(CLOSED, has_thread=False)
+
+    run.attempts.begin(A0)
+    closed.attempts.begin(A0)
+
+    assert run.results == closed.results == [CLOSED]
