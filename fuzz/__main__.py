@@ -16,6 +16,7 @@ from fuzz.judge import judge
 from fuzz.large import judge_large, large_inputs
 from fuzz.reconnects import reconnect
 from fuzz.run import ROOT, Outcome, run_target
+from fuzz.simulator_reconnects import reconnect_to_simulator
 from fuzz.targets import TARGETS
 
 _RECONNECTS: Final = 10_000
@@ -79,10 +80,12 @@ def _large() -> int:
 
 
 def _reconnect() -> int:
-    """Whether connections that come and go leave something behind: 1 or 0."""
+    """How many kinds of connections that come and go leave something behind."""
     before, after = reconnect(_RECONNECTS)
     click.echo(f"  {_RECONNECTS:,} reconnects: before {before}, after {after}")
-    return int(before != after)
+    known, left = reconnect_to_simulator(_RECONNECTS)
+    click.echo(f"  {_RECONNECTS:,} reconnects to the simulator: before {known}, after {left}")
+    return int(before != after) + int(known != left)
 
 
 def _run_again(path: Path) -> int:

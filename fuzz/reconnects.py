@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pull import PullRequest
@@ -25,11 +25,13 @@ from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
 _CLOCK: Final = SystemClock()
-_SOON_S: Final = 10.0
+SOON_S: Final = 10.0
+_WAITING: Final = 4
+_HeldT = TypeVar("_HeldT")
 _SETTLE_S: Final = 30.0
 _RESET: Final = struct.pack("ii", 1, 0)
 _ANSWER: Final = encode_frame(RemotingCommand(code=0, flag=1, ext_fields={"offset": "7"}, body=b"body"))
-_QUESTION: Final = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
+QUESTION: Final = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
 _PULL: Final = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), queue_offset=0)
 
 
@@ -56,6 +58,31 @@ def _target(entry: Path) -> str:
         return str(entry.readlink())
     except FileNotFoundError:  # closed meanwhile, by now or by a thread that ends
         return ""
+
+
+class Calls:
+    """Requests under way on one channel, each of which must be called back once, whatever becomes of the channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._outcomes: list[list[object]] = []
+
+    def submit(self, request: RemotingCommand) -> None:
+        """Send a request and do not wait."""
+        self._outcomes.append([])
+        self._channel.submit(request, self._outcomes[-1].append, Deadline.after(_CLOCK, SOON_S))
+
+    def close(self) -> None:
+        """End the channel.
+
+        Raises:
+            AssertionError: If a request was not called back by then, or more than once.
+        """
+        self._channel.close()
+        called = [len(outcomes) for outcomes in self._outcomes]
+        assert called == [1] * len(called), (
+            f"requests of {self._channel.address} were called back {called} times"
+        )
 
 
 class _Server:
@@ -91,30 +118,58 @@ class _Server:
                 connected, _ = self._listener.accept()
                 answer, is_reset = next(ways)
                 with connected, suppress(OSError):
-                    connected.settimeout(_SOON_S)
+                    connected.settimeout(SOON_S)
                     connected.recv(1 << 16)
                     connected.sendall(answer)
                     if is_reset:
                         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-def _ask(address: str) -> None:
-    channel = Channel(TcpTransport.connect(address, _SOON_S), _CLOCK)
+def ask(address: str, *others: RemotingCommand) -> None:
+    """Ask something, with other requests under way, and leave."""
+    channel = Channel(TcpTransport.connect(address, SOON_S), _CLOCK)
+    calls = Calls(channel)
     try:
-        channel.request(_QUESTION, Deadline.after(_CLOCK, _SOON_S))
+        for request in (QUESTION, *others, QUESTION):
+            calls.submit(request)
+        channel.request(QUESTION, Deadline.after(_CLOCK, SOON_S))
     finally:
-        channel.close()
+        calls.close()
 
 
-def _come_and_go(address: str) -> None:
-    Channel(TcpTransport.connect(address, _SOON_S), _CLOCK).close()
+def ask_from_threads(address: str) -> None:
+    """Several threads wait on one connection."""
+    channel = Channel(TcpTransport.connect(address, SOON_S), _CLOCK)
+    outcomes: list[object] = []
+
+    def wait() -> None:
+        try:
+            outcomes.append(channel.request(QUESTION, Deadline.after(_CLOCK, SOON_S)))
+        except RocketMQError as error:
+            outcomes.append(error)
+
+    waiting = [threading.Thread(target=wait) for _ in range(_WAITING)]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(2 * SOON_S)
+    channel.close()
+    assert len(outcomes) == _WAITING, (
+        f"{_WAITING - len(outcomes)} of {_WAITING} threads still wait for {address}"
+    )
 
 
-def _pull(address: str) -> None:
-    line: PullLine[PullRequest] = PullLine(TcpTransport.connect(address, _SOON_S), _CLOCK)
+def come_and_go(address: str) -> None:
+    """Connect, ask nothing."""
+    Channel(TcpTransport.connect(address, SOON_S), _CLOCK).close()
+
+
+def pull(address: str) -> None:
+    """Pull once."""
+    line: PullLine[PullRequest] = PullLine(TcpTransport.connect(address, SOON_S), _CLOCK)
     try:
         line.send([_PULL])
-        line.receive(_SOON_S)
+        line.receive(SOON_S)
     finally:
         line.close()
 
@@ -125,10 +180,10 @@ def reconnect(count: int) -> tuple[Held, Held]:
     Raises:
         AssertionError: If a client ended in anything but an answer or an error of ours.
     """
-    tls = TlsConnector(verify_certificate=False)
     clients: tuple[Callable[[str], object], ...] = (
-        *(_ask, _pull, _come_and_go) * 3,
-        lambda address: tls.connect(address, _SOON_S),
+        *(ask, pull, come_and_go) * 3,
+        ask_from_threads,
+        tls_to_plain(),
     )
     before = Held.now()
     server = _Server()
@@ -138,13 +193,19 @@ def reconnect(count: int) -> tuple[Held, Held]:
                 client(server.address)
     finally:
         server.close()
-    return before, _settled(before)
+    return before, settled(Held.now, before)
 
 
-def _settled(before: Held) -> Held:
-    """What is held once the threads that are just ending have ended."""
+def tls_to_plain() -> Callable[[str], object]:
+    """A client that begins a handshake."""
+    tls = TlsConnector(verify_certificate=False)
+    return lambda address: tls.connect(address, SOON_S)
+
+
+def settled(held: Callable[[], _HeldT], before: _HeldT) -> _HeldT:
+    """What is held once the threads and connections that are just ending have ended."""
     deadline = Deadline.after(_CLOCK, _SETTLE_S)
     pause = threading.Event()
-    while (now := Held.now()) != before and not deadline.has_passed:
+    while (now := held()) != before and not deadline.has_passed:
         pause.wait(0.02)
     return now

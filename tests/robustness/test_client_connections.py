@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from fuzz.reconnects import Held, reconnect
+from fuzz.simulator_reconnects import reconnect_to_simulator
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -33,6 +34,7 @@ CLOCK = SystemClock()
 QUESTION = RemotingCommand(code=30, ext_fields={"topic": "T", "queueId": "0"})
 RECONNECTS = 1000
 """``make fuzz`` does ten thousand."""
+RECONNECTS_TO_SIMULATOR = 300
 CALLERS = 8
 
 
@@ -272,4 +274,10 @@ def test_a_pool_gives_every_caller_an_error_while_the_server_is_down_and_an_answ
 def test_a_thousand_reconnects_leave_no_thread_and_no_socket() -> None:
     """A1: answered, cut, reset, garbage, TLS to a plain port, closed unasked."""
     before, after = reconnect(RECONNECTS)
+    assert after == before
+
+
+def test_hundreds_of_broken_connections_leave_nothing_with_client_or_broker() -> None:
+    """A1: no thread, socket, caller, connection, held pull or member; ``make fuzz`` does ten thousand."""
+    before, after = reconnect_to_simulator(RECONNECTS_TO_SIMULATOR)
     assert after == before
