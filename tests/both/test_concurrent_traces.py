@@ -35,11 +35,17 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.wait import wait_until
-from tests.java.traces import CONCURRENT, Scenario, StoredTrace, script_of, waits_ms, without_ids
+from tests.java.traces import (
+    CONCURRENT,
+    Scenario,
+    StoredTrace,
+    assert_waits_as_recorded,
+    script_of,
+    without_ids,
+)
 
 _OUTPUT = StructType().add("key", "string")
 _BROKER = "broker-a"
-_ROUNDING_MS = 100
 _SCENARIOS: tuple[Scenario, ...] = tuple(
     json.loads(json.dumps(recorded).replace("TrC", "OurC")) for recorded in CONCURRENT
 )
@@ -221,10 +227,7 @@ def test_a_listener_sees_and_leaves_what_java_s_was_recorded_to(
     assert [committed_retry or None] == scenario["committed_retry_topic"]
     acknowledged = [event for event in run.listener.events if event["result"].startswith("CONSUME_SUCCESS")]
     assert sorted(run.rows) == sorted(event["messages"][0]["key"] for event in acknowledged)
-    recorded = waits_ms(scenario["events"])
-    for key, waits in waits_ms(run.listener.events).items():
-        for wait_ms, recorded_ms in zip(waits, recorded[key], strict=True):
-            assert wait_ms >= min(recorded_ms, 1000) - _ROUNDING_MS, key
+    assert_waits_as_recorded(run.listener.events, scenario)
 
 
 def by_queue(events: Sequence[Mapping[str, Any]]) -> Seen:

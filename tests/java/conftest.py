@@ -14,6 +14,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.java.clients import JavaClients
+from tests.java.stage import Stage, new_stage
 
 _REBALANCE_INTERVAL_MS = 2000
 
@@ -50,6 +51,13 @@ def java(backend: tuple[str, Backend], tmp_path_factory: pytest.TempPathFactory)
     home = tmp_path_factory.mktemp(f"java-{kind}")
     with JavaClients(running.name_servers, home, rebalance_interval_ms=_REBALANCE_INTERVAL_MS) as clients:
         yield clients
+
+
+@pytest.fixture(scope="package")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Where one recorded scenario follows the other."""
+    with new_stage(tmp_path_factory.mktemp("sequences")) as stage:
+        yield stage
 
 
 @pytest.fixture

@@ -13,9 +13,15 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.java.clients import JavaClients
-from tests.java.traces import CONCURRENT, ORDERLY, Scenario, TraceRun, by_queue, waits_ms, without_ids
-
-_ROUNDING_MS = 100
+from tests.java.traces import (
+    CONCURRENT,
+    ORDERLY,
+    Scenario,
+    TraceRun,
+    assert_waits_as_recorded,
+    by_queue,
+    without_ids,
+)
 
 
 def _do(run: TraceRun, client: BrokerClient) -> dict[str, Any]:
@@ -75,8 +81,4 @@ def _assert_left_as_recorded(left: dict[str, Any], scenario: Scenario) -> None:
         assert left[name] == scenario[name], name
     for name in ("retry_topic_content", "dlq_content"):
         assert left[name] == without_ids(scenario[name]), name
-    recorded = waits_ms(scenario["events"])
-    for key, waits in waits_ms(left["events"]).items():
-        # Never too early; how late depends on the machine, and a new group's first retry on the rebalance.
-        for wait_ms, recorded_ms in zip(waits, recorded[key], strict=True):
-            assert wait_ms >= min(recorded_ms, 1000) - _ROUNDING_MS, key
+    assert_waits_as_recorded(left["events"], scenario)

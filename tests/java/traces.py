@@ -25,6 +25,11 @@ CONCURRENT: tuple[Scenario, ...] = tuple(golden("concurrent_trace.json")["scenar
 
 _BROKER = "broker-a"
 _MOST_MILLIS = 30_000
+_DELAY_LEVEL_MS = 1000
+"""Of every level, at the recorded broker and those of the tests."""
+_ROUNDING_MS = 150
+"""The recording has tenths of a second."""
+_LATEST_MS = 8000
 _CONTEXT_SUSPENDS = {"context suspend time per call": [" suspend 100", " suspend 2000", " suspend 1"]}
 """Set in the listener's context, which the recording mentions in words only."""
 _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
@@ -239,6 +244,18 @@ def waits_ms(events: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
         for message in event["messages"]:
             moments[message["key"]].append(event["ms"])
     return {key: [after - before for before, after in pairwise(times)] for key, times in moments.items()}
+
+
+def assert_waits_as_recorded(events: Iterable[Mapping[str, Any]], scenario: Scenario) -> None:
+    """Each message came again after the recorded pause: not before, and later only by what a busy machine takes."""
+    recorded = waits_ms(scenario["events"])
+    for key, waits in waits_ms(events).items():
+        for wait_ms, recorded_ms in zip(waits, recorded[key], strict=True):
+            least_ms = recorded_ms
+            if not scenario["config"].get("retry topic created beforehand", True):
+                # The recorded member found its new retry topic with its next rebalance, 20 s later.
+                least_ms = _DELAY_LEVEL_MS
+            assert least_ms - _ROUNDING_MS <= wait_ms <= recorded_ms + _LATEST_MS, (key, waits, recorded[key])
 
 
 def script_of(scenario: Scenario) -> dict[str, list[str]]:

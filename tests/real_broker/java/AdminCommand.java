@@ -1,10 +1,14 @@
+import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import java.io.ByteArrayOutputStream;
 import java.io.OutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import org.apache.commons.cli.CommandLine;
 import org.apache.commons.cli.DefaultParser;
@@ -26,7 +30,8 @@ final class AdminCommand extends MQAdminStartup {
         System.setProperty(MixAll.NAMESRV_ADDR_PROPERTY, nameServers);
         initCommand();
         capturePrints();
-        calls.put("mqadmin", AdminCommand::run);
+        calls.put("mqadmin", arguments -> begin(arguments.getJSONArray("arguments")).get());
+        calls.put("mqadmin.all", AdminCommand::runAll);
     }
 
     /** From now on what a thread prints goes to its own command's result, else to the log. */
@@ -51,9 +56,22 @@ final class AdminCommand extends MQAdminStartup {
         System.setErr(byThread);
     }
 
-    /** Arguments: arguments, the words after "mqadmin"; what it prints on stdout and stderr. */
-    private static Object run(JSONObject arguments) throws Exception {
-        String[] words = arguments.getJSONArray("arguments").toArray(new String[0]);
+    /** Arguments: commands, each a list of words; what they print, done one after another. */
+    private static Object runAll(JSONObject arguments) throws Exception {
+        List<Future<String>> begun = new ArrayList<>();
+        for (Object words : arguments.getJSONArray("commands")) {
+            begun.add(begin((JSONArray) words));
+        }
+        JSONArray printed = new JSONArray();
+        for (Future<String> each : begun) {
+            printed.add(each.get());
+        }
+        return printed;
+    }
+
+    /** Do what the words after "mqadmin" say; what it prints on stdout and stderr, once its client is shut down. */
+    private static Future<String> begin(JSONArray arguments) throws Exception {
+        String[] words = arguments.toArray(new String[0]);
         SubCommand command = SUB_COMMANDS.stream()
             .filter(each -> each.commandName().equalsIgnoreCase(words[0])).findFirst().orElseThrow();
         Options options = command.buildCommandlineOptions(ServerUtil.buildCommandlineOptions(new Options()));
@@ -66,7 +84,7 @@ final class AdminCommand extends MQAdminStartup {
             return printed.toString(StandardCharsets.UTF_8);
         });
         runUntilShutdown(execution);
-        return execution.get();
+        return execution;
     }
 
     /** Return when the command has done its work: two that begin in one millisecond would share one client. */

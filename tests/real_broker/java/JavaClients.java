@@ -33,6 +33,8 @@ public final class JavaClients {
         ProducerCalls.addTo(calls, args[0]);
         PushConsumerCalls.addTo(calls, args[0]);
         LitePullCalls.addTo(calls, args[0]);
+        PullConsumerCalls.addTo(calls, args[0]);
+        TransactionCalls.addTo(calls, args[0]);
         AdminCommand.addTo(calls, args[0]);
         ExecutorService threads = Executors.newCachedThreadPool();
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

@@ -22,6 +22,7 @@ final class PushConsumerCalls {
         calls.put("push.start", consumers::start);
         calls.put("push.events", consumers::events);
         calls.put("push.assignment", consumers::assignment);
+        calls.put("push.rebalance", consumers::rebalance);
         calls.put("push.persist", consumers::persist);
         calls.put("push.suspend", arguments -> consumers.pause(arguments, true));
         calls.put("push.resume", arguments -> consumers.pause(arguments, false));
@@ -68,6 +69,13 @@ final class PushConsumerCalls {
         if (arguments.containsKey("batch")) {
             consumer.setConsumeMessageBatchMaxSize(arguments.getIntValue("batch"));
         }
+        consumer.setUseHeartbeatV2(arguments.getBooleanValue("useHeartbeatV2"));
+        if (arguments.containsKey("namespace")) {
+            consumer.setNamespace(arguments.getString("namespace"));
+        }
+        if (arguments.containsKey("namespaceV2")) {
+            consumer.setNamespaceV2(arguments.getString("namespaceV2"));
+        }
         if (arguments.containsKey("heartbeatMillis")) {
             consumer.setHeartbeatBrokerInterval(arguments.getIntValue("heartbeatMillis"));
         }
@@ -93,6 +101,12 @@ final class PushConsumerCalls {
     /** Do at once what the client's timer first does ten seconds after its start. */
     private Object persist(JSONObject arguments) {
         consumers.get(arguments.getString("name")).getDefaultMQPushConsumerImpl().persistConsumerOffset();
+        return null;
+    }
+
+    /** Look at the group at once: the first look of the timer meets the first heartbeat of another. */
+    private Object rebalance(JSONObject arguments) {
+        consumers.get(arguments.getString("name")).getDefaultMQPushConsumerImpl().doRebalance();
         return null;
     }
 
