@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.collected import parameters_of
+from tests.broker_sim.test_golden_sequences import NOT_OF_CLIENTS, SEQUENCES
+from tests.helpers.collected import parameters_of, sources_of
 from tests.helpers.golden import golden, recorded_commands
 
 _TESTS = Path(__file__).parent
@@ -317,3 +318,14 @@ def test_every_recorded_scenario_is_known_to_the_simulator(request: pytest.Fixtu
 
     assert known == _members("sequences.json").keys()
     assert len(known) == 65
+
+
+def test_every_recorded_scenario_of_a_client_is_lived_through_again(request: pytest.FixtureRequest) -> None:
+    """By Java's own clients, against the simulator; what is not a client's is listed with its reason."""
+    modules = [f"tests/java/{name}.py" for name in ("test_sequences", "test_sequences_of_admin")]
+    sends = parameters_of(request.session, f"{modules[0]}::test_a_producer_sends_as_recorded")
+    told = " ".join(source for module in modules for source in sources_of(request.session, module))
+    lived = {params["scenario"] for params in sends} | {name for name in SEQUENCES if f'"{name}"' in told}
+
+    assert lived == SEQUENCES.keys() - NOT_OF_CLIENTS.keys()
+    assert len(lived) == 45

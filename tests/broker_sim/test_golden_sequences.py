@@ -1,7 +1,8 @@
 """Every scenario of sequences.json: each request of it is recorded as a frame, and answered by the simulator or not.
 
-That Java's clients make these requests in this order of the simulator is shown in ``tests/java/test_sequences.py``;
-what the simulator answers to each recorded frame in the two tests beside this one.
+What the simulator answers to each recorded frame is in the two tests beside this one. That Java's own clients and mqadmin
+make these requests of it in this order is shown in ``tests/java/test_sequences*.py`` for the scenarios that are theirs;
+the others, which ``NOT_OF_CLIENTS`` lists, have no order but that of their recorder.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ NOT_SIMULATED = {
     "9999": {"err_unknown_code", "err_namesrv"},
 }
 """POP is no part of the simulator; 9999 is no request at all. With the scenarios they occur in."""
+
+NOT_OF_CLIENTS = {
+    "pop_mode": "POP is no part of the simulator",
+    **{
+        name: "requests made one by one, by no client; test_golden_replay.py makes all of them in their order"
+        for name in SEQUENCES
+        if name.startswith("err_") or name == "binary_header"
+    },
+}
+"""Scenarios that no Java client lives through again, with the reason."""
 
 
 def _pairs_of(scenario: str, path: str, name: str, answer: int | str) -> list[dict[str, Any]]:
@@ -65,3 +76,18 @@ def test_all_recorded_frames_belong_to_a_scenario() -> None:
     assert len(PAIRS) == 236
     assert {name for pair in PAIRS for name in (pair["scenario"], *pair["also_in"])} <= SEQUENCES.keys()
     assert {pair["code"] for pair in PAIRS} - {9999} <= set(map(int, RequestCode))
+
+
+@pytest.mark.parametrize("scenario", sorted(NOT_OF_CLIENTS.keys() - {"pop_mode"}))
+def test_requests_of_no_client_are_recorded_as_frames_in_their_order(scenario: str) -> None:
+    """A1: so replaying those frames one after another replays the scenario."""
+    told = [(str(name), answer) for _, _, name, _, answer, times in SEQUENCES[scenario] for _ in range(times)]
+    frames = [pair for pair in PAIRS if pair["scenario"] == scenario]
+
+    assert told == [
+        (
+            str(RequestCode(pair["code"]).name if pair["code"] != 9999 else 9999),
+            pair["response"]["code"] if pair["response"] else "oneway",
+        )
+        for pair in frames
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,18 @@ def parameters_of(session: pytest.Session, test: str) -> list[Mapping[str, Any]]
         item.callspec.params if hasattr(item, "callspec") else {}
         for item in _items(session, _ROOT / file)
         if item.nodeid.partition("::")[2].partition("[")[0] == name
-        and not any(item.get_closest_marker(marker) for marker in _NOT_RUN)
+        and not any(map(item.get_closest_marker, _NOT_RUN))
     ]
+
+
+def sources_of(session: pytest.Session, file: str) -> list[str]:
+    """The text of each test of a module that runs."""
+    functions = {
+        item.function: inspect.getsource(item.function)
+        for item in _items(session, _ROOT / file)
+        if isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, _NOT_RUN))
+    }
+    return list(functions.values())
 
 
 def _items(session: pytest.Session, path: Path) -> list[pytest.Item]:
