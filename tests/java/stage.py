@@ -99,6 +99,14 @@ class Stage:
         )
         return observed(self.log.taken())
 
+    def await_goodbyes(self) -> None:
+        """Wait until a client that shuts down has unregistered its own group and its inner producer's."""
+
+        def goodbyes() -> int:
+            return sum(seen.request == "UNREGISTER_CLIENT" for seen in self.log.so_far())
+
+        wait_until(lambda: goodbyes() >= 2, 2 * ANSWER_S, reason="Both goodbyes of a client")
+
 
 def queue_of(topic: str, queue_id: int = 0) -> dict[str, object]:
     """A queue as a call of Java's clients has it."""

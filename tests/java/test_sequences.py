@@ -238,6 +238,7 @@ def test_a_transactional_producer_lives_as_recorded(stage: Stage):
     assert [row[1] for row in rows][-2:] == ["CHECK_TRANSACTION_STATE", "END_TRANSACTION"]
 
     stage.java.submit("transaction.stop", group="FrTxG")
+    stage.await_goodbyes()
     of_next_scenario = frozenset({"SEND_MESSAGE_V2"})
     ended = stage.await_rows("transaction_shutdown", of_next_scenario)
     assert facts(ended, NOISE) == facts(recorded("transaction_shutdown"), of_next_scenario)
@@ -261,6 +262,7 @@ def test_a_pull_consumer_lives_as_recorded(stage: Stage):
     assert [row for row in rows if row[1] in asked] == [r for r in recorded("pullconsumer") if r[1] in asked]
 
     stage.java.submit("pull.stop", name="pull")
+    stage.await_goodbyes()
     stage.await_rows("pullconsumer_shutdown")
 
 
@@ -281,6 +283,7 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
 
     java.call("lite.commit", name="assign")
     java.submit("lite.stop", name="assign")
+    stage.await_goodbyes()
     ended = stage.await_rows("litepull_assign_shutdown", PULLS)
     assert facts(ended, PULLS) == facts(recorded("litepull_assign_shutdown"), PULLS)
 
@@ -302,6 +305,7 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
     assert {heartbeat.fingerprint for heartbeat in heartbeats()} == {-1736518207}  # as in frame 97
     consumer.persist()
     consumer.stop()
+    stage.await_goodbyes()
     of_retries = frozenset({"%RETRY%FrHbG"})
     rows = stage.await_rows("heartbeat_v2", of_retries)
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
@@ -329,6 +333,7 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
     assert {(fields["ns"], fields["nsd"]) for fields in spaces} == {("ns1", "true")}
     of_version_1 = set(routes())
     consumer.stop()
+    stage.await_goodbyes()
     without = frozenset({"SEND_MESSAGE_V2", "%RETRY%FrNsG"})
     rows = stage.await_rows("namespace_v2", without)
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
