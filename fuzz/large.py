@@ -131,7 +131,12 @@ def _frames() -> Iterator[Large]:
         data=lambda: _frame(SerializeType.ROCKETMQ, _binary_header(b""), body),
         decode=_feed,
     )
-    yield Large(name="frame: announced", data=lambda: struct.pack(">I", _ROOM) + empty[4:], decode=_feed)
+    yield Large(
+        name="frame: announced",
+        data=lambda: struct.pack(">I", _ROOM) + empty[4:],
+        decode=_feed,
+        max_memory_bytes=1 << 20,
+    )
     yield Large(name="frame: empty ones", data=lambda: _filled(lambda _: empty), decode=_feed)
     for name, (kind, header) in _HEADERS.items():
         yield Large(name=f"frame: header of {name}", data=_framed(kind, header), decode=_feed)

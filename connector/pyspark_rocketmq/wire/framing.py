@@ -16,6 +16,8 @@ _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8
 """Length word and header-length word: from here on every size of the frame is known."""
 _MIN_LENGTH: Final = 4
+_TRUSTED_BYTES: Final = 256 * 1024
+"""Room that is made for a body before it has come; a pull's answer has as many by default."""
 
 
 class FrameDecoder:
@@ -113,8 +115,9 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied.
-        self._body = BytesIO(bytes(self._body_missing))
+        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large one grows with
+        # what comes: many peers may announce much and bring little.
+        self._body = BytesIO(bytes(min(self._body_missing, _TRUSTED_BYTES)))
 
     def _finish(self, body: BytesIO) -> RemotingCommand:
         mark = int.from_bytes(self._head[_LENGTH_WORD:_PREFIX], "big")

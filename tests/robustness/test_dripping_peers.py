@@ -1,0 +1,150 @@
+"""Peers that go on sending, a byte now and then: a deadline is a deadline, and nobody else waits."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+
+import pytest
+
+from broker_sim.cluster import SimCluster
+from fuzz.reconnects import Held
+from pyspark_rocketmq.client import channel as channels
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull import PullRequest
+from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.tls import TlsConnector
+from pyspark_rocketmq.client.transport import TcpTransport
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, RocketMQError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from tests.broker_sim.exchange import TOPIC, send
+from tests.broker_sim.raw_client import RawClient
+from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import wait_until
+
+CLOCK = SystemClock()
+QUESTION = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
+PULL = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), queue_offset=0)
+DRIP_S = 0.004
+WAIT_S = 0.2
+AT_MOST_S = 2.0
+"""Far more than any of them waits, far less than the frame takes to come."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    before = Held.now()
+    yield
+    wait_until(lambda: Held.now().is_at_most(before), 10.0, reason=f"going back to {before}")
+
+
+@contextmanager
+def sooner_than(limit_s: float) -> Iterator[None]:
+    began_s = time.monotonic()
+    yield
+    assert time.monotonic() - began_s < limit_s
+
+
+def drip(send_bytes: Callable[[bytes], object], data: bytes) -> None:
+    """One byte after the other until the other side has gone."""
+    pause = threading.Event()
+    with suppress(OSError):
+        for at in range(len(data)):
+            send_bytes(data[at : at + 1])
+            pause.wait(DRIP_S)
+
+
+def dripping(peer: Peer, request: RemotingCommand) -> None:
+    """An answer as any other, in minutes."""
+    drip(peer.send_bytes, encode_frame(request.response(0, body=bytes(100_000))))
+
+
+def test_a_caller_of_a_dripping_server_waits_until_his_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: each byte is a sign of life, and none is an answer; whoever waits without a thread is told as well."""
+    monkeypatch.setattr(channels, "RECEIVE_TICK_S", WAIT_S / 4)
+    outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
+    with ScriptedServer(dripping) as server:
+        channel = Channel(TcpTransport.connect(server.address, 5.0), CLOCK)
+        channel.submit(QUESTION, outcomes.put, Deadline.after(CLOCK, WAIT_S))
+        with sooner_than(AT_MOST_S), pytest.raises(RequestTimeout):
+            channel.request(QUESTION, Deadline.after(CLOCK, WAIT_S))
+        assert isinstance(outcomes.get(timeout=AT_MOST_S), RequestTimeout)
+        assert channel.is_open
+        channel.close()
+
+
+def test_a_pull_from_a_dripping_broker_is_given_up_in_time() -> None:
+    """A1: silence begins anew with each byte, the pull's own time does not."""
+    with ScriptedServer(dripping) as server:
+        line: PullLine[PullRequest] = PullLine(TcpTransport.connect(server.address, 5.0), CLOCK)
+        line.send([PULL])
+        with sooner_than(AT_MOST_S):
+            while not (answers := line.receive(WAIT_S)):
+                pass
+        line.close()
+
+    assert [(pull, type(outcome)) for pull, outcome in answers] == [(PULL, RequestTimeout)]
+
+
+def test_a_range_of_a_dripping_broker_fails_in_time() -> None:
+    """A1: tried again, it drips again."""
+    with ScriptedServer(dripping) as server:
+        partition = QueuePartition(
+            planned=QueueRange(queue=MessageQueue("T", "b", 0), start=0, end=100, epoch=1, reconsume_times=0),
+            address=BrokerAddress(server.address),
+            subscription="*",
+            consumer_group="g",
+            with_marker=False,
+            fail_on_data_loss=True,
+            pull_batch_size=8,
+            pulls_in_flight=4,
+            request_timeout_s=WAIT_S,
+            retry_timeout_s=WAIT_S,
+        )
+        with sooner_than(2 * AT_MOST_S), pytest.raises(RequestTimeout):
+            list(read_queue(partition))
+        close_idle_lines()
+
+
+def test_a_handshake_that_drips_ends_in_time() -> None:
+    """A5: the record's header is right, its 16 KiB would take a minute."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connected, _ = listener.accept()
+        with connected:
+            drip(connected.sendall, b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb" + bytes(1 << 14))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    with listener, sooner_than(AT_MOST_S), pytest.raises(ConnectFailed, match="handshake"):
+        TlsConnector(verify_certificate=False).connect(f"127.0.0.1:{listener.getsockname()[1]}", WAIT_S)
+    server.join(5)
+
+
+def test_dripping_clients_of_a_broker_hinder_nobody() -> None:
+    """A1: as with Netty they may stay as long as they drip, each for what it has sent."""
+    with SimCluster() as cluster:
+        cluster.create_topic(TOPIC)
+        address = cluster.broker_addresses["broker-a"]
+        frame = encode_frame(send(bytes(1 << 20)))
+        with RawClient(address) as slow, RawClient(address) as client:
+            dripper = threading.Thread(target=drip, args=(slow.socket.sendall, frame))
+            dripper.start()
+            with sooner_than(AT_MOST_S):
+                assert [client.call(send()).code for _ in range(100)] == [0] * 100
+            assert dripper.is_alive()
+            assert cluster.connections("broker-a") == 2
+            slow.socket.shutdown(socket.SHUT_RDWR)
+            dripper.join(5)
