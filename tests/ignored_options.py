@@ -1,16 +1,17 @@
 """Shows that each option's test would fail if the option were ignored: ``python -m tests.ignored_options [KEY …]``.
 
-Each test of ``option_tests.toml`` is carried out as it is, which must succeed, and with its option dropped before it is
-parsed, as if nobody had written it, which must fail.
+Each test of ``option_tests.toml`` is carried out as it is, which must succeed, and once more for each of its options with
+the option dropped when it is parsed, as if nobody had written it, which must fail. ``--quick``, as the tests do it: only the
+second, since the first are tests like any other, and without those that take their time to fail.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ import pytest
 from pyspark_rocketmq import option_set
 
 TABLE = Path(__file__).parent / "option_tests.toml"
+QUICK = "--quick"
+SLOW = frozenset(
+    {"namespace", "offsetStore", "requestTimeoutMs", "retryTimeoutMs", "routeRefreshMs", "subscriptions"}
+)
+"""Keys whose tests wait, without them, for what does not come."""
 
 
 def load_table() -> dict[str, dict[str, str]]:
@@ -26,52 +32,74 @@ def load_table() -> dict[str, dict[str, str]]:
     return tomllib.loads(TABLE.read_text())
 
 
-class Ignoring:
-    """A pytest plugin under which an option has no effect: it is parsed, and its default is what comes of it."""
+@contextmanager
+def ignored(key: str) -> Iterator[None]:
+    """An option has no effect meanwhile: it is parsed, and its default is what comes of it."""
+    original = option_set._parse_values
 
-    def __init__(self, key: str) -> None:
-        self._key = key.lower()
-
-    def pytest_sessionstart(self) -> None:
-        self._original = option_set._parse_values
-        option_set._parse_values = self._parse_values
-
-    def pytest_sessionfinish(self) -> None:
-        option_set._parse_values = self._original
-
-    def _parse_values(
-        self, raw: Mapping[str, str], specs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], list[str]]:
-        values, problems = self._original(raw, specs)
-        if self._key in specs:
-            values.pop(specs[self._key][0], None)
+    def parse_values(raw: Mapping[str, str], specs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        values, problems = original(raw, specs)
+        if key.lower() in specs:
+            values.pop(specs[key.lower()][0], None)
         return values, problems
 
+    option_set._parse_values = parse_values
+    try:
+        yield
+    finally:
+        option_set._parse_values = original
 
-def main(keys: list[str]) -> int:
-    """Try the tests of these options, by default of all; how many did not show anything."""
-    silent = 0
-    for kind, tests in load_table().items():
+
+class WithoutEach:
+    """A pytest plugin that carries out tests without each of their options, and has them fail if they succeed."""
+
+    def __init__(self, keys_of: Mapping[str, Collection[str]], *, as_they_are: bool) -> None:
+        """``keys_of`` are options by the node id of their test; ``as_they_are``: tests with all options come first."""
+        self._keys_of = keys_of
+        self._as_they_are = as_they_are
+        self._key_of: dict[pytest.Item, str] = {}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        without = [self._without(item, key) for item in items for key in sorted(self._keys_of[item.nodeid])]
+        items[:] = [*(items if self._as_they_are else ()), *without]
+
+    def _without(self, item: pytest.Item, key: str) -> pytest.Item:
+        assert isinstance(item, pytest.Function)
+        another = pytest.Function.from_parent(
+            item.parent,
+            name=f"{item.name}-without-{key}",
+            callspec=getattr(item, "callspec", None),
+            callobj=item.obj,
+            fixtureinfo=item._fixtureinfo,
+            originalname=f"{item.originalname}-without-{key}",
+        )
+        self._key_of[another] = key
+        return another
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        key = self._key_of.get(item)
+        if key is None:
+            return (yield)
+        with ignored(key):
+            try:
+                yield
+            except (Exception, pytest.fail.Exception):  # noqa: BLE001 - however it fails
+                return None
+        raise AssertionError(f"{item.nodeid} succeeds although option {key} is ignored")
+
+
+def main(arguments: list[str]) -> int:
+    """Try the tests of the options named, by default of all; pytest's exit code."""
+    keys, is_quick = set(arguments) - {QUICK}, QUICK in arguments
+    keys_of: dict[str, set[str]] = defaultdict(set)
+    for tests in load_table().values():
         for key, test in tests.items():
-            if not keys or key in keys:
-                silent += not _is_shown(kind, key, test)
-    return silent
-
-
-def _is_shown(kind: str, key: str, test: str) -> bool:
-    with_it, without_it = _outcome(test), _outcome(test, Ignoring(key))
-    is_shown = with_it == pytest.ExitCode.OK and without_it == pytest.ExitCode.TESTS_FAILED
-    sys.stdout.write(
-        f"{'ok    ' if is_shown else 'SILENT'} {kind} {key:32} {test} {with_it!r} {without_it!r}\n"
-    )
-    sys.stdout.flush()
-    return is_shown
-
-
-def _outcome(node_id: str, *plugins: object) -> int:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", node_id], plugins=list(plugins)))
+            if (not keys or key in keys) and not (is_quick and key in SLOW):
+                keys_of[test].add(key)
+    plugin = WithoutEach(dict(keys_of), as_they_are=not is_quick)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", "--durations=12", *keys_of], plugins=[plugin]))
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(sys.argv[1:]), 1))
+    sys.exit(main(sys.argv[1:]))
