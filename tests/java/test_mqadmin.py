@@ -218,7 +218,7 @@ def test_the_status_of_a_broker(reports: Reports):
     assert int(shown["commitLogMaxOffset"]) > 0
 
 
-def test_a_topic_is_created_changed_and_deleted(java: JavaClients, cluster):
+def test_a_topic_is_created_and_changed(java: JavaClients, cluster):
     topic, address = cluster.unique_name("admin"), cluster.broker_addresses[_BROKER]
 
     printed = java.mqadmin("updateTopic", "-b", address, "-t", topic, "-r", "3", "-w", "2")
