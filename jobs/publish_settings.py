@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from jobs.option_set import like_sink
@@ -13,7 +14,7 @@ from pyspark_rocketmq.write_options import SINK_GROUP, BodyCompression
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of job ``publish``."""
+    """Options of job ``publish``: the sink's, but for those that ``select`` says row by row, such as ``'paid' AS tags``."""
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
     topic: str = like_sink("topic", doc="The topic the messages go to.")
@@ -53,7 +54,13 @@ class PublishSettings(ClusterAccess):
     producer_group: str = like_sink("producer_group", default=SINK_GROUP)
     batch_size: int = like_sink("batch_size", default=256)
     batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
+    max_in_flight_bytes: int = like_sink("max_in_flight_bytes", default=32 * 1024 * 1024)
     compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
+    compress_over_bytes: int = like_sink("compress_over_bytes", default=4096)
+    properties: tuple[tuple[str, str], ...] = like_sink("properties", default=(), default_text="none")
+    require_send_ok: bool = like_sink("require_send_ok", default=True)
+    send_latency_fault_enable: bool = like_sink("send_latency_fault_enable", default=False)
+    check_sharding_keys: bool = like_sink("check_sharding_keys", default=True)
     write_id: str | None = like_sink("write_id", default=None, default_text="a new one")
     request_timeout_ms: int = like_sink("request_timeout_ms", default=5_000)
     retry_timeout_ms: int = like_sink("retry_timeout_ms", default=120_000)
@@ -67,7 +74,13 @@ class PublishSettings(ClusterAccess):
             "producerGroup": self.producer_group,
             "batchSize": str(self.batch_size),
             "batchBytes": str(self.batch_bytes),
+            "maxInFlightBytes": str(self.max_in_flight_bytes),
             "compressionType": self.compression_type,
+            "compressOverBytes": str(self.compress_over_bytes),
+            "properties": json.dumps(dict(self.properties)),
+            "requireSendOk": str(self.require_send_ok).lower(),
+            "sendLatencyFaultEnable": str(self.send_latency_fault_enable).lower(),
+            "checkShardingKeys": str(self.check_sharding_keys).lower(),
             "requestTimeoutMs": str(self.request_timeout_ms),
             "retryTimeoutMs": str(self.retry_timeout_ms),
             **named,

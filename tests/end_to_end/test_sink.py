@@ -202,6 +202,7 @@ def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
         query = (
             stream.writeStream.format("rocketmq")
             .options(nameServers=cluster.name_servers, topic=target)
+            .queryName("sink")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
             .start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jobs.publish import publish
 from jobs.publish_settings import PublishSettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.write_options import WriteOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 
 ORDERS, STEPS = 20, 10
@@ -99,20 +101,45 @@ def test_settings_that_cannot_be_used_are_refused(given: dict[str, str], said: s
 
 
 def test_every_setting_of_the_sink_reaches_it() -> None:
-    """G2, A5: as the sink takes it."""
+    """G2, A5: as the sink takes it; what the job does not have, its SELECT says."""
     given = {
         "nameServers": "h:1;h:2",
         "topic": "t",
         "producerGroup": "p",
         "batchSize": "7",
         "batchBytes": "9000",
+        "maxInFlightBytes": "10000",
         "compressionType": "lz4",
+        "compressOverBytes": "100",
+        "properties": '{"source": "lake"}',
+        "requireSendOk": "false",
+        "sendLatencyFaultEnable": "true",
+        "checkShardingKeys": "false",
         "writeId": "w",
         "requestTimeoutMs": "70",
         "retryTimeoutMs": "80",
         "namespace": "n",
         "accessKey": "a",
         "secretKey": "s",
+        "securityToken": "z",
+        "useTls": "true",
+        "tlsCaFile": "ca.pem",
+        "tlsCertFile": "c.pem",
+        "tlsKeyFile": "k.pem",
+        "tlsKeyPassword": "p",
+        "tlsVerifyCertificate": "false",
+        "tlsVerifyHostname": "false",
     }
+    of_the_sink = {each.metadata["spec"].key for each in fields(WriteOptions)}
+    said_by_select = {"tags", "keys", "shardingKey", "queueId", "delayLevel"}
 
     assert given.items() <= settings(input="/lake/x", **given).sink_options().items()
+    assert given.keys() == of_the_sink - said_by_select
+
+
+def test_without_settings_the_sink_has_its_own_defaults() -> None:
+    """G2"""
+    required = {"nameServers": "h:1", "topic": "t"}
+    chosen = WriteOptions.parse(settings(input="/lake/x", **required).sink_options())
+
+    assert chosen == WriteOptions.parse(required)

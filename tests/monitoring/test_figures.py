@@ -60,7 +60,8 @@ def test_a_query_without_a_consumer_has_come_to_the_end_of_its_plan():
         (5, 5, QueueLag(10, 10)),
         (0, 0, QueueLag(3, 4)),
     ]
-    assert (figures.read, figures.rows, figures.lag) == (None, None, 1)
+    assert (figures.read, figures.rows, figures.lag) == (10, None, 1)
+    assert " read=10 " in figures.line()
 
 
 def test_a_trigger_that_planned_nothing_new_has_no_figures_of_the_batch_before():
@@ -77,7 +78,7 @@ def test_a_batch_that_was_dropped_says_nothing_of_where_its_consumer_is():
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}), None, NOW_S
     )
 
-    assert (figures.planned, figures.acknowledged, figures.lag) == (10, 0, None)
+    assert (figures.planned, figures.read, figures.acknowledged, figures.lag) == (10, None, 0, None)
 
 
 def test_brokers_that_could_not_be_asked_leave_the_lag_unknown():

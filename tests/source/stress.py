@@ -199,6 +199,8 @@ class Reader:
             time.sleep(self._rng.uniform(0, _LONGEST_STOP_S))
             self._restart("stopped for a while")
         elif self._rng.random() < 0.02:
+            # Spark says so to a query that begins.
+            self._restart("began to drain")
             self._stream.prepare_available_now()
             while self._plan():
                 self._run()

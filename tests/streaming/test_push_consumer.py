@@ -9,22 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark import SparkConf
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.datasource.sessions import check_speculation
+from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.replay.replay import Replay
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
-from pyspark_rocketmq.streaming.speculation import check_speculation
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -219,11 +219,25 @@ def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
         RangeConsumer(lambda messages, context: None, output, settings)
 
 
+def test_a_session_of_spark_connect_is_refused_in_a_sentence() -> None:
+    """H1: before anything of Spark's fails there in words of its own."""
+    connect = SimpleNamespace(conf={})
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
+    consumer.subscribe("orders")
+    consumer.register_message_listener(lambda messages, context: None, orderly=True, output_schema="a int")
+
+    with pytest.raises(
+        RocketMQError, match=r"A PushConsumer does not work with Spark Connect: .*classic session"
+    ):
+        consumer.start(connect, checkpoint="unused")  # type: ignore[arg-type]
+    with pytest.raises(RocketMQError, match=r"A Replay does not work with Spark Connect"):
+        Replay(connect, {"nameServers": "a:1", "topic": "orders"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_session_that_starts_slow_tasks_twice_is_refused(is_on: bool) -> None:
     """D1: both copies of a task would call the listener with the same messages."""
-    conf = SparkConf(loadDefaults=False).set("spark.speculation", str(is_on).lower())
-    session = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+    session = SimpleNamespace(conf={"spark.speculation": str(is_on).lower()})
 
     with pytest.raises(OptionError, match="second copy of a slow task") if is_on else nullcontext():
         check_speculation(session)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +15,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.datasource.sessions import is_speculative
 from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter
@@ -22,7 +24,10 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.write_options import WriteOptions
 
-_SPARKS_OWN: Final = frozenset({"checkpointlocation"})
+logger = logging.getLogger(__name__)
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""What a stream's sink is given of Spark's besides its options, in lower case (``DataStreamWriter``)."""
 
 _EXISTS: Final = "DATA_SOURCE_ALREADY_EXISTS"
 """Spark's error class."""
@@ -118,16 +123,23 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
-    """A stream's sink is given the query's checkpoint location as well, which is none of its concern."""
+    """A stream's sink is given the query's name and checkpoint location as well, which are none of its concern."""
     return {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
 
 
 def register(spark: SparkSession) -> None:
     """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already, to it or to another session.
 
+    A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where nobody can see that.
+
     Raises:
         RocketMQError: If another data source of this name is on the JVM's class path.
     """
+    if is_speculative(spark):
+        logger.warning(
+            "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the rows of slow tasks twice "
+            "and out of their order; set it to false before writing"
+        )
     try:
         spark.dataSource.register(DefaultSource)
     except AnalysisException as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from pyspark_rocketmq.datasource.sessions import check_speculation
 from pyspark_rocketmq.datasource.sink_schema import SHARDING_KEY
 from pyspark_rocketmq.errors import SchemaError
 
@@ -19,10 +20,12 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
 
     Args:
         rows: Not a stream; of a stream, arrange the DataFrame that ``foreachBatch`` gets.
-        partitions: Tasks that will send; by default as many as Spark runs at once.
+        partitions: Tasks that will send; by default as many as Spark runs at once, or, through Spark Connect, which does not tell
+            that, ``spark.sql.shuffle.partitions``, of which adaptive execution joins small ones.
 
     Raises:
         SchemaError: If ``rows`` is a stream, or has no column ``shardingKey``.
+        OptionError: If ``spark.speculation`` is on: two copies of a task would send its rows, in no order.
     """
     if rows.isStreaming:
         raise SchemaError(
@@ -33,8 +36,17 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
         raise SchemaError(
             f"by_sharding_key() needs a column '{SHARDING_KEY}'; there are {', '.join(rows.columns)}."
         )
+    check_speculation(rows.sparkSession)
     # Numbers partitions and their rows in ascending order.
     numbered = rows.withColumn(_POSITION, sf.monotonically_increasing_id())
     key = sf.coalesce(sf.col(SHARDING_KEY), sf.col(_POSITION).cast("string"))
-    count = partitions or rows.sparkSession.sparkContext.defaultParallelism
-    return numbered.repartition(count, key).sortWithinPartitions(_POSITION).drop(_POSITION)
+    count = partitions or _cores(rows.sparkSession)
+    arranged = numbered.repartition(key) if count is None else numbered.repartition(count, key)
+    return arranged.sortWithinPartitions(_POSITION).drop(_POSITION)
+
+
+def _cores(spark: object) -> int | None:
+    """How many tasks run at once; None if the session does not tell."""
+    if isinstance(spark, SparkSession):
+        return spark.sparkContext.defaultParallelism
+    return None

@@ -26,7 +26,7 @@ class QueueFigures:
     planned: int
     """Offsets of the range; 0 when the queue had no part in the batch."""
     read: int | None = None
-    """Messages that were read; None without a consumer."""
+    """Messages that were read; None without a consumer, where Spark counts those of all queues together."""
     acknowledged: int = 0
     """Messages passed, dead letters included; without a consumer, offsets."""
     retried: int = 0
@@ -60,6 +60,8 @@ class BatchFigures:
     """Rows added to the consumer's sink; None without a consumer."""
     queues: tuple[QueueFigures, ...]
     """By queue: those of the batch, and those that the consumer has besides."""
+    input_rows: int | None = None
+    """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages."""
 
     @property
     def planned(self) -> int:
@@ -68,9 +70,9 @@ class BatchFigures:
 
     @property
     def read(self) -> int | None:
-        """Messages read; None without a consumer."""
+        """Messages read; None where a consumer's batch was dropped."""
         counts = [one.read for one in self.queues if one.read is not None]
-        return sum(counts) if counts else None
+        return sum(counts) if counts else self.input_rows
 
     @property
     def acknowledged(self) -> int:
@@ -149,9 +151,11 @@ def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
         report: Of the same batch; None for a query without a consumer, and for a batch that was dropped.
         now_s: Wall clock.
     """
-    plans = [plan for source in progress["sources"] if (plan := _plan_of(source)) is not None]
-    if not plans:
+    found = [(plan, source) for source in progress["sources"] if (plan := _plan_of(source)) is not None]
+    if not found:
         return None
+    plans = [plan for plan, _ in found]
+    has_consumer = report is not None or any(one.epoch for plan in plans for one in plan.ranges.values())
     acks = {} if report is None else {ack.queue: ack for ack in report.acks}
     figures = {
         queue: _range_figures(planned, plan, acks.get(queue))
@@ -174,6 +178,7 @@ def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
         duration_s=progress["batchDuration"] / 1000,
         rows=None if report is None else report.rows,
         queues=tuple(figures[queue] for queue in sorted(figures)),
+        input_rows=None if has_consumer else sum(source["numInputRows"] for _, source in found),
     )
 
 

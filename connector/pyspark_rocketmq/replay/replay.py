@@ -23,6 +23,7 @@ from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
@@ -41,7 +42,6 @@ from pyspark_rocketmq.replay.tasks import (
     run_tasks,
 )
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
-from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.wire.namespace import without_namespace
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,13 @@ class Replay:
 
         Raises:
             OptionError: If an option is wrong, or is one of streams.
+            RocketMQError: If the session is one of Spark Connect.
         """
+        check_classic(
+            spark,
+            "A Replay",
+            "it plans, records and counts cores in this process, which is not the driver there",
+        )
         self._spark = spark
         self._options = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
         self._offsets_per_step = offsets_per_step

@@ -20,6 +20,7 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.datasource.range_tickets import tickets_alone
+from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -44,7 +45,6 @@ from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
 from pyspark_rocketmq.streaming.sink import Sink
-from pyspark_rocketmq.streaming.speculation import check_speculation
 from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
@@ -221,10 +221,14 @@ class PushConsumer:
         Raises:
             OptionError: With everything that is wrong with the configuration.
             SchemaError: If the sink's table does not fit the listener's output.
-            RocketMQError: If the executors' Python lacks this package.
+            RocketMQError: If the executors' Python lacks this package, or the session is one of Spark Connect.
         """
         options = self._source_options(sink)
-        _check_classic(spark)
+        check_classic(
+            spark,
+            "A PushConsumer",
+            "it commits data and offsets in this process, and there foreachBatch runs in a process of the server",
+        )
         check_speculation(spark)
         check_worker_python(spark)
         register(spark)
@@ -343,20 +347,6 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
-
-
-def _check_classic(spark: SparkSession) -> None:
-    """Refuse a session of Spark Connect, whose ``foreachBatch`` runs at the server.
-
-    Raises:
-        RocketMQError: With what can be done instead.
-    """
-    if not isinstance(spark, SparkSession):
-        raise RocketMQError(
-            "A PushConsumer commits data and offsets in this process, and with Spark Connect foreachBatch runs in a process of "
-            "the server. Start it with a classic session, where the driver is (spark-submit, or a notebook without Connect); "
-            "format('rocketmq') by itself can be read through Spark Connect."
-        )
 
 
 class _Started:

@@ -1,0 +1,39 @@
+"""What a Spark session must be like: in this process where code of ours runs at the driver, and without copies of slow tasks."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.errors import OptionError, RocketMQError
+
+
+def is_speculative(spark: SparkSession) -> bool:
+    """Whether Spark starts a second copy of a slow task; it can be asked for through Spark Connect, too."""
+    return str(spark.conf.get("spark.speculation", "false")).strip().lower() == "true"
+
+
+def check_speculation(spark: SparkSession) -> None:
+    """See that no two copies of a task give a listener the same messages, or send the same rows, at the same time (D1, G6).
+
+    Raises:
+        OptionError: If ``spark.speculation`` is on.
+    """
+    if is_speculative(spark):
+        problem = (
+            "spark.speculation is on: a second copy of a slow task would give the listener the same messages, or send the "
+            "same rows, at the same time, out of their order; start the session with spark.speculation=false"
+        )
+        raise OptionError((problem,), where="Spark session")
+
+
+def check_classic(spark: SparkSession, what: str, why: str) -> None:
+    """Refuse a session of Spark Connect, whose driver is another process.
+
+    Raises:
+        RocketMQError: With what can be done instead.
+    """
+    if not isinstance(spark, SparkSession):
+        raise RocketMQError(
+            f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
+            "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
+        )
