@@ -16,7 +16,7 @@ from operator import and_
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.statistics import Figures
@@ -85,6 +85,9 @@ class MessageTable:
                 "with from_json, from_avro or from_protobuf, or wrap the value: sf.struct(value.alias('name'))."
             )
         self._check_names(listener_schema(into).fieldNames())
+        decoded = decoded.withColumn(
+            "_decoded", sf.when(is_text_valid(sf.col("_decoded"), into), sf.col("_decoded"))
+        )
         # Not "the struct is null": in its permissive mode Avro gives a struct of nulls.
         is_bad = reduce(
             and_,
@@ -120,6 +123,27 @@ class MessageTable:
                 "records together. Rename the field, or choose another bad record column."
             )
         listener_schema(StructType([]).add(self.bad_record_column, "binary"))
+
+
+def is_text_valid(column: Column, kind: DataType) -> Column:
+    """Whether all strings of a value are UTF-8, at any depth; true for null.
+
+    Avro, and a cast from binary, take bytes for text as they are, which neither Arrow nor other readers of a table can read.
+    """
+    match kind:
+        case StringType():
+            is_valid = sf.is_valid_utf8(column)
+        case StructType():
+            parts = (is_text_valid(column[field.name], field.dataType) for field in kind.fields)
+            is_valid = reduce(and_, parts, sf.lit(True))
+        case ArrayType():
+            is_valid = sf.forall(column, lambda item: is_text_valid(item, kind.elementType))
+        case MapType():
+            pairs = ArrayType(StructType().add("key", kind.keyType).add("value", kind.valueType))
+            is_valid = is_text_valid(sf.map_entries(column), pairs)
+        case _:
+            is_valid = sf.lit(True)
+    return sf.coalesce(is_valid, sf.lit(True))
 
 
 class TableEngine:
