@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -16,6 +17,7 @@ from pyspark_rocketmq.client.broker import (
 )
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -34,6 +36,7 @@ from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.subscription import build_subscription
 from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import ScriptedServer
 
@@ -352,6 +355,24 @@ def test_a_held_pull_may_take_longer_than_a_request(server: ScriptedServer, pool
     outcome = outcomes.get(timeout=5)
     assert isinstance(outcome, PullResult)
     assert outcome.status is PullStatus.NO_NEW_MSG
+
+
+def test_a_held_pull_is_given_up_only_after_the_broker_s_scan(server: ScriptedServer) -> None:
+    """A1: golden fact 10: a suspension of 2 s ended after 2.7 and 6.4 s, because brokers look every 5 s."""
+    clock = FakeClock()
+    suspended = replace(PULL, sys_flag=PULL.sys_flag | PullSysFlag.SUSPEND, suspend_timeout_millis=2000)
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    server.script = lambda _peer, _request: None
+    with ChannelPool(clock) as pool:
+        BrokerClient(pool, clock, request_timeout_s=1.0).pull_async(server.address, suspended, outcomes.put)
+        channel = pool.get(server.address, Deadline.after(clock, 1.0))
+        clock.advance(2 + 5 + 0.9)
+        channel.expire_overdue()
+        assert outcomes.empty()
+        clock.advance(0.2)
+        channel.expire_overdue()
+
+    assert isinstance(outcomes.get(timeout=5), RequestTimeout)
 
 
 def test_sends_with_a_callback_tell_results_and_refusals(

@@ -10,7 +10,7 @@ from typing import Any
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.bodies import decode_heartbeat
+from pyspark_rocketmq.wire.bodies import HeartbeatData, decode_heartbeat
 from pyspark_rocketmq.wire.codes import ResponseCode
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
@@ -98,6 +98,11 @@ class Stage:
             lambda: not missing(), 2 * ANSWER_S, reason=f"All requests of {scenario}, but for {missing()},"
         )
         return observed(self.log.taken())
+
+    def heartbeats(self, group: str) -> list[HeartbeatData]:
+        """Those with a group since the log was taken."""
+        bodies = [seen.command.body for seen in self.log.so_far() if seen.request == "HEART_BEAT"]
+        return [decode_heartbeat(body) for body in bodies if group.encode() in body]
 
     def await_goodbyes(self) -> None:
         """Wait until a client that shuts down has unregistered its own group and its inner producer's."""

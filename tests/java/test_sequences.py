@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.wire.bodies import HeartbeatData, decode_heartbeat
 from tests.both.support import ANSWER_S
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaError
@@ -136,11 +135,14 @@ def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
 
     java.call("lite.start", name="lite", group="FrLiteG", topic="FrA", tags="*")
     java.call("lite.poll", name="lite", count=20, timeoutMillis=20_000)
+    heartbeat = stage.heartbeats("FrLiteG")[0]
     polled = stage.await_rows("litepull_poll", frozenset({"GET_ROUTEINFO_BY_TOPIC"}))
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["QUERY_CONSUMER_OFFSET", "LITE_PULL_MESSAGE"]
     assert order(polled, essential) == order(recorded("litepull_poll"), essential) == essential
     assert polled[0] == recorded("litepull_start")[0]
+    assert heartbeat.client_id.endswith("@lite@STREAM")  # golden fact 24
+    assert heartbeat.producers == ("CLIENT_INNER_PRODUCER",)
 
     java.call("lite.seek", name="lite", queue=queue_of("FrA"), to="begin")
     timestamp = java.call("lite.offsetForTimestamp", name="lite", queue=queue_of("FrA"), timestamp=0)
@@ -282,6 +284,7 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
     assert facts(rows, frozenset()) == facts(recorded("litepull_assign"), frozenset())
 
     java.call("lite.commit", name="assign")
+    assert "UPDATE_CONSUMER_OFFSET" not in {seen.request for seen in stage.log.so_far()}  # golden fact 14
     java.submit("lite.stop", name="assign")
     stage.await_goodbyes()
     ended = stage.await_rows("litepull_assign_shutdown", PULLS)
@@ -295,14 +298,10 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
     consumer = stage.push("hb", "FrHbG", "FrA", tags="TagB", useHeartbeatV2=True)
     stage.java.call("push.rebalance", name="hb")
     consumer.delivered(1)
-
-    def heartbeats() -> list[HeartbeatData]:
-        bodies = [seen.command.body for seen in stage.log.so_far() if seen.request == "HEART_BEAT"]
-        return [decode_heartbeat(body) for body in bodies if b"FrHbG" in body]
-
-    wait_until(lambda: not heartbeats()[-1].consumers[0].subscriptions, 2 * ANSWER_S)
-    assert heartbeats()[0].consumers[0].subscriptions
-    assert {heartbeat.fingerprint for heartbeat in heartbeats()} == {-1736518207}  # as in frame 97
+    wait_until(lambda: not stage.heartbeats("FrHbG")[-1].consumers[0].subscriptions, 2 * ANSWER_S)
+    heartbeats = stage.heartbeats("FrHbG")
+    assert heartbeats[0].consumers[0].subscriptions
+    assert {heartbeat.fingerprint for heartbeat in heartbeats} == {-1736518207}  # as in frame 97
     consumer.persist()
     consumer.stop()
     stage.await_goodbyes()

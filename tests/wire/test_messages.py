@@ -121,6 +121,16 @@ def test_a_pulled_body_decodes_to_what_java_shows(name):
         assert_shown_as(message, expected)
 
 
+@pytest.mark.parametrize("name", WHOLE_PULLS)
+def test_the_next_offset_counts_each_message_that_is_shown(name):
+    """A1: members of an inner batch, too (golden fact 7)."""
+    at, next_begin = PULLS[name]["pull_from"], int(PULLS[name]["response"]["ext"]["nextBeginOffset"])
+
+    messages = decode_messages(pull_body(name), "b")
+
+    assert [message.queue_offset for message in messages] == list(range(at, next_begin))
+
+
 @pytest.mark.parametrize("name", sorted(PULLS.keys() - WHOLE_PULLS))
 def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place(name):
     """Golden fact 1: of ten messages Java shows eight, and goes on after the tenth."""
