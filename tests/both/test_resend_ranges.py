@@ -18,7 +18,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay.sending import Sending
 from pyspark_rocketmq.replay.target_topic import TargetTopic
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
-from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -64,7 +64,9 @@ def message_of(topic: str, number: int) -> Message:
     )
 
 
-def part_of(cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue) -> Resending:
+def part_of(
+    cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue, **options_of_source: str
+) -> Resending:
     """All of ``queue`` to ``copy``, as a step of a replay."""
     options = ReadOptions.parse(
         {
@@ -73,6 +75,7 @@ def part_of(cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue) 
             "decodeProperties": "true",
             "requestTimeoutMs": str(int(ANSWER_S * 1000)),
         }
+        | options_of_source
     )
     [partition] = RocketMQBatchReader(options).partitions()
     target = TargetTopic(options, copy.topic)
@@ -157,3 +160,34 @@ def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(cluster,
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
 
     assert [message.flag for message in messages] == list(range(MESSAGES))
+
+
+def busy(cluster: ClusterUnderTest, times: int) -> None:
+    cluster.backend.faults.add(  # type: ignore[attr-defined]
+        "answer-code",
+        on=int(RequestCode.SEND_BATCH_MESSAGE),
+        times=times,
+        response_code=ResponseCode.SYSTEM_BUSY,
+        remark="[TIMEOUT_CLEAN_QUEUE]",
+    )
+
+
+@SIM_ONLY
+def test_a_busy_broker_is_waited_for(cluster, client, queue, copy):
+    """H3, A2: nothing is sent twice that was refused."""
+    busy(cluster, 3)
+
+    assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES
+    [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
+    assert [message.flag for message in messages] == list(range(MESSAGES))
+
+
+@SIM_ONLY
+def test_one_that_stays_busy_ends_the_task(cluster, queue, copy):
+    """H3: after retryTimeoutMs."""
+    busy(cluster, 50)
+    try:
+        with pytest.raises(RocketMQError, match="TIMEOUT_CLEAN_QUEUE"):
+            resend(cluster, part_of(cluster, queue, copy, retryTimeoutMs="300"))
+    finally:
+        cluster.backend.faults.clear()

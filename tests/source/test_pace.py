@@ -100,7 +100,7 @@ def pulls(topics: Topics, topic: str, **options: str) -> list[Pull]:
 
     def noted(place: Any, pulls: Any) -> None:
         seen.extend(
-            Pull(pull.max_msg_nums, pipeline._in_flight + before) for before, (_, pull) in enumerate(pulls)
+            Pull(pull.step.max_msg_nums, pipeline._in_flight + before) for before, pull in enumerate(pulls)
         )
         send(place, pulls)
 
