@@ -47,7 +47,8 @@ whole topic in turn with:
 * *{raw}*: one connection, {depth} pulls in flight over all queues, the next pull sent with each answer; frames are split
   and their headers parsed, bodies are dropped. Connected before the clock starts.
 * *{ours}*: `read_queues`, which the Spark source reads with: one process, one connection, {depth} pulls in
-  flight, every message as a row of Arrow columns (all 17). Connects after the clock has started.
+  flight, every message as a row of Arrow columns (all 17). Its connection is the one it has kept from the round before, as a
+  Spark worker keeps it from task to task.
 * *{undecoded}*: the same without decoding, to tell the two parts from each other.
 * *{lite_pull}*: Java's client, `pullBatchSize` {per_pull}, a new group in a new JVM (1 GiB heap), from its first poll to
   its last message; start-up and rebalance lie between, hence the second row.
