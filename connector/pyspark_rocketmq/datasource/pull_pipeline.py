@@ -144,7 +144,7 @@ class PullPipeline:
 
     @property
     def _in_flight(self) -> int:
-        return sum(line.in_flight for line in self._lines.values())
+        return sum([line.in_flight for line in self._lines.values()])
 
     # --- receiving -------------------------------------------------------------------------------------------
 
@@ -184,20 +184,21 @@ class PullPipeline:
         refused: list[_Pull] = []
         now_s = self._clock.monotonic_s()
         for pull, outcome in answers:
-            if pull.of.failure is not None:
+            of, step, to, at_s = pull
+            if of.failure is not None:
                 continue
-            touched.add(pull.of)
+            touched.add(of)
             if isinstance(outcome, PullResult):
                 if self._gone_away:
                     self._gone_away.discard(place)
-                self._largest_answer = max(self._largest_answer, len(outcome.body))
-                if outcome.body:
-                    pull.of.answers += 1
-                    pull.of.answered_after_s += now_s - pull.at_s
+                if body_bytes := len(outcome.body):
+                    of.answers += 1
+                    of.answered_after_s += now_s - at_s
+                    self._largest_answer = max(self._largest_answer, body_bytes)
             elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
                 refused.append(pull)
                 continue
-            pull.of.take_in(pull.step, pull.to, outcome)
+            of.take_in(step, to, outcome)
         return touched | self._go_away(place, refused) if refused else touched
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> set[RangePull]:
@@ -241,7 +242,7 @@ class PullPipeline:
         return bool(steps)
 
     def _bytes_left(self) -> int:
-        return self._max_bytes - sum(each.window.buffered_bytes for _, each in self._open)
+        return self._max_bytes - sum([each.window.buffered_bytes for _, each in self._open])
 
     def _fair_steps(self, room: int) -> list[tuple[RangePull, list[PullStep]]]:
         asking = [each for _, each in self._open if each.may_ask]
