@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -79,6 +80,8 @@ class Client:
 
 def main(config: dict[str, str]) -> dict[str, object]:
     """Try everything once."""
+    # The server is a child of this process.
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.remote("local[1]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.warehouse.dir", str(Path(config["folder"], "warehouse"))).getOrCreate()
     client = Client(spark, config)

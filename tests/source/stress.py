@@ -199,14 +199,20 @@ class Reader:
             time.sleep(self._rng.uniform(0, _LONGEST_STOP_S))
             self._restart("stopped for a while")
         elif self._rng.random() < 0.02:
-            # Spark says so to a query that begins.
-            self._restart("began to drain")
+            self._drain_as_available_now()
+        elif self._plan():
+            self._run()
+
+    def _drain_as_available_now(self) -> None:
+        """Spark says so to a query that begins; one that fails is begun again without."""
+        self._restart("began to drain")
+        try:
             self._stream.prepare_available_now()
             while self._plan():
                 self._run()
-            self._restart("drained")
-        elif self._plan():
-            self._run()
+        except RocketMQError as error:
+            self.done[f"drain failed: {type(error).__name__}"] += 1
+        self._restart("drained")
 
     def messages(self) -> Iterator[tuple[MessageQueue, int, bytes]]:
         """What the sink has, in the order of its batches: queue, queue offset and body."""
