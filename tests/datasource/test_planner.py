@@ -67,6 +67,9 @@ class FakeView:
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
         return [Vanished(each.queue, self.gone[each.queue]) for each in known if each.queue in self.gone]
 
+    def forget_deleted(self, snapshot: Snapshot) -> None:
+        """Every look is at all there is."""
+
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
     ) -> dict[MessageQueue, int]:

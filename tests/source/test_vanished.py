@@ -186,6 +186,38 @@ def test_available_now_ends_although_a_queue_is_gone() -> None:
     assert planning.pauses == []
 
 
+def test_available_now_begins_although_a_topic_of_the_pattern_was_just_deleted(topics: Topics) -> None:
+    """topicPattern: what living brokers deny to have is not waited for."""
+    kept, gone = (topics.make(1, topic=name) for name in ("begun-1", "begun-2"))
+    stream = topics.stream(None, topicPattern="begun-.", routeRefreshMs="1", failOnDataLoss="false")
+    assert stream.next_offsets() is not None
+    delete(topics, gone)
+    topics.put(kept, 0, 1)
+
+    stream.prepare_available_now()
+
+    assert stream.next_offsets() == {MessageQueue(kept, "broker-a", 0): [1]}
+    assert stream.next_offsets() is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_available_now_ends_although_a_queue_is_gone_that_was_never_planned(fails: bool) -> None:
+    """failOnDataLoss: it came after the last plan and before the query began."""
+    planning = Planning({A0: (0, 5)}, failOnDataLoss=str(fails).lower())
+    assert planning.next() == [(A0, 0, 5)]
+    planning.view.bounds[A1] = (0, 5)
+    planning.planner.prepare_available_now()
+    del planning.view.bounds[A1]
+    planning.view.gone[A1] = TopicDeleted(str(A1), 0, "gone")
+
+    if fails:
+        with pytest.raises(TopicDeleted):
+            planning.next()
+    else:
+        assert planning.next() is None
+    assert planning.pauses == []
+
+
 def test_a_queue_that_is_gone_begins_anew_when_it_comes_back() -> None:
     planning = Planning({A0: (0, 5), A1: (0, 5)}, failOnDataLoss="false")
     assert planning.next() is not None

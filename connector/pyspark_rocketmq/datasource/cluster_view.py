@@ -35,7 +35,7 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
     TransportError,
 )
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
@@ -99,8 +99,8 @@ class ClusterView:
         )
         self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
-        self._seen: set[str] = set()
-        """Topics that were there at some time."""
+        self._seen: dict[str, TopicRoute] = {}
+        """Topics that were there at some time, with their last route."""
 
     def routes(self) -> Routes:
         """The topics' routes, at most ``routeRefreshMs`` old.
@@ -114,7 +114,7 @@ class ClusterView:
         deadline = Deadline.after(self._clock, self._timeout_s)
         if self._matching is not None:
             # Those that were there and are not named any more are asked for all the same: their brokers may be away.
-            self._routes.follow(self._matching.look(deadline) | self._seen)
+            self._routes.follow(self._matching.look(deadline) | self._seen.keys())
         routes = self._routes.look(deadline)
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
@@ -172,8 +172,17 @@ class ClusterView:
             ]
         found = self._vanished.look(missing)
         if self._matching is not None:
-            self._seen -= {queue.topic for queue, loss in found if isinstance(loss, TopicDeleted)}
+            for queue, loss in found:
+                if isinstance(loss, TopicDeleted):
+                    self._seen.pop(queue.topic, None)
         return found
+
+    def forget_deleted(self, snapshot: Snapshot) -> None:
+        """Look no more for topics of a pattern that are absent from ``snapshot`` because they were deleted for good."""
+        if self._matching is not None:
+            absent = (topic for topic in snapshot.absent if topic in self._seen)
+            queues = (queue for topic in absent for queue in self._seen[topic].subscribe_queues(topic))
+            self.vanished([QueueRange(queue=queue, start=0, end=0) for queue in queues], snapshot)
 
     def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
         """The routes' queues by broker and topic, sorted; a route serves many plans."""

@@ -224,7 +224,7 @@ class MicroBatchPlanner:
         """
         if not self._progress.begins_in_checkpoint:
             return previous
-        for queue, loss in self._view.vanished(previous, snapshot):
+        for queue, loss in self._view.vanished([*previous, *self._not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss
             if queue not in self._gone:
@@ -237,6 +237,14 @@ class MicroBatchPlanner:
         if not self._gone:
             return previous
         return [planned for planned in previous if planned.queue not in self._gone]
+
+    def _not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
+        """What an AvailableNow query is to read of queues that no plan has had yet."""
+        planned = {known.queue for known in previous}
+        caps = sorted((self._caps or {}).items())
+        return [
+            QueueRange(queue=queue, start=0, end=0) for queue, cap in caps if cap and queue not in planned
+        ]
 
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
@@ -305,6 +313,8 @@ class MicroBatchPlanner:
         while snapshot.out_of_sight:
             if patience.has_passed:
                 raise next(iter(snapshot.out_of_sight.values()))
+            # A topic that is deleted while this waits would be waited for in vain.
+            self._view.forget_deleted(snapshot)
             self._pause(_PAUSE_S)
             snapshot = self._retried(patience)
         return snapshot
