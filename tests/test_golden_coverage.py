@@ -35,7 +35,7 @@ class Each:
     """What a test has as its parameter for a case: the case itself, or a name of it."""
     left_out: int = 0
     because: str = ""
-    """Why ``left_out`` of the cases are no test's."""
+    """Why ``left_out`` of the cases, at most, are no test's."""
 
     def not_run(self, session: pytest.Session, cases: Iterable[Any]) -> list[object]:
         """What no collected test has as its parameter."""
@@ -373,7 +373,7 @@ def test_every_case_of_a_member_is_run(file_name: str, member: str, request: pyt
         assert f'"{member}"' in (_TESTS / file).read_text()
         return
     not_run = expected.not_run(request.session, _cases(golden(file_name)[member]))
-    assert len(not_run) == expected.left_out, not_run
+    assert len(not_run) <= expected.left_out, not_run
     assert bool(expected.because) == bool(expected.left_out)
 
 

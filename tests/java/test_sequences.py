@@ -236,8 +236,8 @@ def test_a_transactional_producer_lives_as_recorded(stage: Stage):
     rows = stage.await_rows("transaction", heartbeats)
     essential = ["SEND_MESSAGE_V2", "END_TRANSACTION", "CHECK_TRANSACTION_STATE"]
     assert order(rows, essential) == order(recorded("transaction"), essential) == essential
-    assert facts(rows, heartbeats) == facts(recorded("transaction"), heartbeats)
-    assert [row[1] for row in rows][-2:] == ["CHECK_TRANSACTION_STATE", "END_TRANSACTION"]
+    assert facts(rows) == facts(recorded("transaction"), NOISE | heartbeats)
+    assert [row[1] for row in rows if row[1] in essential][-2:] == essential[:0:-1]
 
     stage.java.submit("transaction.stop", group="FrTxG")
     stage.await_goodbyes()
@@ -260,7 +260,7 @@ def test_a_pull_consumer_lives_as_recorded(stage: Stage):
         assert others == ["NO_MATCHED_MSG", "OFFSET_ILLEGAL"]
     rows = stage.await_rows("pullconsumer", frozenset())
     asked = PULLS | {"QUERY_CONSUMER_OFFSET"}
-    assert facts(rows, frozenset()) == facts(recorded("pullconsumer"), frozenset())
+    assert facts(rows) == facts(recorded("pullconsumer"))
     assert [row for row in rows if row[1] in asked] == [r for r in recorded("pullconsumer") if r[1] in asked]
 
     stage.java.submit("pull.stop", name="pull")
@@ -281,7 +281,7 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
     essential = ["GET_ROUTEINFO_BY_TOPIC", "QUERY_CONSUMER_OFFSET", "LITE_PULL_MESSAGE"]
     essential += ["GET_MIN_OFFSET", "GET_MAX_OFFSET"]
     assert order(rows, essential) == order(recorded("litepull_assign"), essential) == essential
-    assert facts(rows, frozenset()) == facts(recorded("litepull_assign"), frozenset())
+    assert facts(rows) == facts(recorded("litepull_assign"))
 
     java.call("lite.commit", name="assign")
     assert "UPDATE_CONSUMER_OFFSET" not in {seen.request for seen in stage.log.so_far()}  # golden fact 14
@@ -310,7 +310,7 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["QUERY_CONSUMER_OFFSET", "PULL_MESSAGE", "UPDATE_CONSUMER_OFFSET", "UNREGISTER_CLIENT"]
     assert order(rows, essential) == order(recorded("heartbeat_v2"), essential) == essential
-    assert facts(rows, of_retries) == facts(recorded("heartbeat_v2"), of_retries)
+    assert facts(rows, NOISE | of_retries) == facts(recorded("heartbeat_v2"), NOISE | of_retries)
 
 
 def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
@@ -327,10 +327,11 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
 
     wait_until(lambda: len(routes()) >= len(recorded("namespace_v1")), 2 * ANSWER_S)
     assert sorted(routes()) == sorted(recorded("namespace_v1"))
-    asked = [seen for seen in stage.log.so_far() if seen.path.startswith("client")]
-    spaces = [seen.command.ext_fields for seen in asked if "inst1" not in str(seen.topic)]
-    assert {(fields["ns"], fields["nsd"]) for fields in spaces} == {("ns1", "true")}
-    of_version_1 = set(routes())
+    asked = [seen.command for seen in stage.log.so_far() if seen.path.startswith("client")]
+    of_member = [
+        each.ext_fields for each in asked if "FrNsG'" in f"{each.ext_fields}" or b'"FrNsG"' in each.body
+    ]
+    assert {(fields["ns"], fields["nsd"]) for fields in of_member} == {("ns1", "true")}
     consumer.stop()
     stage.await_goodbyes()
     without = frozenset({"SEND_MESSAGE_V2", "%RETRY%FrNsG"})
@@ -339,7 +340,7 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
     essential += ["LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET", "PULL_MESSAGE", "UNLOCK_BATCH_MQ"]
     essential += ["UNREGISTER_CLIENT"]
     assert order(rows, essential) == order(recorded("namespace_v2"), essential) == essential
-    assert facts(rows, without) - of_version_1 == facts(recorded("namespace_v2"), without)
+    assert facts(rows, NOISE | without) == facts(recorded("namespace_v2"), NOISE | without)
     bystander.stop()
 
 
