@@ -152,7 +152,7 @@ def test_a_filter_without_any_tag_is_refused(client, address, queue, group, put)
 
 @REAL_ONLY
 def test_an_sql_filter_is_worked_out_by_the_broker(client, address, queue, group, put):
-    """A4: SQL92 expressions over properties; the simulator does not know them."""
+    """A4: SQL92 expressions over properties; the simulator of this run has enablePropertyFilter off."""
     put(*(Message(topic=queue.topic, body=b"%d" % n, properties={"amount": str(n)}) for n in range(6)))
     between = request(group, queue, subscription="amount BETWEEN 2 AND 4", expression_type="SQL92")
 
