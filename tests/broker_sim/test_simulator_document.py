@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from broker_sim.faults import FAULTS
 
 _ROOT = Path(__file__).parents[2]
@@ -33,6 +35,17 @@ def test_every_test_the_document_names_exists() -> None:
         for name in re.findall(r"^\s*def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
     assert named - written == set()
+
+
+@pytest.mark.parametrize("heading", ["What it does as a broker does", "What it does not"])
+def test_every_row_names_a_test_or_an_issue(heading: str) -> None:
+    """Whether the tests exist is asked above; an issue is one of RocketMQ's trackers."""
+    section = _TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
+    _, table = section.split("|---|", 1)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if re.match(r"\| [^*]", line)]
+    proof = re.compile(r"`test_\w+\.py::test_\w+`|[\w-]+ #\d+")
+    assert len(rows) > 10
+    assert [row[0] for row in rows if not proof.search(row[-1])] == []
 
 
 def test_every_fault_is_described() -> None:

@@ -32,7 +32,7 @@ class FrameDecoder:
     Source: ``NettyDecoder`` (a ``LengthFieldBasedFrameDecoder``).
     """
 
-    __slots__ = ("_body", "_body_missing", "_head", "_head_wanted", "_max_frame_length")
+    __slots__ = ("_body", "_body_missing", "_body_room", "_head", "_head_wanted", "_max_frame_length")
 
     def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH) -> None:
         """Refuse frames of more than ``max_frame_length`` bytes, length word included."""
@@ -41,6 +41,7 @@ class FrameDecoder:
         self._head_wanted = _PREFIX
         self._body: BytesIO | None = None
         self._body_missing = 0
+        self._body_room = 0
 
     @property
     def pending(self) -> int:
@@ -91,6 +92,8 @@ class FrameDecoder:
         """Move bytes of the unfinished frame into its buffers; return how many."""
         if self._body is not None:
             piece = view[: self._body_missing]
+            if self._body.tell() + len(piece) > self._body_room:
+                self._make_room(self._body, len(piece))
             self._body.write(piece)
             self._body_missing -= len(piece)
             return len(piece)
@@ -115,9 +118,17 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large one grows with
-        # what comes: many peers may announce much and bring little.
-        self._body = BytesIO(bytes(min(self._body_missing, _TRUSTED_BYTES)))
+        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large one is doubled
+        # when it is full: many peers may announce much and bring little.
+        self._body_room = min(self._body_missing, _TRUSTED_BYTES)
+        self._body = BytesIO(bytes(self._body_room))
+
+    def _make_room(self, body: BytesIO, wanted: int) -> None:
+        at = body.tell()
+        self._body_room = min(at + self._body_missing, max(2 * self._body_room, at + wanted))
+        body.seek(self._body_room - 1)
+        body.write(b"\0")
+        body.seek(at)
 
     def _finish(self, body: BytesIO) -> RemotingCommand:
         mark = int.from_bytes(self._head[_LENGTH_WORD:_PREFIX], "big")
