@@ -17,16 +17,30 @@ from tests.helpers.secured import SECRET, TOPIC, USER, secured_sim
 
 TOKEN = "security-token-5d27ee"
 MESSAGES = 40
+STEPS = (
+    f"batch {MESSAGES}",
+    f"sink {MESSAGES}",
+    "sent back 1",
+    "written 20",
+    "there is no queue 99",
+    "check signature failed",
+    "lag ended with 0",
+    "misspelt ended with 2",
+)
+LEFT = {
+    *("checkpoint", "concurrent-checkpoint", "stream-checkpoint", "refused-checkpoint"),
+    *("events", "offsets", "concurrent-offsets", "sink", "concurrent-sink"),
+}
 
 
 @pytest.mark.sim
 @pytest.mark.spark
 @pytest.mark.timeout(420)
 def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) -> None:
-    """A5 ★: a batch, a stream and a consumer read a secured topic; then everything they left is searched.
+    """A5 ★: batches, streams, consumers and jobs read and write a secured topic; everything they left is searched.
 
     Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event log,
-    checkpoints, both tables, error texts, and the reprs of options, readers and partitions.
+    checkpoints, tables, error texts, and the reprs of options, readers, writers and partitions.
     """
     with secured_sim(tmp_path) as cluster:
         with Producer(cluster.name_servers, "P", settings=cluster.settings, send_timeout_s=10.0) as producer:
@@ -49,12 +63,10 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
     assert done.returncode == 0, output[-3000:] + done.stderr.decode(errors="replace")[-3000:]
     assert "\ndone\n" in output
     assert b"INFO org.apache.spark" in done.stderr
-    for step in (f"batch {MESSAGES}", f"sink {MESSAGES}", "check signature failed"):
+    for step in STEPS:
         assert step in output
     files = [path for path in work.rglob("*") if path.is_file()]
-    assert {"events", "checkpoint", "stream-checkpoint", "offsets", "sink"} <= {
-        path.relative_to(work).parts[0] for path in files
-    }
+    assert {path.relative_to(work).parts[0] for path in files} >= LEFT
     searched = {"stdout": done.stdout, "stderr": done.stderr} | {
         str(path.relative_to(work)): path.read_bytes() for path in files
     }

@@ -1,4 +1,4 @@
-"""A Spark program that reads with credentials in every way there is and prints all it can about it.
+"""A Spark program that reads and writes with credentials in every way there is and prints all it can about it.
 
 ``python -m tests.helpers.secrets_driver FOLDER < OPTIONS_JSON``: what it prints, logs and leaves below FOLDER is
 searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
@@ -6,6 +6,8 @@ searched for the credentials by the test that runs it. It prints ``done`` when a
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -16,18 +18,29 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
+from jobs.cli import main as main_of_jobs
 from pyspark_rocketmq.datasource.format import DefaultSource, register
-from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    MessageExt,
+)
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.write_options import WriteOptions
 from tests.helpers.quick_jvm import QUICK_JVM
+from tests.helpers.secured import RETRYING_GROUP
 from tests.helpers.spark_session import make_session
 
 _PARAMETERS = ("nameServers", "topic")
+_WRITTEN = 20
 _LOG_CONF = """\
 appender.console.type = Console
 appender.console.name = console
@@ -49,8 +62,17 @@ def on_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> 
     return ConsumeOrderlyStatus.SUCCESS
 
 
+def on_any_order(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+    """The listener that calls run at a time; it gives the first message back."""
+    for message in messages:
+        context.emit(message, attempt=message.reconsume_times)
+        if message.queue_id == message.queue_offset == 0:
+            return ConsumeConcurrentlyStatus.RECONSUME_LATER
+    return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+
 def main(folder: Path, options: Mapping[str, str]) -> None:
-    """Read as a batch, as a stream, as a consumer, and once with a wrong secret."""
+    """Read and write as batch, stream, consumers and jobs, and in every way with a wrong secret."""
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
     # At DEBUG it logs every argument of every call into the JVM, whosoever makes it.
     logging.getLogger("py4j").setLevel(logging.INFO)
@@ -68,10 +90,13 @@ def main(folder: Path, options: Mapping[str, str]) -> None:
     spark = make_session(folder, jvm=f"{QUICK_JVM} -Dlog4j2.configurationFile={log_conf.as_uri()}")
     register(spark)
     _batch(spark, options)
-    _stream(spark, options, folder)
     _consumer(spark, options, folder)
+    _concurrent(spark, options, folder)
+    _stream(spark, options, folder)
+    _write(spark, options)
     _refused(spark, options, folder)
     _objects(options)
+    _jobs(options, folder)
     spark.stop()
     _say("done")
 
@@ -85,10 +110,13 @@ def _batch(spark: SparkSession, options: Mapping[str, str]) -> None:
 
 
 def _stream(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
+    """From the topic into the same topic."""
     rows = spark.readStream.format("rocketmq").options(**options, startingOffsets="earliest").load()
     _show_plans(rows)
     query = (
-        rows.writeStream.format("noop")
+        rows.select("body")
+        .writeStream.format("rocketmq")
+        .options(**options)
         .option("checkpointLocation", str(folder / "stream-checkpoint"))
         .trigger(availableNow=True)
         .start()
@@ -115,9 +143,69 @@ def _consumer(spark: SparkSession, options: Mapping[str, str], folder: Path) -> 
     _say("sink", spark.read.format("delta").load(str(folder / "sink")).count())
 
 
+def _concurrent(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
+    """One message goes back to its broker, by a signed request of a worker."""
+    reports: list[BatchReport] = []
+    consumer = PushConsumer(
+        consumer_group=RETRYING_GROUP,
+        name_servers=options["nameServers"],
+        offset_store=DeltaOffsetStore(str(folder / "concurrent-offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        options={key: value for key, value in options.items() if key not in _PARAMETERS},
+    )
+    consumer.subscribe(options["topic"])
+    consumer.register_message_listener(on_any_order, orderly=False, output_schema="attempt int")
+    consumer.register_batch_listener(reports.append)
+    query = consumer.start(
+        spark,
+        sink=DeltaSink(str(folder / "concurrent-sink")),
+        checkpoint=str(folder / "concurrent-checkpoint"),
+        trigger={"availableNow": True},
+    )
+    _say(repr(consumer))
+    _finish(query)
+    _say("sent back", sum(ack.sent_back for report in reports for ack in report.acks))
+
+
+def _write(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """A DataFrame; then one whose rows name a queue that is not there, and one that the broker refuses."""
+    rows = spark.range(_WRITTEN).selectExpr("cast(id AS string) AS body")
+    nowhere = spark.sql("SELECT 'lost' AS body, 99 AS queueId")
+    _show_plans(rows)
+    _write_to(rows, options)
+    _say("written", _WRITTEN)
+    for frame, some in ((nowhere, options), (rows, _with_wrong_secret(options))):
+        _say_error(lambda frame=frame, some=some: _write_to(frame, some))  # type: ignore[misc]
+
+
+def _write_to(rows: Any, options: Mapping[str, str]) -> None:
+    rows.write.format("rocketmq").options(**options).mode("append").save()
+
+
+def _with_wrong_secret(options: Mapping[str, str]) -> dict[str, str]:
+    """Right but for one letter behind it."""
+    return {**options, "secretKey": f"{options['secretKey']}?", "retryTimeoutMs": "0"}
+
+
+def _jobs(options: Mapping[str, str], folder: Path) -> None:
+    """A job with a file of settings, which is not searched, and with a misspelt one."""
+    conf = folder.parent / "job.toml"
+    entries = [f"{key} = {json.dumps(value)}" for key, value in options.items() if key != "topic"]
+    conf.write_text(
+        "\n".join([*entries, f'offsetStore = "{folder / "concurrent-offsets"}"']), encoding="utf-8"
+    )
+    unknown = f"secretKei={options['secretKey']}"
+    for name, arguments in (("lag", []), ("misspelt", ["--option", unknown])):
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
+            exit_code = main_of_jobs(["offsets", "lag", "--conf", str(conf), *arguments])
+        _say(f"{name} ended with {exit_code}", told.getvalue())
+    conf.unlink()
+
+
 def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
     """What users see when the broker does not believe them; the secrets are right but for their last letter."""
-    wrong = {**options, "secretKey": f"{options['secretKey']}?", "retryTimeoutMs": "0"}
+    wrong = _with_wrong_secret(options)
     malformed = {**options, "securityTokem": options["secretKey"], "tlsKeyPassword": " "}
     sealed = {**options, "tlsKeyPassword": f"{options['tlsKeyPassword']}?"}
     for bad in (wrong, malformed, sealed):
@@ -132,11 +220,24 @@ def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> N
 def _objects(options: Mapping[str, str]) -> None:
     """Every object that holds the options; what tasks get holds the secrets and does not show them."""
     parsed = ReadOptions.parse(options)
+    to_write = WriteOptions.parse(options)
     source = DefaultSource(dict(options))
     reader = source.reader(source.schema())
     stream_reader = source.streamReader(source.schema())
     partition = reader.partitions()[0]
-    for thing in (parsed, source, reader, stream_reader, partition, [partition], {"p": partition}):
+    writer = source.writer(StructType().add("body", "string"), overwrite=False)
+    things = (
+        parsed,
+        to_write,
+        source,
+        reader,
+        stream_reader,
+        writer,
+        partition,
+        [partition],
+        {"p": partition},
+    )
+    for thing in things:
         _say(repr(thing), str(thing))
     if options["secretKey"].encode() not in pickle.dumps(partition):
         raise AssertionError("A task could not sign its pulls: its partition has no secret.")

@@ -26,9 +26,12 @@ from tests.real_broker.security import ADMIN, ADMIN_SECRET, Security, Tls
 
 USER, SECRET = "order-etl-71c4", "secret-key-8a5e0b"
 TOPIC, GROUP = "orders", "billing"
+RETRYING_GROUP = "shipping"
+"""Whose lag may be looked at, too."""
 _RIGHTS = {
     f"Topic:{TOPIC}": ("Pub", "Sub", "Get"),
     f"Group:{GROUP}": ("Sub",),
+    f"Group:{RETRYING_GROUP}": ("Sub", "Get"),
     "Group:pyspark-rocketmq-source": ("Sub",),
 }
 _AUTH_CREATE_USER, _AUTH_CREATE_ACL = 3001, 3006
