@@ -63,6 +63,7 @@ class ConsumerOptions(OptionSet):
         "consumeThreadMax",
         parse=int_between(1, 1000),
         default=20,
+        unit="calls",
         doc="Most calls of a concurrent listener at the same time in one task.",
     )
     consume_timeout_s: int = option(
