@@ -189,7 +189,9 @@ def test_available_now_ends_although_a_queue_is_gone() -> None:
 def test_available_now_begins_although_a_topic_of_the_pattern_was_just_deleted(topics: Topics) -> None:
     """topicPattern: what living brokers deny to have is not waited for."""
     kept, gone = (topics.make(1, topic=name) for name in ("begun-1", "begun-2"))
-    stream = topics.stream(None, topicPattern="begun-.", routeRefreshMs="1", failOnDataLoss="false")
+    stream = topics.stream(
+        None, topicPattern="begun-.", routeRefreshMs="1", failOnDataLoss="false", retryTimeoutMs="5000"
+    )
     assert stream.next_offsets() is not None
     delete(topics, gone)
     topics.put(kept, 0, 1)
