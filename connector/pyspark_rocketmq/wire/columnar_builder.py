@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from pyspark_rocketmq.wire.columnar_ranges import (
     check_column_bytes,
     checked_text,
     fixed_column,
+    pooled_bytes,
     repeated_texts,
     take_ranges,
 )
@@ -170,12 +172,14 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
 
 def _binary(bodies: list[bytes]) -> pa.BinaryArray:
     """The bodies copied once; Arrow's own conversion would copy while it grows."""
-    ends = np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)))
-    check_column_bytes(int(ends[-1]) if len(ends) else 0)
-    offsets = np.concatenate(([0], ends)).astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(bodies), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(bodies))]
-    )
+    ends = list(accumulate(map(len, bodies), initial=0))
+    check_column_bytes(ends[-1])
+    text = pooled_bytes(ends[-1])
+    room = text.data
+    for at, body in zip(ends, bodies, strict=False):
+        room[at : at + len(body)] = body
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(bodies), [None, offsets, pa.py_buffer(text)])
 
 
 def _ipv4_host(stored: int) -> str:
