@@ -150,11 +150,10 @@ def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, 
 
 
 @SIM_ONLY
-@pytest.mark.parametrize("fault", ["cut", "lose"])
-def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(cluster, client, queue, copy, fault):
+def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(cluster, client, queue, copy):
     """H3: within one task."""
     part = part_of(cluster, queue, copy)
-    cluster.backend.faults.add(fault, on=int(RequestCode.SEND_BATCH_MESSAGE))
+    cluster.backend.faults.add("cut", on=int(RequestCode.SEND_BATCH_MESSAGE))
 
     resend(cluster, part, timeout_s=0.3)
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()

@@ -145,6 +145,8 @@ def test_a_run_that_ends_between_sending_and_recording_is_taken_up_and_nothing_c
         finish(self, sendings)
 
     monkeypatch.setattr(ReplayRecord, "finish", die_at_the_second)
+    # No task is left that could still send.
+    monkeypatch.setattr("pyspark_rocketmq.replay.replay._TASKS_END_S", 0.0)
 
     with pytest.raises(KeyboardInterrupt):
         Replay(spark, options, offsets_per_step=20).to_topic(copy, record)

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from delta.tables import DeltaTable
 from pyspark.sql import Row, SparkSession
@@ -45,6 +46,9 @@ from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
 from pyspark_rocketmq.wire.namespace import without_namespace
 
 logger = logging.getLogger(__name__)
+
+_TASKS_END_S: Final = 2.0
+"""For so long a Python worker goes on whose task was cancelled (Spark's default of ``spark.python.task.killTimeout``)."""
 
 OnStep = Callable[[int, int], None]
 """Told how many offsets are done, and of how many, before the first step and after each."""
@@ -199,8 +203,8 @@ class Replay:
         logger.warning(
             "looking in the target for what an unfinished step has sent ranges=%d", len(unfinished)
         )
-        # Until then a request of the run that has ended may be on its way.
-        time.sleep(self._options.request_timeout_ms / 1000)
+        # Until then a task of the run that has failed may send, and its last request may be on its way.
+        time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
         for one in unfinished:
             by_target.setdefault(one.target, []).append(one)
