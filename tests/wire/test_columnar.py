@@ -221,3 +221,14 @@ def test_more_bytes_than_a_column_holds_are_refused_with_a_remedy(monkeypatch):
         decode_columns(bytes(201), "b")
     with pytest.raises(LocalProtocolError, match="decode fewer messages at once"):
         decode_columns(encoded(stored_message(body=body, sys_flag=flags)), "b")
+
+
+@pytest.mark.parametrize("messages", [256, 257])
+def test_hosts_of_few_and_of_many_messages_are_shown_alike(messages):
+    hosts = ["127.0.0.1:1", "10.1.2.3:65535", "0.0.0.0:0"]
+    data = encoded(
+        *(stored_message(born_host=hosts[at % 3], store_host=hosts[at % 2]) for at in range(messages))
+    )
+
+    assert is_decoded_vectorised(data)
+    assert rows(decode_columns(data, "b")) == expected_rows(decode_messages(data, "b"))

@@ -33,7 +33,7 @@ class IrregularLayout(Exception):
 
 def require_all(condition: BoolArray) -> None:
     """Raise ``IrregularLayout`` unless every row meets the condition."""
-    # Of few rows twice as fast as all(), and of many no slower.
+    # Of few rows twice as fast as all(); of many the copy is small beside what made the condition.
     if b"\0" in condition.tobytes():
         raise IrregularLayout
 
