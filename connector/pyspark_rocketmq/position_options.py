@@ -187,11 +187,11 @@ class PositionOptions(ConnectionOptions):
             problems.append(
                 "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own offsets"
             )
-        for offsets, is_at_group, key, group in (
-            ("startingOffsets", begins_at_group and not reads_as_group, "startingGroup", self.starting_group),
-            ("endingOffsets", self.ends_at_group(), "endingGroup", self.ending_group),
+        for offsets, is_at_group, needs_key, key, group in (
+            ("startingOffsets", begins_at_group, not reads_as_group, "startingGroup", self.starting_group),
+            ("endingOffsets", self.ends_at_group(), True, "endingGroup", self.ending_group),
         ):
-            if is_at_group and group is None:
+            if is_at_group and needs_key and group is None:
                 problems.append(f"option '{offsets}=group' needs '{key}', whose offsets are to be used")
             if group is not None and not is_at_group:
                 problems.append(f"option '{key}' needs '{offsets}=group'")

@@ -36,15 +36,16 @@ class Run:
         self,
         *script: SendResult | RocketMQError,
         retries: int = 2,
-        has_queue: bool = True,
         has_thread: bool = True,
+        search_fails_by: Exception | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.script = list(script)
         self.tried: list[MessageQueue] = []
         self.noted: list[tuple[str, SendOutcome]] = []
         self.results: list[SendResult | RocketMQError] = []
-        self._has_queue, self._has_thread = has_queue, has_thread
+        self._has_thread = has_thread
+        self._search_fails_by = search_fails_by
         self.attempts = AsyncAttempts(
             send=self._send,
             next_queue=self._next_queue,
@@ -61,8 +62,8 @@ class Run:
         told(self.script.pop(0))
 
     def _next_queue(self, failed: MessageQueue) -> MessageQueue:
-        if not self._has_queue:
-            raise NoWritableQueue("orders")
+        if self._search_fails_by is not None:
+            raise self._search_fails_by
         return B0 if failed == A0 else A0
 
     def _note(self, queue: MessageQueue, begun_s: float, outcome: SendOutcome) -> None:
@@ -97,6 +98,15 @@ def test_the_last_failure_is_told_when_no_attempt_is_left(retries: int, tried: i
     assert len(run.tried) == tried
 
 
+def test_whatever_goes_wrong_while_it_is_repeated_the_failure_is_told() -> None:
+    """G3: somebody waits for it, and a thread of a pool keeps errors to itself."""
+    run = Run(CLOSED, search_fails_by=RuntimeError("can't start new thread"))
+
+    run.attempts.begin(A0)
+
+    assert run.results == [CLOSED]
+
+
 @pytest.mark.parametrize("refusal", [BUSY, LocalProtocolError("too large")])
 def test_a_refusal_is_not_repeated(refusal: RocketMQError) -> None:
     """G3: ``onExceptionImpl(…, needRetry=false)``, where a send that is waited for would try another broker."""
@@ -129,7 +139,7 @@ def test_an_attempt_that_used_up_the_time_has_no_successor() -> None:
 
 def test_without_a_queue_or_a_thread_for_another_attempt_the_failure_is_told() -> None:
     """G2: once, whatever is missing."""
-    run, closed = Run(CLOSED, has_queue=False), Run(CLOSED, has_thread=False)
+    run, closed = Run(CLOSED, search_fails_by=NoWritableQueue("orders")), Run(CLOSED, has_thread=False)
 
     run.attempts.begin(A0)
     closed.attempts.begin(A0)

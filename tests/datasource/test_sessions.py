@@ -5,38 +5,51 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
+from pyspark_rocketmq.datasource.sessions import is_speculative
 from pyspark_rocketmq.errors import OptionError
 
 
-def session(*, is_speculative: bool) -> Any:
-    """What is asked of one; it takes every data source."""
-    conf = {"spark.speculation": str(is_speculative).lower()}
+def session(*, with_copies: bool) -> Any:
+    """What is asked of one of Spark Connect; it takes every data source."""
+    conf = {"spark.speculation": str(with_copies).lower()}
     return SimpleNamespace(conf=conf, dataSource=SimpleNamespace(register=lambda source: None))
+
+
+@pytest.mark.parametrize("with_copies", [True, False])
+def test_what_the_context_was_started_with_counts_and_not_what_was_set_later(with_copies: bool) -> None:
+    """D1, G6: ``getOrCreate`` changes the session's copy alone, and no task looks at that."""
+    classic = create_autospec(SparkSession, instance=True)
+    classic.sparkContext.getConf.return_value = {"spark.speculation": str(with_copies).lower()}
+    classic.conf = {"spark.speculation": str(not with_copies).lower()}
+
+    assert is_speculative(classic) == with_copies
 
 
 def test_rows_are_not_arranged_by_key_where_two_copies_of_a_task_would_send_them() -> None:
     """G6"""
     rows = SimpleNamespace(
-        isStreaming=False, columns=["body", "shardingKey"], sparkSession=session(is_speculative=True)
+        isStreaming=False, columns=["body", "shardingKey"], sparkSession=session(with_copies=True)
     )
 
     with pytest.raises(OptionError, match=r"send the same rows, at the same time.*spark\.speculation=false"):
         by_sharding_key(rows)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_speculative", [True, False])
+@pytest.mark.parametrize("with_copies", [True, False])
 def test_whoever_registers_the_source_there_is_warned(
-    is_speculative: bool, caplog: pytest.LogCaptureFixture
+    with_copies: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """G6: reading is harmless, and what writes cannot see the session."""
     with caplog.at_level(logging.WARNING, "pyspark_rocketmq"):
-        register(session(is_speculative=is_speculative))
+        register(session(with_copies=with_copies))
 
     assert [record.message.startswith("spark.speculation is on") for record in caplog.records] == (
-        [True] if is_speculative else []
+        [True] if with_copies else []
     )

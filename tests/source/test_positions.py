@@ -233,6 +233,16 @@ def test_positions_that_do_not_go_together_are_refused(given: dict[str, str], se
         ReadOptions.parse(REQUIRED | given)
 
 
+def test_a_group_that_cannot_begin_at_another_is_told_that_alone() -> None:
+    of_group = {"startingOffsets": "group", "startingGroup": "x", "consumerGroup": "g", "offsetStore": "/s"}
+
+    with pytest.raises(OptionError) as refused:
+        ReadOptions.parse(REQUIRED | of_group)
+
+    (problem,) = refused.value.problems
+    assert "'consumerGroup', which goes on at its own offsets" in problem
+
+
 def test_what_has_no_meaning_for_a_stream_or_a_batch_is_refused() -> None:
     stream = DefaultSource(REQUIRED | {"endingOffsets": "latest"})
     batch = DefaultSource(REQUIRED | {"startingOffsets": '{"orders": "latest"}'})

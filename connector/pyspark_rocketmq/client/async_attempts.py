@@ -5,6 +5,7 @@ Source: RocketMQ 5.3.3 ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +62,9 @@ class AsyncAttempts:
     def _repeat(self, queue: MessageQueue, failure: RocketMQError) -> None:
         try:
             self.begin(self.next_queue(queue))
-        except RocketMQError:
+        except Exception as error:
+            # Of any kind: nobody else would hear of it, and somebody waits for the result.
+            if not isinstance(error, RocketMQError):
+                logger.exception("a send could not be repeated queue=%s", queue)
             # What became of the message says the attempt, not the search for another queue.
             self.on_result(failure)

@@ -1,7 +1,8 @@
 """Sends that are not waited for one by one: each has a future, and there are never too many under way.
 
 Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives up a request whose
-time is over, or by the one thread of a producer that repeats attempts, so every future is done within a second after the producer's send time-out.  What is added to a future with
+time is over, or by the one thread of a producer that repeats attempts.  So every future is done within a second after the
+producer's send time-out, or after as long again if its repetition waited for others'.  What is added to a future with
 ``add_done_callback`` runs on that thread and must not block.
 """
 

@@ -70,7 +70,7 @@ class _Pull(NamedTuple):
     to: int
     """Broker id."""
     at_s: float
-    """When it was pull, by the monotonic clock."""
+    """When it was sent, by the monotonic clock."""
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""

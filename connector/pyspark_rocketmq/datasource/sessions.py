@@ -8,8 +8,10 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError
 
 
 def is_speculative(spark: SparkSession) -> bool:
-    """Whether Spark starts a second copy of a slow task; it can be asked for through Spark Connect, too."""
-    return str(spark.conf.get("spark.speculation", "false")).strip().lower() == "true"
+    """Whether Spark starts a second copy of a slow task."""
+    # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows the copy alone.
+    settings = spark.sparkContext.getConf() if isinstance(spark, SparkSession) else spark.conf
+    return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
 
 
 def check_speculation(spark: SparkSession) -> None:
