@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, Re
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.scripted_server import Peer, ScriptedServer
 
@@ -83,19 +84,7 @@ def replica() -> Iterator[ScriptedServer]:
 
 def partition(server: ScriptedServer, queue_id: int, end: int = 100, **changes: object) -> QueuePartition:
     planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=0, end=end)
-    made = QueuePartition(
-        planned=planned,
-        address=BrokerAddress(server.address),
-        subscription="*",
-        consumer_group="g",
-        with_marker=False,
-        fail_on_data_loss=True,
-        pull_batch_size=8,
-        pulls_in_flight=8,
-        request_timeout_s=5.0,
-        retry_timeout_s=1.0,
-    )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return partition_of(planned, server.address, **{"pulls_in_flight": 8, **changes})
 
 
 def partitions(server: ScriptedServer, count: int, end: int = 100, **changes: object) -> list[QueuePartition]:

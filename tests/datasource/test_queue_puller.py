@@ -11,9 +11,10 @@ from pyspark_rocketmq.consume.pull_window import PullWindow
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.range_pull import QueueReset, TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.queue_puller import QueuePuller
 from tests.helpers.scripted_server import Peer, ScriptedServer
@@ -30,18 +31,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def partition(server: ScriptedServer, start: int, end: int) -> QueuePartition:
-    return QueuePartition(
-        planned=QueueRange(queue=QUEUE, start=start, end=end),
-        address=BrokerAddress(server.address),
-        subscription="*",
-        consumer_group="g",
-        with_marker=False,
-        fail_on_data_loss=True,
-        pull_batch_size=8,
-        pulls_in_flight=4,
-        request_timeout_s=5.0,
-        retry_timeout_s=1.0,
-    )
+    return partition_of(QueueRange(queue=QUEUE, start=start, end=end), server.address)
 
 
 def answer_pull(peer: Peer, request: RemotingCommand, *, at_most: int = 8) -> None:

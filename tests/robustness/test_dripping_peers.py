@@ -22,14 +22,14 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, RocketMQError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.broker_sim.exchange import TOPIC, send
 from tests.broker_sim.raw_client import RawClient
+from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import wait_until
 
@@ -100,18 +100,8 @@ def test_a_pull_from_a_dripping_broker_is_given_up_in_time() -> None:
 def test_a_range_of_a_dripping_broker_fails_in_time() -> None:
     """A1: tried again, it drips again."""
     with ScriptedServer(dripping) as server:
-        partition = QueuePartition(
-            planned=QueueRange(queue=MessageQueue("T", "b", 0), start=0, end=100, epoch=1, reconsume_times=0),
-            address=BrokerAddress(server.address),
-            subscription="*",
-            consumer_group="g",
-            with_marker=False,
-            fail_on_data_loss=True,
-            pull_batch_size=8,
-            pulls_in_flight=4,
-            request_timeout_s=WAIT_S,
-            retry_timeout_s=WAIT_S,
-        )
+        planned = QueueRange(queue=MessageQueue("T", "b", 0), start=0, end=100, epoch=1, reconsume_times=0)
+        partition = partition_of(planned, server.address, request_timeout_s=WAIT_S, retry_timeout_s=WAIT_S)
         with sooner_than(2 * AT_MOST_S), pytest.raises(RequestTimeout):
             list(read_queue(partition))
         close_idle_lines()

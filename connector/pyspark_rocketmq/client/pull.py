@@ -82,8 +82,7 @@ class PullRequest:
             self.sys_flag,
             opaque,
         )
-        header = self.unchanging() + rest
-        return _SIZES.pack(4 + len(header), len(header)) + header
+        return _framed(self.unchanging() + rest)
 
     def unchanging(self) -> bytes:
         """The header's JSON up to the numbers that differ from pull to pull."""
@@ -130,12 +129,15 @@ class PullSeries:
 
     def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
         """One pull's whole frame."""
-        header = self._template % (max_msg_nums, queue_offset, opaque)
-        return _SIZES.pack(4 + len(header), len(header)) + header
+        return _framed(self._template % (max_msg_nums, queue_offset, opaque))
 
     def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
         """The same pull on its own."""
         return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
+
+
+def _framed(header: bytes) -> bytes:
+    return _SIZES.pack(4 + len(header), len(header)) + header
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
-from pyspark_rocketmq.datasource.sessions import is_speculative
+from pyspark_rocketmq.datasource.sessions import is_classic, is_speculative
 from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter
@@ -143,7 +143,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(DefaultSource)
     except AnalysisException as error:
-        if error.getCondition() != _EXISTS or not isinstance(spark, SparkSession):
+        if error.getCondition() != _EXISTS or not is_classic(spark):
             raise
         _register_as_active(spark)
 

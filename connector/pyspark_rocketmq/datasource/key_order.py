@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from pyspark_rocketmq.datasource.sessions import check_speculation
+from pyspark_rocketmq.datasource.sessions import check_speculation, is_classic
 from pyspark_rocketmq.datasource.sink_schema import SHARDING_KEY
 from pyspark_rocketmq.errors import SchemaError
 
@@ -47,6 +47,4 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
 
 def _cores(spark: object) -> int | None:
     """How many tasks run at once; None if the session does not tell."""
-    if isinstance(spark, SparkSession):
-        return spark.sparkContext.defaultParallelism
-    return None
+    return spark.sparkContext.defaultParallelism if is_classic(spark) else None

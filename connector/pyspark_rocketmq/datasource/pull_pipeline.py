@@ -121,7 +121,7 @@ class PullPipeline:
 
         Bodies are views of receive buffers: whoever keeps them keeps the buffers from being used again.
         """
-        is_ready = self._is_ready()
+        is_ready = False
         try:
             while self._open:
                 self._receive(can_wait=not is_ready)

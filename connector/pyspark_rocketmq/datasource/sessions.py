@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 
 
+def is_classic(spark: object) -> TypeGuard[SparkSession]:
+    """Whether the session's driver is this process; that of Spark Connect is elsewhere."""
+    return isinstance(spark, SparkSession)
+
+
 def is_speculative(spark: SparkSession) -> bool:
     """Whether Spark starts a second copy of a slow task."""
     # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows the copy alone.
-    settings = spark.sparkContext.getConf() if _is_classic(spark) else spark.conf
+    settings = spark.sparkContext.getConf() if is_classic(spark) else spark.conf
     return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
 
 
@@ -34,12 +41,8 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
     Raises:
         RocketMQError: With what can be done instead.
     """
-    if not _is_classic(spark):
+    if not is_classic(spark):
         raise RocketMQError(
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
             "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
         )
-
-
-def _is_classic(spark: object) -> bool:
-    return isinstance(spark, SparkSession)
