@@ -412,7 +412,19 @@ def test_pulls_go_to_the_replica_that_the_master_suggests(
     server: ScriptedServer, replica: ScriptedServer
 ) -> None:
     """A4: suggestWhichBrokerId of a master with slaveReadEnable."""
-    server.script = lambda peer, request: found(peer, request, suggest=1)
+    both_were_told = threading.Event()
+
+    def suggest(peer: Peer, request: RemotingCommand) -> None:
+        found(peer, request, suggest=1)
+        if server.requests.qsize() == 2:
+            both_were_told.set()
+
+    def serve(peer: Peer, request: RemotingCommand) -> None:
+        # Else one range might be over before the other one's first answer, and leave it a second pull.
+        assert both_were_told.wait(5.0)
+        found(peer, request, suggest=1)
+
+    server.script, replica.script = suggest, serve
     wanted = with_replica(partitions(server, 2, pulls_in_flight=2), replica)
 
     assert pulled(PullPipeline(wanted)) == (whole(2), {})
