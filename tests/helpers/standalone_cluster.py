@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyspark
 
@@ -18,7 +19,6 @@ from tests.helpers.processes import is_standalone_worker, parent_of
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
 from tests.real_broker.java_process import JavaProcess
-from tests.real_broker.ports import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 _PATIENCE_S = 120.0
@@ -40,12 +40,11 @@ class StandaloneCluster:
             "SPARK_LOCAL_DIRS": str(folder / "scratch"),
             "SPARK_LOCAL_IP": _HOST,
         }
-        # The master listens on the first port, its page is on the second.
-        port = free_ports(0, 1)
-        self.master = f"spark://{_HOST}:{port}"
-        self._page = f"http://{_HOST}:{port + 1}/json/"
         try:
-            self._start("master", "master.Master", "--port", str(port), "--webui-port", str(port + 1))
+            # Ports are chosen by who binds them: one that was free a moment ago may be somebody's page by now.
+            master = self._start("master", "master.Master", "--port", "0", "--webui-port", "0")
+            self.master = _said_by(master, r"Starting Spark master at (spark://\S+)")
+            self._page = _said_by(master, r"Bound MasterWebUI to .* and started at (http://\S+)") + "/json/"
             for number in range(workers):
                 self._start_worker(f"worker-{number}")
             self.await_workers(workers)
@@ -67,15 +66,16 @@ class StandaloneCluster:
 
     def _living_workers(self) -> int:
         with suppress(OSError), urllib.request.urlopen(self._page, timeout=5.0) as answer:
-            status: dict[str, Any] = json.load(answer)
-            return int(status["aliveworkers"])
+            page = answer.read()
+            # Empty while the master is not up yet.
+            return int(json.loads(page)["aliveworkers"]) if page else 0
         return 0
 
     def _start_worker(self, name: str) -> None:
         resources = ("--cores", "1", "--memory", "1g", "--webui-port", "0")
         self._start(name, "worker.Worker", *resources, "--work-dir", str(self._folder / name), self.master)
 
-    def _start(self, name: str, main_class: str, *arguments: str) -> None:
+    def _start(self, name: str, main_class: str, *arguments: str) -> JavaProcess:
         process = JavaProcess(
             [
                 str(SPARK_HOME / "bin" / "spark-class"),
@@ -88,6 +88,23 @@ class StandaloneCluster:
             self._folder / f"{name}.log",
         )
         self._processes.callback(process.kill)
+        return process
+
+
+def _said_by(process: JavaProcess, what: str) -> str:
+    """The group of a pattern in what a process prints, once it does.
+
+    Raises:
+        AssertionError: If it ends, or has not printed that after two minutes.
+    """
+
+    def said() -> re.Match[str] | None:
+        assert not process.has_ended, process.log_tail()
+        return re.search(what, process.log_tail())
+
+    found = wait_until(said, _PATIENCE_S, reason=f"A line like {what!r}")
+    assert found
+    return found[1]
 
 
 def kill_machine_of(pid: int) -> Sequence[int]:
