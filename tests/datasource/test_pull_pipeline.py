@@ -20,7 +20,9 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
+from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 KIB = 1024
 
@@ -275,11 +277,12 @@ def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses
     assert server.connection_count == 3
 
 
-def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(pauses: PipelinePauses) -> None:
-    with ScriptedServer() as server:
-        gone = partitions(server, 2)
-
-    offsets, failures = pulled(pauses.pipeline(gone))
+def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(
+    server: ScriptedServer, pauses: PipelinePauses
+) -> None:
+    with refusing_address() as gone:
+        wanted = [replace(each, address=BrokerAddress(gone)) for each in partitions(server, 2)]
+        offsets, failures = pulled(pauses.pipeline(wanted))
 
     assert not any(offsets.values())
     assert sorted(failures) == [0, 1]
@@ -326,7 +329,8 @@ def test_a_pull_that_is_passed_over_is_sent_again(server: ScriptedServer) -> Non
             found(peer, request)
 
     server.script = pass_over_one
-    wanted = partitions(server, 2, end=400, request_timeout_s=0.05)
+    # Patience is not what this is about: all may stand still for longer than it lasts.
+    wanted = partitions(server, 2, end=400, request_timeout_s=0.05, retry_timeout_s=PATIENCE_S)
 
     assert pulled(PullPipeline(wanted)) == (whole(2, 400), {})
 
@@ -390,7 +394,7 @@ def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer)
     arrivals.close()
 
     assert len(in_flight_then) <= 2 + 2 * 8
-    assert server.next_peer().has_ended.wait(5)
+    assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
 # --- replicas ------------------------------------------------------------------------------------------------
@@ -421,7 +425,7 @@ def test_pulls_go_to_the_replica_that_the_master_suggests(
 
     def serve(peer: Peer, request: RemotingCommand) -> None:
         # Else one range might be over before the other one's first answer, and leave it a second pull.
-        assert both_were_told.wait(5.0)
+        assert both_were_told.wait(PATIENCE_S)
         found(peer, request, suggest=1)
 
     server.script, replica.script = suggest, serve
@@ -495,10 +499,11 @@ def test_a_replica_that_cannot_be_reached_is_left_for_the_master(
     server: ScriptedServer, pauses: PipelinePauses
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
-    with ScriptedServer() as gone:
-        wanted = with_replica(partitions(server, 3), gone)
+    with refusing_address() as gone:
+        replicas = {1: BrokerAddress(gone)}
+        wanted = [replace(each, replicas=replicas) for each in partitions(server, 3)]
 
-    assert pulled(pauses.pipeline(wanted)) == (whole(3), {})
+        assert pulled(pauses.pipeline(wanted)) == (whole(3), {})
     assert pauses.taken == []
 
 
@@ -535,7 +540,7 @@ def test_a_replica_that_stays_silent_is_given_up_for_the_master(
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
     replica.script = lambda peer, request: None
-    wanted = with_replica(partitions(server, 3, request_timeout_s=0.1), replica)
+    wanted = with_replica(partitions(server, 3, request_timeout_s=0.1, retry_timeout_s=PATIENCE_S), replica)
 
     assert pulled(PullPipeline(wanted)) == (whole(3), {})
 

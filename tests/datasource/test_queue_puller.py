@@ -18,6 +18,7 @@ from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.queue_puller import QueuePuller
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -109,7 +110,7 @@ def test_a_reader_that_stops_half_way_leaves_no_connection_behind(server: Script
 
     pieces.close()
 
-    assert server.next_peer().has_ended.wait(5)
+    assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
 def test_a_busy_broker_is_asked_again_after_growing_pauses(

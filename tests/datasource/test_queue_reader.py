@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -109,7 +111,7 @@ def partition(log: Log) -> Iterator[QueuePartition]:
             fail_on_data_loss=True,
             pull_batch_size=8,
             pulls_in_flight=4,
-            request_timeout_s=5.0,
+            request_timeout_s=PATIENCE_S,
             retry_timeout_s=0.0,
         )
         close_idle_lines()
@@ -317,12 +319,15 @@ def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:
 
 def test_the_marker_row_tells_what_the_pulls_took(partition: QueuePartition) -> None:
     """D11: those that brought something, from sending to answer."""
+    began_s = time.monotonic()
     *_, marker = read_queue(partition)
+    all_ms = (time.monotonic() - began_s) * 1000
 
     figures = pull_figures(marker.column("plannedRange")[0].as_py())
     assert figures.pulled == 50
     assert 1 <= figures.pulls <= 50
-    assert 0 < figures.pull_ms < 60_000
+    # Several are under way at once; told to a tenth.
+    assert 0 < figures.pull_ms < figures.pulls * all_ms + 0.1
 
 
 def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partition: QueuePartition) -> None:

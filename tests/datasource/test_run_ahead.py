@@ -9,8 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from pyspark_rocketmq.datasource.run_ahead import run_ahead
-
-DEADLINE_S = 10.0
+from tests.helpers.wait import PATIENCE_S
 
 
 class Value:
@@ -45,7 +44,7 @@ def test_the_next_is_made_while_the_caller_has_one_and_no_more_than_that() -> No
     for number in range(3):
         assert next(values) == number
         # One waits to be taken, and the one after it is being made.
-        assert has_begun[number + 2].wait(DEADLINE_S)
+        assert has_begun[number + 2].wait(PATIENCE_S)
         assert not any(event.is_set() for event in has_begun[number + 3 :])
     values.close()
 

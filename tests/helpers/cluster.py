@@ -20,7 +20,6 @@ REAL_ONLY = pytest.mark.parametrize("cluster", [pytest.param("real", marks=pytes
 _UPDATE_AND_CREATE_TOPIC = 17
 _GET_ROUTE_INFO_BY_TOPIC = 105
 _READ_AND_WRITE = 6
-_ROUTE_TIMEOUT_S = 10.0
 
 _numbers = itertools.count(1)
 
@@ -99,7 +98,6 @@ class ClusterUnderTest:
                 raise AssertionError(f"{name} refused topic {topic}: {answer.code} {answer.remark}")
         wait_until(
             lambda: self.routed_brokers(topic).issuperset(names),
-            _ROUTE_TIMEOUT_S,
             reason=f"The route of topic {topic} over {sorted(names)}",
         )
         return topic

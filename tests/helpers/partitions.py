@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
+from tests.helpers.wait import PATIENCE_S
 
 
 def partition_of(planned: QueueRange, address: str, **changes: object) -> QueuePartition:
@@ -19,7 +20,7 @@ def partition_of(planned: QueueRange, address: str, **changes: object) -> QueueP
         fail_on_data_loss=True,
         pull_batch_size=8,
         pulls_in_flight=4,
-        request_timeout_s=5.0,
+        request_timeout_s=PATIENCE_S,
         retry_timeout_s=1.0,
     )
     return replace(made, **changes)  # type: ignore[arg-type]

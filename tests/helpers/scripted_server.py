@@ -14,6 +14,7 @@ from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
+from tests.helpers.wait import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -93,15 +94,15 @@ class ScriptedServer(Closing):
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def next_peer(self, timeout_s: float = 5.0) -> Peer:
+    def next_peer(self, timeout_s: float = PATIENCE_S) -> Peer:
         """The next connection, in the order in which clients connected."""
         return _next(self._peers, timeout_s, "connection")
 
-    def next_request(self, timeout_s: float = 5.0) -> RemotingCommand:
+    def next_request(self, timeout_s: float = PATIENCE_S) -> RemotingCommand:
         """The next request of any connection, in the order of arrival."""
         return _next(self.requests, timeout_s, "request")
 
-    def next_answer(self, timeout_s: float = 5.0) -> RemotingCommand:
+    def next_answer(self, timeout_s: float = PATIENCE_S) -> RemotingCommand:
         """The next answer of a client to a request of ours."""
         return _next(self.answers, timeout_s, "answer")
 

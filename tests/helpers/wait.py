@@ -8,21 +8,25 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_S = 60.0
+"""More than anything takes that a loaded machine lets stand still for a while; what comes early costs nothing."""
 _POLL_S = 0.005
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 5.0, *, reason: str = "") -> T:
-    """Return the first truthy value of ``predicate``.
+def wait_until(predicate: Callable[[], T], timeout_s: float = PATIENCE_S, *, reason: str = "") -> T:
+    """Return the first truthy value of ``predicate``, which is asked once more when the time is over.
 
     Raises:
         AssertionError: If none came within ``timeout_s``; its text carries ``reason`` and the last value.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
+        # Asked before the value: whoever stands still in between has not waited in vain.
+        is_late = time.monotonic() >= deadline_s
         value = predicate()
         if value:
             return value
-        if time.monotonic() >= deadline_s:
+        if is_late:
             raise AssertionError(
                 f"{reason or 'The awaited condition'} did not come true within {timeout_s:g} s; "
                 f"the last value was {value!r}."

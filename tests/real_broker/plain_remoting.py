@@ -35,7 +35,7 @@ def call(
     ext_fields: Mapping[str, str] | None = None,
     *,
     body: bytes = b"",
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
     tls: ssl.SSLContext | None = None,
 ) -> PlainAnswer:
     """Send one request with a JSON header on a connection of its own and return the answer.

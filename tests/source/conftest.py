@@ -15,6 +15,10 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.batch_read import planned_batch, read_batch
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.stream_read import StreamUnderTest
+from tests.helpers.wait import PATIENCE_S
+
+PATIENT = {"requestTimeoutMs": f"{PATIENCE_S * 1000:.0f}"}
+"""Else a query whose machine stands still for 5 s goes on without what it has asked for."""
 
 
 class Topics:
@@ -48,13 +52,13 @@ class Topics:
 
     def _options(self, topic: str, options: Mapping[str, str]) -> dict[str, str]:
         given = {} if "topicPattern" in options else {"topic": topic}
-        return {"nameServers": self.sim.name_servers} | given | dict(options)
+        return {"nameServers": self.sim.name_servers} | PATIENT | given | dict(options)
 
     def stream(self, topic: str | None, **options: str) -> StreamUnderTest:
         """A stream from the earliest offset, unless told otherwise."""
         given = {} if topic is None else {"topic": topic}
         begin = {} if any(key.startswith("starting") for key in options) else {"startingOffsets": "earliest"}
-        return StreamUnderTest(nameServers=self.sim.name_servers, **given | begin | options)
+        return StreamUnderTest(nameServers=self.sim.name_servers, **PATIENT | given | begin | options)
 
     def offsets(self, topic: str, **options: str) -> dict[int, list[int]]:
         """What a batch reads, as queue offsets by queue id; the order is that of the rows."""

@@ -73,7 +73,7 @@ def test_a_queue_added_between_a_failed_drain_and_its_restart_is_no_trouble(topi
     topics.put(topic, 1, 2)
 
     stream.restart()
-    wait_until(lambda: len(topics.offsets(topic)) == 2, 10.0)
+    wait_until(lambda: len(topics.offsets(topic)) == 2)
     stream.prepare_available_now()
     read = [offsets_by_queue(stream.run())]
     while (batch := stream.next_offsets()) is not None:
@@ -93,7 +93,7 @@ def test_a_drain_fails_when_a_queue_goes_while_it_runs(topics: Topics) -> None:
     topics.sim.create_topic(topic, queues=1, brokers=["broker-a"])
 
     with pytest.raises(QueueRemoved, match=r"queue=1: offset 1 was to be read next"):
-        wait_until(lambda: stream.plan() and False, 10.0)
+        wait_until(lambda: stream.plan() and False)
 
 
 def test_a_drain_ends_at_what_was_there_when_it_began(topics: Topics) -> None:

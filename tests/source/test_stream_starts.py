@@ -50,7 +50,7 @@ class Reading:
             ends = {queue_id: self._end(queue_id) for queue_id in range(self._queues)}
             return all((self.offsets[queue_id] or [-1])[-1] == end - 1 for queue_id, end in ends.items())
 
-        wait_until(has_come, 10.0, reason="The newest message of each queue")
+        wait_until(has_come, reason="The newest message of each queue")
 
     def _end(self, queue_id: int) -> int:
         return self._topics.sim.bounds(MessageQueue(self._topic, "broker-a", queue_id)).max_offset
@@ -60,7 +60,7 @@ def stored_before_and_after(topics: Topics) -> tuple[str, int]:
     """A topic with messages before a moment, in ms, and after it."""
     topic = topics.make(*[BEFORE] * QUEUES)
     moment = int(time.time() * 1000) + 1
-    wait_until(lambda: time.time() * 1000 >= moment, 1.0)
+    wait_until(lambda: time.time() * 1000 >= moment)
     for queue_id in range(QUEUES):
         topics.put(topic, queue_id, AFTER)
     return topic, moment
@@ -140,7 +140,7 @@ def test_a_topic_that_a_new_broker_has_too_is_read_there_from_its_start(
     if not while_it_runs:
         stream.restart()
 
-    assert wait_until(stream.next_offsets, 10.0, reason="The new broker") == {there: [0, 1, 2]}
+    assert wait_until(stream.next_offsets, reason="The new broker") == {there: [0, 1, 2]}
 
 
 def test_offsets_of_topics_stand_beside_a_topic_that_appears_later(topics: Topics) -> None:

@@ -68,7 +68,7 @@ def test_what_is_new_is_found_within_the_refresh_interval(topics: Topics) -> Non
     topics.sim.create_topic(topic, queues=2, brokers=["broker-a"])
     topics.put(topic, 1, 1)
 
-    assert wait_until(quick.plan, 10.0, reason="The new queue in the route")
+    assert wait_until(quick.plan, reason="The new queue in the route")
     assert offsets_by_queue(quick.run()) == {MessageQueue(topic, "broker-a", 1): [0]}
     assert slow.next_offsets() is None
 
