@@ -23,6 +23,7 @@ from pyspark_rocketmq.wire.headers import (
 )
 from pyspark_rocketmq.wire.route import decode_route
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import wait_until
 
 BOTH_FORMS = pytest.mark.parametrize("form", list(SerializeType), ids=lambda form: form.name.lower())
 
@@ -176,11 +177,11 @@ def test_a_channel_pool_connects_anew_after_a_broker_was_away(cluster, pool: Cha
     address = cluster.broker_addresses["broker-b"]
     before = pool.get(address, Deadline.after(SystemClock(), 10))
     cluster.stop_broker("broker-b")
+    wait_until(lambda: not before.is_open, 60)
     cluster.start_broker("broker-b")
 
     after = pool.get(address, Deadline.after(SystemClock(), 10))
 
-    assert not before.is_open
     answer = after.request(max_offset_request("no-such-topic"), Deadline.after(SystemClock(), 10))
     assert answer.code == ResponseCode.SUCCESS
 
