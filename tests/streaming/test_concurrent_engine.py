@@ -58,7 +58,12 @@ def consume(
         form_of(listener, orderly=False),
         OUTPUT,
         ConcurrentSettings(max_reconsume_times=7),
-        SendBackSettings(name_servers=(cluster.name_server.address,), consumer_group="billing"),
+        SendBackSettings(
+            name_servers=(cluster.name_server.address,),
+            consumer_group="billing",
+            # What is late is sent once more: not because the machine is busy.
+            back_timeout_s=60.0,
+        ),
     )
     return list(pickle.loads(pickle.dumps(engine))(iter(batches_of(rows, 4))))
 

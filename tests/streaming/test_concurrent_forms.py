@@ -27,6 +27,7 @@ from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import batches_of, rows_of
+from tests.helpers.wait import PATIENCE_S
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 OUTPUT = StructType().add("name", "string")
@@ -182,15 +183,26 @@ def test_a_loop_that_a_call_blocks_is_left_behind(monkeypatch: pytest.MonkeyPatc
 
     async def blocking() -> None:
         blocks.set()
-        may_end.wait(30)
+        may_end.wait(PATIENCE_S)
 
     workers = LoopWorkers()
     workers.call(0, blocking)
-    assert blocks.wait(30)
-    workers.close()
+    try:
+        assert blocks.wait(PATIENCE_S)
+        workers.close()
 
-    assert run_on_loop(_running_loop, 30) is not blocked
-    may_end.set()
+        assert run_on_loop(_running_loop, PATIENCE_S) is not blocked
+    finally:
+        may_end.set()
+
+
+def test_a_loop_that_lives_stays_however_long_somebody_waited_for_a_call() -> None:
+    """E7: a process that stood still has overrun every time-out; what listeners opened is on this loop."""
+    loop = listener_loop.listener_loop()
+
+    listener_loop.leave_loop_if_blocked(loop, PATIENCE_S)
+
+    assert run_on_loop(_running_loop, PATIENCE_S) is loop
 
 
 async def _running_loop() -> asyncio.AbstractEventLoop:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     QueueRange,
 )
+from pyspark_rocketmq.streaming import listener_loop
 from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
@@ -36,6 +39,7 @@ from pyspark_rocketmq.streaming.listener_workers import (
 )
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
@@ -399,12 +403,12 @@ class Meeting:
         self._threads: set[int] = set()
 
     def in_threads(self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
-        self._barrier.wait(10.0)
+        self._barrier.wait(PATIENCE_S)
         context.emit(name=str(messages[0].queue_offset))
         return SUCCESS
 
     async def in_loop(self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(PATIENCE_S):
             await self._async_barrier.wait()
         context.emit(name=str(messages[0].queue_offset))
         return SUCCESS
@@ -466,21 +470,53 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
     assert run.ack().next_offset == 1000
 
 
+class OneHangs:
+    """Of workers' calls all but one have ended, in their threads or on the loop; then time passes as it is waited for."""
+
+    def __init__(self, workers: ListenerWorkers, clock: FakeClock, calls: int) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._most = calls - 1
+        self._ended: deque[int] = deque()
+        """Settled where they ended, or told of."""
+        self.abandon, self.send_back = workers.abandon, workers.send_back
+        self.wake, self.close = workers.wake, workers.close
+
+    def call(self, number: int, invoke: Callable[[], Any]) -> None:
+        def noted(is_settled: bool) -> bool:
+            self._ended.extend([number] * is_settled)
+            return is_settled
+
+        async def invoke_later() -> bool:
+            return noted(await invoke())
+
+        is_async = isinstance(self._workers, LoopWorkers)
+        self._workers.call(number, invoke_later if is_async else lambda: noted(invoke()))
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        event = self._workers.next_event(0.01 if timeout_s else 0.0)
+        if isinstance(event, CallEnded):
+            self._ended.append(event.number)
+        elif event is None and timeout_s and len(self._ended) == self._most:
+            self._clock.advance(timeout_s)
+        return event
+
+
 @pytest.mark.parametrize("kind", ["threads", "loop"])
 def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
     """E7: a coroutine is cancelled besides; a thread is left behind."""
-    release = threading.Event()
+    release, clock = threading.Event(), FakeClock(1_000.0)
     cancelled: list[int] = []
 
     def in_threads(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
         if messages[0].queue_offset == 13:
-            release.wait(30.0)
+            release.wait(PATIENCE_S)
         return SUCCESS
 
     async def in_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
         if messages[0].queue_offset == 13:
             try:
-                await asyncio.sleep(30.0)
+                await asyncio.sleep(PATIENCE_S)
             except asyncio.CancelledError:
                 cancelled.append(13)
                 raise
@@ -491,17 +527,18 @@ def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
     run = run_of(
         in_loop if kind == "loop" else in_threads,
         broker=broker,
-        workers=workers,
-        clock=SystemClock(),
+        workers=OneHangs(workers, clock, calls=10),
+        clock=clock,
         consume_thread_max=4,
-        consume_timeout_s=0.2,
     )
     try:
         run.consume()
+        wait_until(lambda: cancelled or kind == "threads", reason="The coroutine's end")
     finally:
         release.set()
         workers.close()
 
+    assert clock.monotonic_s() == 900.0
     assert broker.taken == [(13, 3, 0)]
     assert run.ack().next_offset == 20
     assert cancelled == ([13] if kind == "loop" else [])
@@ -532,7 +569,7 @@ def test_calls_that_end_after_the_run_has_failed_deliver_nothing_more() -> None:
         seen.append(messages[0].queue_offset)
         if messages[0].queue_offset == 13:
             raise SystemExit
-        release.wait(10.0)
+        release.wait(PATIENCE_S)
         return SUCCESS
 
     workers = CountedThreads(4)
@@ -540,7 +577,7 @@ def test_calls_that_end_after_the_run_has_failed_deliver_nothing_more() -> None:
     with pytest.raises(ListenerError):
         run.consume()
     release.set()
-    assert all(workers.ended.acquire(timeout=10.0) for _ in range(3))
+    assert all(workers.ended.acquire(timeout=PATIENCE_S) for _ in range(3))
     workers.close()
 
     assert sorted(seen) == [10, 11, 12, 13]
@@ -574,18 +611,25 @@ def test_what_goes_wrong_where_a_call_has_ended_fails_the_run() -> None:
         workers.close()
 
 
-def test_the_listeners_loop_waits_no_longer_than_asked() -> None:
+def test_the_listeners_loop_waits_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """E1: epoll alone would round each wait up to a whole millisecond."""
+    waits: list[float] = []
 
-    async def shortest_s() -> float:
-        clock, lasted = SystemClock(), []
-        for _ in range(50):
-            began_s = clock.monotonic_s()
+    def noted(*files: Any) -> Any:
+        waits.append(files[-1])
+        return select.select(*files)
+
+    async def sleep() -> None:
+        # A loop that comes too late to a sleep does not wait at all.
+        for _ in range(1000):
             await asyncio.sleep(0.0002)
-            lasted.append(clock.monotonic_s() - began_s)
-        return min(lasted)
+            if waits:
+                break
 
-    assert 0.0002 <= run_on_loop(shortest_s, 10.0) < 0.001
+    monkeypatch.setattr(listener_loop, "select", SimpleNamespace(select=noted))
+    run_on_loop(sleep, PATIENCE_S)
+
+    assert any(0 < wait_s <= 0.0002 for wait_s in waits)
 
 
 def test_objects_with_an_async_call_are_known() -> None:

@@ -13,12 +13,10 @@ import pytest
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.streaming.database_sink import DatabaseSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.postgres.server import Postgres
 from tests.real_broker.errors import HarnessError
 from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
-
-_DEADLINE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +73,7 @@ def test_who_comes_second_waits_for_the_first_and_is_refused(database: Postgres,
     def slowly(cursor: psycopg.Cursor[Any], new: pa.Table) -> None:
         insert(cursor, new)
         is_inside.set()
-        assert may_go_on.wait(_DEADLINE_S)
+        assert may_go_on.wait(PATIENCE_S)
 
     first, second = prepared(database, slowly), prepared(database)
     begun = first.begin(GROUP, [Q0]), second.begin(GROUP, [Q0])
@@ -95,14 +93,12 @@ def test_who_comes_second_waits_for_the_first_and_is_refused(database: Postgres,
         threading.Thread(target=commit_second),
     ]
     threads[0].start()
-    assert is_inside.wait(_DEADLINE_S)
+    assert is_inside.wait(PATIENCE_S)
     threads[1].start()
-    wait_until(
-        lambda: _waiting(database) == 1, _DEADLINE_S, reason="The second transaction waiting for the first"
-    )
+    wait_until(lambda: _waiting(database) == 1, reason="The second transaction waiting for the first")
     may_go_on.set()
     for thread in threads:
-        thread.join(_DEADLINE_S)
+        thread.join(PATIENCE_S)
 
     assert [type(failure) for failure in failures] == [SinkMoved]
     assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2]

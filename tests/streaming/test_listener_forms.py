@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.streaming import opened_listeners
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.listener_forms import form_of
@@ -182,8 +183,14 @@ class Recording:
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
+def _forget() -> Iterator[None]:
+    """What was opened is not closed during a later test, and notes nothing there."""
     EVENTS.clear()
+    yield
+    for opened in opened_listeners._opened.values():
+        assert opened.closing is not None
+        opened.closing.cancel()
+    opened_listeners._opened.clear()
 
 
 @pytest.mark.parametrize("listener", [Recording, Recording()], ids=["class", "object"])
@@ -213,8 +220,8 @@ def test_a_listener_nobody_used_for_a_while_is_closed_and_opened_again_when_need
     context = ListenerContext("billing")
     with lease_of_opened("k", Recording, context, idle_s=0.01):
         pass
-    wait_until(lambda: EVENTS[-1] == "close", 10, reason="The idle listener's end")
-    with lease_of_opened("k", Recording, context, idle_s=60):
+    wait_until(lambda: EVENTS[-1] == "close", reason="The idle listener's end")
+    with lease_of_opened("k", Recording, context, idle_s=3600):
         assert EVENTS == [("open", "billing"), "close", ("open", "billing")]
 
 
@@ -227,7 +234,7 @@ def test_a_listener_in_use_is_not_closed() -> None:
         with lease_of_opened("in use", Recording, context, idle_s=0.0) as call:
             assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
     opened = EVENTS.count(("open", "billing"))
-    wait_until(lambda: EVENTS.count("close") == opened, 10, reason="The idle listener's end")
+    wait_until(lambda: EVENTS.count("close") == opened, reason="The idle listener's end")
 
 
 class Unopened:

@@ -13,6 +13,7 @@ import select
 import selectors
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ ResultT = TypeVar("ResultT")
 _running: asyncio.AbstractEventLoop | None = None
 _guard = threading.Lock()
 """Over ``_running``."""
+_ANSWER_S: Final = 1.0
+"""How long a loop that nothing blocks may take to begin what it is asked for."""
 
 
 def is_async(listener: object) -> bool:
@@ -42,9 +45,16 @@ def listener_loop() -> asyncio.AbstractEventLoop:
         return _running
 
 
-def leave_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Have the next call begin another loop: something blocks this one."""
+def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+    """Have the next call begin another loop, unless this one shows a sign of life within the time.
+
+    Whoever waited in vain cannot tell from that alone: a process that stood still finds all its times over when it goes on,
+    and what listeners have opened on a loop is of no use on another one.
+    """
     global _running  # noqa: PLW0603
+    with suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(patience_s)
+        return
     logger.error("an async listener blocks its event loop, which is left behind; await what takes time")
     with _guard:
         if _running is loop:
@@ -66,10 +76,10 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
         # A little longer than the loop itself waits: it does not answer at all when something blocks it.
-        return future.result(timeout_s + 1.0)
+        return future.result(timeout_s + _ANSWER_S)
     except TimeoutError:
         if not future.done():
-            leave_loop(loop)
+            leave_loop_if_blocked(loop, _ANSWER_S)
         raise
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, cast
 
-from pyspark_rocketmq.streaming.listener_loop import is_async, leave_loop, listener_loop
+from pyspark_rocketmq.streaming.listener_loop import is_async, leave_loop_if_blocked, listener_loop
 
 _SEND_BACK_THREADS: Final = 16
 """Deliveries whose failed messages are sent back at the same time."""
@@ -208,7 +208,7 @@ class LoopWorkers(_Workers):
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
         except TimeoutError:
-            leave_loop(self._loop)
+            leave_loop_if_blocked(self._loop, _LOOP_END_S)
 
     def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
         # Before the look: who wants a call after it wakes the loop again.
