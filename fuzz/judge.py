@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import pyarrow as pa
+
 from fuzz.target import Target
 from pyspark_rocketmq.errors import RemoteProtocolError
 
@@ -101,11 +103,15 @@ def _memory(target: Target) -> Iterator[None]:
     # Not the address space: malloc reserves 64 MiB of it for each thread and uses some kilobytes.
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _writable_bytes() + target.max_memory_bytes + _ALLOCATOR_BYTES
+    # Arrow's own pools keep what they once had; only malloc gives it back, so that the next input's limit is right.
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
     resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+        pa.set_memory_pool(pool)
 
 
 def _writable_bytes() -> int:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import pyarrow as pa
-
 from fuzz.judge import Finding, judge
 from fuzz.target import MAX_MEMORY_BYTES, Target
 from pyspark_rocketmq.wire.bodies import decode_consumer_list
@@ -152,9 +150,6 @@ def _decoded_header(kind: SerializeType) -> Callable[[bytes], object]:
 
 
 # --- messages ------------------------------------------------------------------------------------------------
-
-# Arrow's own pools keep what they once had; only malloc gives it back, so that the next input's limit is right.
-pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _decode_columns(body: bytes) -> object:

@@ -12,9 +12,6 @@ from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.messages import decode_messages
 
-# Arrow's own pools keep what they once had; only malloc gives it back, so that the next input's limit is right.
-pa.set_memory_pool(pa.system_memory_pool())
-
 _BROKER = "broker-a"
 _MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
 _TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})
