@@ -49,7 +49,9 @@ class QuickWaits(SimpleQueue[Any]):
 def outbox_of(brokers: Brokers, **given: Any) -> Outbox:
     waits = QuickWaits()
     waits.clock = brokers.clock
-    settings = {"max_bytes": 100, "retry_timeout_s": 120.0, "require_send_ok": True} | given
+    settings = {
+        "max_bytes": 100, "send_timeout_s": 5.0, "retry_timeout_s": 120.0, "require_send_ok": True
+    } | given  # fmt: skip
     return Outbox(brokers.begin, brokers.clock, outcomes=waits, **settings)
 
 
@@ -240,3 +242,15 @@ def test_whatever_brokers_do_each_queue_gets_its_parcels_once_and_in_order(
     for queue in set(queues):
         expected = [number for number, other in enumerate(queues) if other == queue]
         assert [number for number, other in brokers.stored if other == queue] == expected
+
+
+def test_a_send_is_waited_for_as_long_as_one_may_take() -> None:
+    """With requestTimeoutMs=600000 a broker that hangs is no lost callback before that."""
+    brokers = Brokers(FakeClock())
+    brokers.script = lambda queue: None
+    began_s = brokers.clock.monotonic_s()
+
+    with pytest.raises(AssertionError, match="no outcome"):
+        send_all(outbox_of(brokers, send_timeout_s=600.0), parcel(1))
+
+    assert brokers.clock.monotonic_s() - began_s > 600.0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
+from pyspark_rocketmq.errors import OffsetStoreUnavailable
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from tests.datasource.test_planner import A0, A1, Planning
 
@@ -65,3 +68,24 @@ def test_a_reset_of_a_queue_that_was_lost_meanwhile_is_stored_for_its_next_owner
 
     assert planning.next() is None
     assert planning.store.read("g")[A0].next_offset == 2
+
+
+def test_a_reset_that_could_not_be_stored_is_stored_with_the_next_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F5: the broker has forgotten it by then."""
+    watch = FakeWatch()
+    planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
+    planning.next()
+    planning.commit(A0, 5)
+
+    watch.told = {A0: 2}
+    with monkeypatch.context() as storage:
+        storage.setattr(planning.store, "reset", _unavailable)
+        assert planning.next() is None
+
+    assert planning.next() == [(A0, 2, 5)]
+
+
+def _unavailable(*_: object) -> None:
+    raise OffsetStoreUnavailable("The storage is away.")

@@ -30,8 +30,8 @@ from pyspark_rocketmq.model import MessageQueue, SendStatus
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S: Final = 120.0
-"""More than any send takes to have an outcome; longer means that a callback was lost, which is a bug."""
+_LATE_S: Final = 60.0
+"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a bug."""
 
 Begin = Callable[[Parcel, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
@@ -70,6 +70,7 @@ class Outbox:
         clock: Clock,
         *,
         max_bytes: int,
+        send_timeout_s: float,
         retry_timeout_s: float,
         require_send_ok: bool,
         faults: FaultTable | None = None,
@@ -81,6 +82,7 @@ class Outbox:
             begin: Begins a send.
             clock: For retries.
             max_bytes: Of what is not acknowledged; a parcel that is larger goes alone.
+            send_timeout_s: How long one send may take.
             retry_timeout_s: How long a parcel is tried, from its first attempt on.
             require_send_ok: Whether a parcel that is stored less durably than it should be is a failure.
             faults: Notes how brokers do; those it advises against are avoided by parcels that may go anywhere.
@@ -89,6 +91,7 @@ class Outbox:
         self._begin = begin
         self._clock = clock
         self._max_bytes = max_bytes
+        self._patience_s = send_timeout_s + _LATE_S
         self._retry_timeout_s = retry_timeout_s
         self._require_send_ok = require_send_ok
         self._lanes: dict[MessageQueue, _Lane] = {}
@@ -169,12 +172,12 @@ class Outbox:
     def _wait(self) -> None:
         """Until an outcome has come or a retry is due."""
         dues = [lane.waiting[0].due_s for lane in self._lanes.values() if not lane.is_under_way]
-        wait_s = min(dues) - self._clock.monotonic_s() if dues else _PATIENCE_S
+        wait_s = min(dues) - self._clock.monotonic_s() if dues else self._patience_s
         try:
             outcome = self._outcomes.get(timeout=max(0.0, wait_s))
         except Empty:
             if not dues:
-                raise AssertionError(f"no outcome of a send came within {_PATIENCE_S:g} s") from None
+                raise AssertionError(f"no outcome of a send came within {self._patience_s:g} s") from None
         else:
             self._take_in(*outcome)
         self._begin_due()

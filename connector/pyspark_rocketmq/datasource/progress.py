@@ -182,6 +182,8 @@ class GroupProgress:
             broker_offsets=broker_offsets,
         )
         self._reset_watch = reset_watch
+        self._resets: dict[MessageQueue, int] = {}
+        """Told by brokers, which have forgotten them, and not stored yet."""
         self._clock = clock
         self._terms: Mapping[MessageQueue, int] = {}
         """Of the plan in the making."""
@@ -340,10 +342,14 @@ class GroupProgress:
         return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
 
     def _follow_resets(self) -> dict[MessageQueue, OffsetRow]:
-        resets = self._reset_watch.found() if self._reset_watch is not None else {}
-        for queue, target in resets.items():
+        for queue, target in (self._reset_watch.found() if self._reset_watch is not None else {}).items():
             logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
-        return self._store.reset(self._group, resets) if resets else {}
+            self._resets[queue] = target
+        if not self._resets:
+            return {}
+        moved = self._store.reset(self._group, self._resets)
+        self._resets = {}
+        return moved
 
     def _look_for_resets(self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot) -> None:
         """Of queues that are not read, since nothing new is in them."""

@@ -61,6 +61,7 @@ def send_rows(
             _Sends(producer).begin,
             clock,
             max_bytes=options.max_in_flight_bytes,
+            send_timeout_s=options.request_timeout_ms / 1000,
             retry_timeout_s=options.retry_timeout_ms / 1000,
             require_send_ok=options.require_send_ok,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
