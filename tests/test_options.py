@@ -51,7 +51,44 @@ def test_name_servers_are_separated_by_semicolons_or_commas(text: str, addresses
     assert ReadOptions.parse(REQUIRED | {"nameServers": text}).name_servers == addresses
 
 
-@pytest.mark.parametrize("text", ["", ";", "host", "host:", "host:port", "host:70000", ":9876", "a:1;b"])
+def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
+    """In a map for ``Replay``, ``QueryMonitor`` or ``PushConsumer``; Spark's ``option()`` does so itself."""
+    parsed = ReadOptions.parse({**REQUIRED, "pullBatchSize": 64, "failOnDataLoss": False})
+    assert (parsed.pull_batch_size, parsed.fail_on_data_loss) == (64, False)
+
+    with pytest.raises(OptionError, match="option 'topics' is of type list; give it as text"):
+        ReadOptions.parse({"nameServers": "a:1", "topics": ["orders"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"subscribe": "orders"}, "unknown option 'subscribe', which is Kafka's; here it is 'topic'"),
+        ({"kafka.bootstrap.servers": "a:1"}, "which is Kafka's; here it is 'nameServers'"),
+        ({"startingOffsets": "earliset"}, "did you mean 'earliest'?"),
+        ({"startingTimestamp": "2024-01-01"}, "is no time in milliseconds since the epoch, such as 17"),
+        (
+            {"startingTimestamp": "1700000000"},
+            "is in seconds; give milliseconds since the epoch, 1700000000000",
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"orders": 1700000000}'},
+            "has a value for topic orders that is in seconds; give milliseconds",
+        ),
+        ({"subscription": "created | paid"}, "has 'created | paid' for one tag; separate tags by '||'"),
+        ({"subscription": "new || created && paid"}, "has 'created && paid' for one tag"),
+    ],
+)
+def test_what_was_likely_meant_is_told(given: dict[str, str], complaint: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.parse(REQUIRED | given)
+
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ";", "host", "host:", "host:port", "host:70000", ":9876", "a:1;b", "http://a:1"]
+)
 def test_a_name_server_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="nameServers"):
         ReadOptions.parse(REQUIRED | {"nameServers": text})

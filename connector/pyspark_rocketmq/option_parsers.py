@@ -56,6 +56,30 @@ def int_between(low: int, high: int) -> Parser[int]:
     return parse
 
 
+_LATEST_TIME_MS: Final = 2**62
+_TIMES_IN_SECONDS: Final = range(10**9, 10**10)
+"""Times from 2001 on, told in seconds: as milliseconds they would be of early 1970, before any message."""
+
+
+@parses("integer, 0 or more")
+def time_ms(text: str) -> int:
+    """Parser of a time in milliseconds since the epoch."""
+    if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
+        raise ValueError("is no time in milliseconds since the epoch, such as 1700000000000")
+    check_milliseconds(int(text))
+    return int(text)
+
+
+def check_milliseconds(time: int) -> None:
+    """Refuse what is a time in seconds; everything that is stored would be after it.
+
+    Raises:
+        ValueError: With the end of a sentence about ``time``.
+    """
+    if time in _TIMES_IN_SECONDS:
+        raise ValueError(f"is in seconds; give milliseconds since the epoch, {time * 1000}")
+
+
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -174,7 +198,7 @@ def address_list(text: str) -> tuple[str, ...]:
         raise ValueError("is empty; give host:port, several separated by ';'")
     for address in addresses:
         host, separator, port = address.rpartition(":")
-        if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not separator or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"holds '{address}', which is not host:port")
     return addresses
 
@@ -207,4 +231,10 @@ def tag_expression(text: str) -> str:
     expression = text.strip()
     if not any(tag.strip() for tag in expression.split("||")):
         raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
+    for tag in expression.split("||"):
+        # As one tag it would match nothing, and a group would pass over every message.
+        if "|" in tag or "&&" in tag:
+            raise ValueError(
+                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have"
+            )
     return expression

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.option_parsers import Parser, closest
@@ -100,8 +100,8 @@ class OptionSet:
     """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
 
     @classmethod
-    def parse(cls, raw: Mapping[str, str]) -> Self:
-        """Parse a map of texts; keys are matched without regard to case.
+    def parse(cls, raw: Mapping[str, object]) -> Self:
+        """Parse a map of texts; keys are matched without regard to case, numbers and booleans taken as Spark writes them.
 
         Raises:
             OptionError: With a sentence for every problem, not just the first.
@@ -145,16 +145,20 @@ def _shown(spec: OptionSpec, value: object) -> str:
 
 
 def _parse_values(
-    raw: Mapping[str, str], specs: Mapping[str, tuple[str, OptionSpec]]
+    raw: Mapping[str, object], specs: Mapping[str, tuple[str, OptionSpec]]
 ) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for key, text in raw.items():
+    for key, given_value in raw.items():
         known = specs.get(key.lower())
         if known is None:
             problems.append(_unknown_key(key, [spec.key for _, spec in specs.values()]))
             continue
         name, spec = known
+        text = _text_of(given_value)
+        if text is None:
+            problems.append(f"option '{spec.key}' is of type {type(given_value).__name__}; give it as text")
+            continue
         try:
             values[name] = spec.parse(text)
         except ValueError as problem:
@@ -169,6 +173,13 @@ def _parse_values(
     return values, problems
 
 
+def _text_of(value: object) -> str | None:
+    """What Spark's own ``option()`` makes of a value; None for what would make no sense."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | float) else None
+
+
 def said_twice(given: Mapping[str, object]) -> list[str]:
     """The sentence on options of which more than one is given, which is those that are true, though they say the same thing."""
     keys = [f"'{key}'" for key, is_given in given.items() if is_given]
@@ -181,7 +192,21 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
 
+_NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": "nameServers",
+    "kafka.group.id": "consumerGroup",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "assign": "startingOffsets",
+    "includeheaders": "decodeProperties",
+}
+"""Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others."""
+
+
 def _unknown_key(key: str, known: list[str]) -> str:
+    here = _NAMES_OF_KAFKA.get(key.lower())
+    if here in known:
+        return f"unknown option '{key}', which is Kafka's; here it is '{here}'"
     close = closest(key, known)
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     return f"unknown option '{key}'{hint}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pyspark_rocketmq.connection_options import ConnectionOptions
-from pyspark_rocketmq.option_parsers import int_between, one_of, resource_name
+from pyspark_rocketmq.option_parsers import one_of, resource_name, time_ms
 from pyspark_rocketmq.option_set import Use, batch_option, read_option, said_twice
 from pyspark_rocketmq.queue_positions import LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import (
@@ -18,8 +18,6 @@ from pyspark_rocketmq.starting_offsets import (
     parse_starting_offsets,
     parse_starting_times,
 )
-
-_LATEST_TIME = 2**62
 
 
 class NoMatchStrategy(StrEnum):
@@ -53,7 +51,7 @@ class PositionOptions(ConnectionOptions):
     )
     starting_timestamp: int | None = read_option(
         "startingTimestamp",
-        parse=int_between(0, _LATEST_TIME),
+        parse=time_ms,
         default=None,
         unit="ms since the epoch",
         doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
@@ -92,7 +90,7 @@ class PositionOptions(ConnectionOptions):
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp",
-        parse=int_between(0, _LATEST_TIME),
+        parse=time_ms,
         default=None,
         unit="ms since the epoch",
         doc="End before the first message stored at or after this time; a queue without one is read to its end.",

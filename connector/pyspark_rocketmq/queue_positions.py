@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.option_parsers import unique_members
+from pyspark_rocketmq.option_parsers import closest, unique_members
 
 EARLIEST_OFFSET = -2
 LATEST_OFFSET = -1
@@ -69,9 +69,14 @@ class PositionsForm(NamedTuple):
             words = "".join(
                 f"neither {word} nor " if not at else f"{word} nor " for at, word in enumerate(self.words)
             )
+            close = closest(text, self.words)
             raise ValueError(
-                f"is {words or 'not '}JSON of the shape {self.shape}; reading it as JSON failed at character "
-                f"{error.pos}: {error.msg}"
+                f"is {words or 'not '}JSON of the shape {self.shape}; "
+                + (
+                    f"did you mean '{close}'?"
+                    if close
+                    else f"reading it as JSON failed at character {error.pos}: {error.msg}"
+                )
             ) from error
         except RecursionError:
             raise ValueError(f"is nested too deeply; the shape is {self.shape}") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.option_parsers import parses
+from pyspark_rocketmq.option_parsers import check_milliseconds, parses
 from pyspark_rocketmq.queue_positions import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -34,9 +34,21 @@ _ENDS = PositionsForm(
     whole_number(LATEST_OFFSET, "a whole number from 0 on, or -1 (latest)"),
     ("latest",),
 )
+_milliseconds = whole_number(0, "a whole number of milliseconds since the epoch")
+
+
+def _time(value: object, where: str) -> int:
+    time = _milliseconds(value, where)
+    try:
+        check_milliseconds(time)
+    except ValueError as problem:
+        raise ValueError(f"has a value for {where} that {problem}") from None
+    return time
+
+
 _TIMES = PositionsForm(
     '{"topic": time} or {"topic": {"brokerName": {"queueId": time}}}',
-    whole_number(0, "a whole number of milliseconds since the epoch"),
+    _time,
 )
 
 

@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -329,17 +329,51 @@ async def asynchronous(messages: Sequence[MessageExt], context: ConsumeOrderlyCo
     """For concurrent consumers."""
 
 
+class Unfit:
+    def consume_message(self, messages: Sequence[MessageExt], context: Any, more: int) -> Any:
+        """Wants too much."""
+
+
 @pytest.mark.parametrize(
     ("listener", "complaint"),
     [
         (asynchronous, "asynchronous is an async def, which only a concurrent listener may be"),
         (7, "an object of type int is no listener"),
         (int, "int is no listener: it must be a function of messages and a context"),
+        (
+            lambda messages: SUCCESS,
+            r"cannot be called with messages and a context \(too many positional arguments\)",
+        ),
+        (Unfit, "Unfit cannot be called with messages and a context .missing a required argument: 'more'"),
+        (Unfit(), "an object of type Unfit cannot be called with messages and a context"),
     ],
 )
 def test_what_is_no_listener_is_refused_at_once(listener: object, complaint: str) -> None:
     with form_of_error(complaint):
         form_of(listener)
+
+
+def test_what_can_be_called_with_messages_and_a_context_is_a_listener_however_it_is_written() -> None:
+    def with_retries(function: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(function)(lambda messages, context: function(messages, context, 3))
+
+    @with_retries
+    def decorated(messages: Sequence[MessageExt], context: ConsumeOrderlyContext, retries: int) -> Any:
+        return SUCCESS
+
+    class Static:
+        @staticmethod
+        def consume_message(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+            return SUCCESS
+
+    for listener in (
+        decorated,
+        lambda *both: SUCCESS,
+        lambda messages, context, more=0: SUCCESS,
+        Static,
+        Static(),
+    ):
+        assert called(listener) == (SUCCESS, [])
 
 
 # ---------------------------------------------------------------------------------------------------- what is pickled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,73 @@ def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
     [problem] = problems_of(orderly_engine="fast")
 
     assert problem == "orderly_engine='fast' is none of state, direct"
+
+
+def test_parameters_of_another_kind_are_refused_together_where_they_are_given() -> None:
+    """Not by Spark, Python or the JVM, later."""
+    with pytest.raises(OptionError) as caught:
+        PushConsumer(
+            consumer_group="g",
+            name_servers=["a:1"],  # type: ignore[arg-type]
+            offset_store=Path("offsets"),  # type: ignore[arg-type]
+            consume_message_batch_max_size="32",  # type: ignore[arg-type]
+            mirror_offsets=1,  # type: ignore[arg-type]
+        )
+
+    assert caught.value.problems == (
+        "name_servers must be a text, not a list",
+        "consume_message_batch_max_size must be a whole number, not '32'",
+        "mirror_offsets must be True or False, not 1",
+        f"offset_store must be a store or a text, not {Path('offsets')!r}; use DeltaOffsetStore(path)",
+    )
+
+
+def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store="unused",
+        message_model="BROADCASTING",
+        instance_name="i",
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_table(lambda body: body)
+    assert consumer.source_options()["messageModel"] == "BROADCASTING"
+
+    with pytest.raises(
+        OptionError, match=r"consume_from_where is 'FIRST_OFFSET', .* did you mean 'CONSUME_FROM_FIRST"
+    ):
+        PushConsumer(
+            consumer_group="g", name_servers="a:1", offset_store="unused", consume_from_where="FIRST_OFFSET"
+        )
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"sink": "/lake/orders"}, "not '/lake/orders'; for a Delta table write DeltaSink('/lake/orders')"),
+        (
+            {"sink": [DeltaSink("unused"), 7]},
+            "sink must be a DeltaSink, a DatabaseSink or another Sink, not 7",
+        ),
+        ({"trigger": "1 second"}, "trigger must be a mapping such as {'processingTime': '1 second'}"),
+        (
+            {"trigger": {"processingtime": "1 second"}},
+            "unknown key 'processingtime'; did you mean 'processingTime'?",
+        ),
+        ({"checkpoint": None}, "checkpoint must be a folder's path or URI, not None"),
+    ],
+    ids=str,
+)
+def test_what_a_query_cannot_be_started_with_is_told_with_all_other_problems(given, complaint: str) -> None:
+    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="unused")
+    consumer.subscribe("orders")
+    with pytest.raises(OptionError) as caught:
+        consumer.start(None, **{"checkpoint": "unused"} | given)
+
+    of_listener, problem = caught.value.problems
+    assert "no listener is registered" in of_listener
+    assert complaint in problem
 
 
 def test_all_problems_are_reported_together() -> None:

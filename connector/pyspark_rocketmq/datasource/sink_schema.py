@@ -117,5 +117,5 @@ def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
 
 def _unknown(name: str) -> str:
     close = closest(name, _TYPES, cutoff=0.75)
-    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TYPES)}"
+    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TYPES)}."
     return f"column '{name}' means nothing here; {hint} Select what is to be sent"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from numbers import Integral, Real
 from typing import Final
 
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
@@ -16,6 +17,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngine
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.streaming.parameter_kinds import kind_problem, shown
 
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
@@ -41,6 +43,20 @@ _SET_BY = {
 """Options of the source that a consumer sets itself, and from what."""
 _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
 """By the key in lower case: Spark matches keys without regard to case."""
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "consumer_group": (str,),
+    "name_servers": (str,),
+    "consume_timestamp": (str, type(None)),
+    "consume_message_batch_max_size": (Integral,),
+    "max_reconsume_times": (Integral,),
+    "suspend_current_queue_time_millis": (Integral,),
+    "consume_thread_max": (Integral,),
+    "consume_timeout_s": (Real,),
+    "max_offsets_per_trigger": (Integral,),
+    "allocate_message_queue_strategy": (str,),
+    "instance_name": (str, type(None)),
+    "mirror_offsets": (bool,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,23 @@ class ConsumerSettings:
     mirror_offsets: bool
     orderly_engine: OrderlyEngineKind | str
     options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what is of another kind at once: it could not even be looked at.
+
+        Raises:
+            OptionError: With all parameters of which this is so.
+        """
+        found = (kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
+        problems = [problem for problem in found if problem is not None]
+        if not hasattr(self.offset_store, "spec" if not isinstance(self.offset_store, str) else "strip"):
+            problems.append(
+                f"offset_store must be a store or a text, not {shown(self.offset_store)}; use DeltaOffsetStore(path)"
+            )
+        if problems:
+            raise OptionError(
+                tuple(problems), where=f"configuration of consumer group {shown(self.consumer_group)}"
+            )
 
     @property
     def store_spec(self) -> str:

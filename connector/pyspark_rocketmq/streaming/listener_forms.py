@@ -70,18 +70,39 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
             "a time"
         )
     if consume_message is not None:
+        # A class's own method takes the object, too.
+        is_unbound = isinstance(listener, type) and _is_function_of(listener, "consume_message")
+        _check_parameters(listener, consume_message, given=3 if is_unbound else 2)
         return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
-    success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
-    if inspect.isgeneratorfunction(listener):
-        return Plain(GeneratorListener(listener, success))
-    if inspect.isasyncgenfunction(listener):
-        return Plain(AsyncGeneratorListener(listener, success))
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
             f"{named(listener)} is no listener: it must be a function of messages and a context, or have a method "
             "consume_message(messages, context)"
         )
-    return Plain(listener)
+    _check_parameters(listener, listener, given=2)
+    success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+    if inspect.isgeneratorfunction(listener):
+        return Plain(GeneratorListener(listener, success))
+    return Plain(
+        AsyncGeneratorListener(listener, success) if inspect.isasyncgenfunction(listener) else listener
+    )
+
+
+def _is_function_of(owner: type, name: str) -> bool:
+    return inspect.isfunction(inspect.getattr_static(owner, name))
+
+
+def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
+    """Refuse what cannot be called with messages and a context; each delivery would fail, and come again for ever."""
+    try:
+        # Of a decorated function the decorator's: it may hand on more than it takes.
+        inspect.signature(call, follow_wrapped=False).bind(*range(given))
+    except TypeError as error:
+        raise _unusable(
+            f"{named(listener)} cannot be called with messages and a context ({error}); a listener takes both"
+        ) from None
+    except ValueError:
+        return  # one in C, which does not tell
 
 
 def load(name: str) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +42,7 @@ from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
+from pyspark_rocketmq.streaming.parameter_kinds import member_of, start_problems
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
@@ -60,9 +62,9 @@ class PushConsumer:
         consumer_group: The group whose offsets are used.
         name_servers: ``host:port``, several separated by ``;``.
         offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
-        message_model: CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
+        message_model: A member or its name. CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
             query, with progress of its own under ``instance_name``.
-        consume_from_where: Where a group without stored offsets begins.
+        consume_from_where: A member or its name: where a group without stored offsets begins.
         consume_timestamp: ``yyyyMMddHHmmss`` in UTC for CONSUME_FROM_TIMESTAMP; half an hour ago by default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
@@ -88,8 +90,8 @@ class PushConsumer:
         consumer_group: str,
         name_servers: str,
         offset_store: OffsetStore | str,
-        message_model: MessageModel = MessageModel.CLUSTERING,
-        consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        message_model: MessageModel | str = MessageModel.CLUSTERING,
+        consume_from_where: ConsumeFromWhere | str = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
         consume_timestamp: str | None = None,
         consume_message_batch_max_size: int = 1,
         max_reconsume_times: int = -1,
@@ -107,8 +109,8 @@ class PushConsumer:
             consumer_group=consumer_group,
             name_servers=name_servers,
             offset_store=offset_store,
-            message_model=message_model,
-            consume_from_where=consume_from_where,
+            message_model=member_of("message_model", message_model, MessageModel),
+            consume_from_where=member_of("consume_from_where", consume_from_where, ConsumeFromWhere),
             consume_timestamp=consume_timestamp,
             consume_message_batch_max_size=consume_message_batch_max_size,
             max_reconsume_times=max_reconsume_times,
@@ -203,7 +205,7 @@ class PushConsumer:
         spark: SparkSession,
         *,
         sink: Sink | Route | Sequence[Sink | Route] | None = None,
-        checkpoint: str,
+        checkpoint: str | Path,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
     ) -> StreamingQuery:
@@ -223,7 +225,7 @@ class PushConsumer:
             SchemaError: If the sink's table does not fit the listener's output.
             RocketMQError: If the executors' Python lacks this package, or the session is one of Spark Connect.
         """
-        options = self._source_options(sink)
+        options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
         check_classic(
             spark,
             "A PushConsumer",
@@ -243,7 +245,7 @@ class PushConsumer:
         if sink is not None:
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
             go_on_where_the_sink_is(store, sink, progress_name(parsed))
-        clear_unwritten_plan(spark, checkpoint)
+        clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
         committer = self._committer(parsed, store, sink, started.query_id, engine)
         query = (
@@ -252,7 +254,7 @@ class PushConsumer:
                 query_name
                 or str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
             )
-            .option("checkpointLocation", checkpoint)
+            .option("checkpointLocation", str(checkpoint))
             .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
             .start()
         )
@@ -317,9 +319,12 @@ class PushConsumer:
             engine=engine,
         )
 
-    def _source_options(self, sink: object = None) -> dict[str, str]:
+    def _source_options(self, sink: object = None, problems: Sequence[str] = ()) -> dict[str, str]:
         options = self._settings.source_options(
-            self._subscriptions, self._listener, orderly=self._is_orderly, problems=self._problems(sink)
+            self._subscriptions,
+            self._listener,
+            orderly=self._is_orderly,
+            problems=[*self._problems(sink), *problems],
         )
         # A table of messages needs no shuffle, whatever an orderly listener would have.
         return options if self._table is None else options | {"handOverRanges": "true"}

@@ -1,0 +1,94 @@
+"""Whether parameters are what their owner takes; Python, Spark or the JVM would tell later, one by one and in other words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.option_parsers import closest
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+_WORDS: Final[Mapping[type, str]] = {
+    str: "a text",
+    Integral: "a whole number",
+    Real: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
+_TRIGGERS: Final = ("processingTime", "availableNow", "once", "continuous", "realTime")
+"""Of ``DataStreamWriter.trigger``."""
+
+
+def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
+    """The sentence on a value of another kind than ``kinds``; None if it is of one of them."""
+    # A boolean is a number to Python.
+    is_fit = type(value) is bool if kinds == (bool,) else isinstance(value, kinds) and type(value) is not bool
+    if is_fit:
+        return None
+    wanted = " or ".join(_WORDS[kind] for kind in kinds)
+    return f"{name} must be {wanted}, not {shown(value)}"
+
+
+def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
+    """The member that ``value`` is, or is the text of.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if isinstance(value, str) and value in tuple(members):
+        return members(value)
+    close = closest(value, members) if isinstance(value, str) else None
+    hint = f"; did you mean '{close}'?" if close else ""
+    problem = f"{name} is {shown(value)}, which is none of {', '.join(members)}{hint}"
+    raise OptionError((problem,), where="configuration of a consumer")
+
+
+def start_problems(sink: object, checkpoint: object, trigger: object) -> list[str]:
+    """What is wrong with the arguments of ``PushConsumer.start``."""
+    problems = [*sink_problems(sink), *trigger_problems(trigger)]
+    if not isinstance(checkpoint, str | Path) or not str(checkpoint):
+        problems.append(f"checkpoint must be a folder's path or URI, not {shown(checkpoint)}")
+    return problems
+
+
+def sink_problems(sink: object) -> list[str]:
+    """What of ``sink``, one or several, is no place for rows."""
+    if sink is None:
+        return []
+    several = sink if isinstance(sink, Sequence) and not isinstance(sink, str) else (sink,)
+    return [
+        f"sink must be a DeltaSink, a DatabaseSink or another Sink, not {shown(one)}"
+        + (f"; for a Delta table write DeltaSink({str(one)!r})" if isinstance(one, str | Path) else "")
+        for one in several
+        if not hasattr(getattr(one, "sink", one), "begin")
+    ]
+
+
+def trigger_problems(trigger: object) -> list[str]:
+    """What of ``trigger`` the arguments of ``DataStreamWriter.trigger`` cannot be."""
+    if trigger is None:
+        return []
+    if not isinstance(trigger, Mapping):
+        example = "{'processingTime': '1 second'} or {'availableNow': True}"
+        return [f"trigger must be a mapping such as {example}, not {shown(trigger)}"]
+    problems = []
+    for key in trigger:
+        if key not in _TRIGGERS:
+            close = closest(str(key), _TRIGGERS)
+            hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TRIGGERS)}"
+            problems.append(f"trigger has the unknown key '{key}'; {hint}")
+    return problems
+
+
+def shown(value: Any) -> str:
+    """A value in a message to whoever gave it; of what may hold a secret its type alone."""
+    if value is None:
+        return "None"
+    if isinstance(value, str | int | float | Path):
+        return f"{value!r:.80}"
+    return f"a {type(value).__name__}"
