@@ -47,11 +47,14 @@ class AsyncCluster:
         self.name_server = NameServer(mirror_header_form=settings.mirror_header_form)
         self.name_server_host = UNKNOWN_HOST
         self._name_server_server = EndpointServer(self.name_server, self.clock, self.faults, tls=tls)
+        self._servers = [self._name_server_server]
 
         def serve(endpoint: Endpoint, on_change: Callable[[], None]) -> EndpointServer:
             if access is not None:
                 endpoint = Guarded(endpoint, access, mirror_header_form=settings.mirror_header_form)
-            return EndpointServer(endpoint, self.clock, self.faults, tls=tls, on_change=on_change)
+            server = EndpointServer(endpoint, self.clock, self.faults, tls=tls, on_change=on_change)
+            self._servers.append(server)
+            return server
 
         self._machines = {
             f"broker-{letter}": BrokerMachines(
@@ -92,6 +95,8 @@ class AsyncCluster:
         for machines in self._machines.values():
             await machines.stop_all()
         await self._name_server_server.stop()
+        for server in self._servers:
+            server.release_port()
 
     def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
         """Store messages as if a producer had sent them one by one; the first one's queue offset."""

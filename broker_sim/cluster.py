@@ -28,7 +28,6 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBounds
 
 _LONGEST_CALL_S = 30.0
-_SETTLE_S = 0.001
 
 _T = TypeVar("_T")
 
@@ -125,7 +124,7 @@ class SimCluster:
 
     def accept_connections(self, name: str) -> None:
         """End :meth:`refuse_connections`."""
-        self._await(lambda: self._cluster.machines(name).accept_connections())
+        self.call(lambda: self._cluster.machines(name).accept_connections())
 
     def replica_address(self, name: str, broker_id: int = 1) -> BrokerAddress:
         """``host:port`` of a replica."""
@@ -204,8 +203,6 @@ class SimCluster:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            # Connections accepted at the last moment are announced, and closed, a few rounds later.
-            self._loop.run_until_complete(asyncio.sleep(_SETTLE_S))
         finally:
             self._loop.close()
 

@@ -7,7 +7,7 @@ import logging
 import ssl
 from typing import Protocol
 
-from broker_sim.layout import UNKNOWN_HOST, Host
+from broker_sim.layout import Host
 from broker_sim.peers import Peer
 from broker_sim.tls import TlsStream, is_tls
 from pyspark_rocketmq.clock import Clock
@@ -50,7 +50,7 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """Bytes that are no protocol close it without an answer, as Netty does."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, host: Host) -> None:
         self._owner = owner
         self._clock = owner.clock
         self._decoder = FrameDecoder()
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._tls: TlsStream | None = None
         self._is_new = True
         self._is_stalled = False
-        self.peer = Peer(0, UNKNOWN_HOST)
+        self.peer = Peer(0, host)
         self.last_active_s = self._clock.monotonic_s()
         """When bytes last came or went."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -67,8 +67,7 @@ class Connection(asyncio.Protocol):
         """Get a number; the owner may have ended the connection when this returns."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        ip, port = transport.get_extra_info("peername")[:2]
-        self.peer = Peer(self._owner.opened(self), Host(ip, port))
+        self.peer = Peer(self._owner.opened(self), self.peer.host)
 
     def data_received(self, data: bytes) -> None:
         """Serve the commands that ``data`` completes."""

@@ -82,7 +82,7 @@ class ControlLine:
         return _DONE
 
     async def _accept_connections(self, broker: str) -> Mapping[str, object]:
-        await self._cluster.machines(broker).accept_connections()
+        self._cluster.machines(broker).accept_connections()
         return _DONE
 
     async def _replica_lag(self, broker: str, messages: int, broker_id: int = 1) -> Mapping[str, object]:

@@ -134,9 +134,9 @@ class BrokerMachines:
         """Let nobody new connect to the master."""
         self._machines[MASTER_ID].server.refuse()
 
-    async def accept_connections(self) -> None:
+    def accept_connections(self) -> None:
         """End :meth:`refuse_connections`."""
-        await self._machines[MASTER_ID].server.listen()
+        self._machines[MASTER_ID].server.listen()
 
     def look_at_clock(self) -> None:
         """Do what is due everywhere."""

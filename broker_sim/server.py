@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import socket
 import ssl
 from collections.abc import Callable
 from itertools import count
@@ -30,6 +31,7 @@ from broker_sim.frames import frame_of
 from broker_sim.layout import Host
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.replies import reply
+from broker_sim.reserved_port import ReservedPort
 from broker_sim.tls import PLAIN, ServerTls, is_welcome
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -92,8 +94,10 @@ class EndpointServer:
         self._connections: dict[int, Connection] = {}
         self._forgotten: set[Connection] = set()
         self._connection_ids = count(1)
-        self._listener: asyncio.Server | None = None
-        self._port = 0
+        self._listener: socket.socket | None = None
+        self._accepted: set[asyncio.Task[object]] = set()
+        """Connections that are not announced yet."""
+        self._port: ReservedPort | None = None
         self._is_running = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_s = 0.0
@@ -109,43 +113,49 @@ class EndpointServer:
     async def start(self, port: int) -> Host:
         """Listen on ``port`` (0: any free one) and return the address."""
         self._is_running = True
-        self._port = port
-        await self.listen()
+        if self._port is None:
+            self._port = ReservedPort(_IP, port)
+        self.listen()
         self._scan = asyncio.get_running_loop().call_later(_SCAN_INTERVAL_S, self._scan_members)
         self._arm_timer()
-        return Host(_IP, self._port)
+        return Host(_IP, self._port.port)
 
     async def stop(self) -> None:
         """Close the listener and every connection; does nothing when stopped already."""
         if not self._is_running:
             return
         self._is_running = False
+        self.refuse()
+        await asyncio.gather(*self._accepted)
         connections = [*self._connections.values(), *self._forgotten]
         for connection in connections:
             connection.abort()
         await asyncio.gather(*(connection.lost for connection in connections))
-        self.refuse()
         for timer in (self._timer, self._scan):
             if timer is not None:
                 timer.cancel()
         self._timer = self._scan = None
         self._delayed.clear()
 
-    async def listen(self) -> None:
+    def listen(self) -> None:
         """Take new connections; does nothing when it does already."""
         if self._listener is not None:
             return
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: Connection(self), _IP, self._port, backlog=_BACKLOG, start_serving=False
-        )
-        self._listener = listener  # before the first connection can come
-        self._port = int(listener.sockets[0].getsockname()[1])
-        await listener.start_serving()
+        assert self._port is not None, "started first"
+        self._listener = self._port.listener(_BACKLOG)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    def release_port(self) -> None:
+        """After ``stop``: it is not to be started again."""
+        if self._port is not None:
+            self._port.release()
+            self._port = None
 
     def refuse(self) -> None:
         """Refuse new connections; those there are go on."""
         if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
@@ -153,6 +163,24 @@ class EndpointServer:
         """Do what is due; needed by hand only after a fake clock was moved."""
         self.do_due()
         self._close_silent()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take who waits.
+
+        Not by ``asyncio.Server``: closed in the moment in which it accepts a connection, it forgets that connection's socket.
+        """
+        loop = asyncio.get_running_loop()
+        for _ in range(_BACKLOG):
+            try:
+                connected, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            host = Host(*address)
+            announced = loop.create_task(
+                loop.connect_accepted_socket(lambda host=host: Connection(self, host), connected)  # type: ignore[misc]
+            )
+            self._accepted.add(announced)
+            announced.add_done_callback(self._accepted.discard)
 
     # --- what connections call -----------------------------------------------------------------------------
 

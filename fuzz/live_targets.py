@@ -30,7 +30,7 @@ from pyspark_rocketmq.wire.command import RESPONSE_FLAG, RemotingCommand, encode
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
 _CLOCK: Final = SystemClock()
-_CONVERSATION_S: Final = 10.0
+_CONVERSATION_S: Final = 60.0
 _TURNS_PER_SERVER: Final = 2000
 """A simulator is made anew after so many inputs, because it keeps what it is told."""
 _THREADS_BYTES: Final = 4 * (8 << 20)

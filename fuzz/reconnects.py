@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pull import PullRequest
@@ -25,14 +25,24 @@ from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
 _CLOCK: Final = SystemClock()
-SOON_S: Final = 10.0
+SOON_S: Final = 60.0
 _WAITING: Final = 4
-_HeldT = TypeVar("_HeldT")
-_SETTLE_S: Final = 30.0
+_SETTLE_S: Final = 60.0
 _RESET: Final = struct.pack("ii", 1, 0)
 _ANSWER: Final = encode_frame(RemotingCommand(code=0, flag=1, ext_fields={"offset": "7"}, body=b"body"))
 QUESTION: Final = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic": "T", "queueId": "0"})
 _PULL: Final = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), queue_offset=0)
+
+
+class Countable(Protocol):
+    """What may be left behind."""
+
+    def is_at_most(self, before: Self) -> bool:
+        """Whether nothing was added; others, such as a broker that closes an idle connection, may have taken away."""
+        ...
+
+
+_HeldT = TypeVar("_HeldT", bound=Countable)
 
 
 class Held(NamedTuple):
@@ -49,7 +59,7 @@ class Held(NamedTuple):
         return cls(sum(link.startswith("socket:") for link in links), threading.active_count())
 
     def is_at_most(self, before: Held) -> bool:
-        """Whether nothing was added; others, such as a broker that closes an idle connection, may have taken away."""
+        """As :meth:`Countable.is_at_most`."""
         return self.sockets <= before.sockets and self.threads <= before.threads
 
 
@@ -206,6 +216,6 @@ def settled(held: Callable[[], _HeldT], before: _HeldT) -> _HeldT:
     """What is held once the threads and connections that are just ending have ended."""
     deadline = Deadline.after(_CLOCK, _SETTLE_S)
     pause = threading.Event()
-    while (now := held()) != before and not deadline.has_passed:
+    while not (now := held()).is_at_most(before) and not deadline.has_passed:
         pause.wait(0.02)
     return now

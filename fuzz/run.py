@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / ".cache" / "fuzz"
 CURRENT: Final = "current"
 RESULT: Final = "result.json"
-_STUCK_S: Final = 60.0
+_STUCK_S: Final = 300.0
 """Seconds with one input after which nothing inside the process can end it any more."""
 _POLL_S: Final = 0.5
 
@@ -72,7 +72,7 @@ def _run_in(work: Path, name: str, seconds: float, seed: int, *, is_blind: bool)
         saved = tuple(map(Path, found["findings"]))
         return Outcome(name, found["engine"], found["inputs"], found["seconds"], saved)
     number, data = current.read()
-    why = "it was still running after a minute" if is_stuck else f"the process ended with {child.returncode}"
+    why = "it was still running after five minutes" if is_stuck else f"the process ended with {child.returncode}"
     log_end = (work / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
     path = Finding(name, data, f"{log_end}\n{why}\n").save(FOLDER)
     return Outcome(name, "none", number, 0.0, (path,))

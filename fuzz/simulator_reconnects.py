@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import socket
 import struct
 from collections.abc import Callable
@@ -80,6 +81,11 @@ class HeldByBoth(NamedTuple):
         membership = cluster.broker(_BROKER).state.membership
         members = cluster.call(lambda: len(membership.members(_GROUP)))
         return cls(Held.now(), cluster.connections(_BROKER), cluster.held_pulls(), members)
+
+    def is_at_most(self, before: HeldByBoth) -> bool:
+        """As :meth:`fuzz.reconnects.Countable.is_at_most`."""
+        known, at_first = self[1:], before[1:]
+        return self.process.is_at_most(before.process) and all(map(operator.le, known, at_first))
 
 
 def reconnect_to_simulator(count: int) -> tuple[HeldByBoth, HeldByBoth]:

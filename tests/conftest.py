@@ -22,7 +22,13 @@ _EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
 """Inputs that a property test tries, if it does not say how many; `make fuzz` tries as many as there is time for."""
 
 # A busy machine must not fail a property test; pytest-timeout bounds it.
-hypothesis.settings.register_profile("shared-machine", deadline=None, print_blob=True, max_examples=_EXAMPLES)
+hypothesis.settings.register_profile(
+    "shared-machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=_EXAMPLES,
+)
 hypothesis.settings.load_profile("shared-machine")
 
 

@@ -8,8 +8,9 @@ from typing import Self
 
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
+from tests.helpers.wait import PATIENCE_S
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = PATIENCE_S
 
 
 class RawClient:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 
@@ -183,6 +184,14 @@ def test_an_answer_larger_than_the_sockets_buffers_arrives_whole(
     answers = [client.receive() for _ in range(20)]
     assert [answer.opaque for answer in answers] == list(range(20))
     assert {len(answer.body) for answer in answers} == {len(answers[0].body)}
+
+
+def test_clients_that_come_while_the_cluster_stops_leave_no_socket() -> None:
+    """One that nobody closes would be found by whatever test runs when Python looks for garbage."""
+    for _ in range(20):
+        with SimCluster() as cluster:
+            RawClient(cluster.broker_addresses["broker-a"]).socket.close()
+    gc.collect()
 
 
 def test_errors_inside_a_call_come_back_to_the_caller(cluster: SimCluster) -> None:

@@ -15,9 +15,9 @@ from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.driver_process import ENVIRONMENT
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
-_TIMEOUT_S = 20
+_TIMEOUT_S = PATIENCE_S
 _PARENT = """
 import subprocess, sys
 child = subprocess.Popen(

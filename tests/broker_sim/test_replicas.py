@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.fake_clock import FakeClock
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 _QUEUE = MessageQueue(TOPIC, "broker-a", 0)
 _READS = BrokerSettings(slave_read_enable=True)
@@ -169,7 +169,7 @@ class _Client:
     """The connector's own calls."""
 
     def __init__(self, pool: ChannelPool) -> None:
-        self.calls = BrokerClient(pool, SystemClock(), 5.0)
+        self.calls = BrokerClient(pool, SystemClock(), PATIENCE_S)
 
     def pull(self, address: str, queue_offset: int) -> PullResult:
         return self.calls.pull(
@@ -195,7 +195,7 @@ def test_a_switch_loses_the_tail_and_the_client_is_told(cluster: SimCluster, cli
     assert new != old
     moved = client.pull(new, 10)
     assert (moved.status, moved.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 7)
-    with Producer(cluster.name_servers, "p") as producer:
+    with Producer(cluster.name_servers, "p", send_timeout_s=PATIENCE_S) as producer:
         result = producer.send(Message(topic=TOPIC, body=b"new"), queue=_QUEUE)
     assert result.queue_offset == 7
     assert cluster.bounds(_QUEUE).max_offset == 8

@@ -24,6 +24,7 @@ from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.golden import golden
+from tests.helpers.wait import PATIENCE_S
 
 _IP = "10.0.0.9"
 _SECRET = "12345678"
@@ -195,13 +196,13 @@ def test_the_client_sends_and_pulls_what_it_may_and_no_more(cluster: SimCluster)
     """A5: 16 becomes NoPermission, which names the resource and no secret."""
     queue = MessageQueue(TOPIC, "broker-a", 0)
     address = cluster.broker_addresses["broker-a"]
-    with Producer(cluster.name_servers, "p", settings=_SETTINGS) as producer:
+    with Producer(cluster.name_servers, "p", send_timeout_s=PATIENCE_S, settings=_SETTINGS) as producer:
         producer.send(Message(topic=TOPIC, body=b"hello"))
         with pytest.raises(NoPermission, match="Topic:other") as refused:
             producer.send(Message(topic="other", body=b"hello"))
     assert _SECRET not in str(refused.value)
     with _SETTINGS.open_pool(SystemClock()) as pool:
-        calls = BrokerClient(pool, SystemClock(), 5.0)
+        calls = BrokerClient(pool, SystemClock(), PATIENCE_S)
         found = calls.pull(address, PullRequest(consumer_group=GROUP, queue=queue, queue_offset=0))
         assert found.status is PullStatus.FOUND
         with pytest.raises(NoPermission, match="Group:others"):
@@ -213,7 +214,7 @@ def test_a_client_without_the_right_secret_gets_nothing(cluster: SimCluster, sec
     settings = replace(_SETTINGS, secret_key=secret)
     queue = MessageQueue(TOPIC, "broker-a", 0)
     with settings.open_pool(SystemClock()) as pool, pytest.raises(NoPermission):
-        BrokerClient(pool, SystemClock(), 5.0).send(
+        BrokerClient(pool, SystemClock(), PATIENCE_S).send(
             cluster.broker_addresses["broker-a"],
             Message(topic=TOPIC, body=b"x"),
             queue,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,19 +27,20 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from tests.helpers.wait import wait_until
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 _SEND = RequestCode.SEND_MESSAGE_V2
 _PULL = RequestCode.PULL_MESSAGE
 _QUEUE = MessageQueue("orders", "broker-a", 0)
 _MESSAGE = Message(topic="orders", body=b"hello")
-_SHORT_S = 0.15
-_LONG_S = 10.0
+_SHORT_S = 0.05
+_LONG_S = PATIENCE_S
 
 
 @pytest.fixture
-def cluster() -> Iterator[SimCluster]:
-    with SimCluster() as cluster:
+def cluster(clock: FakeClock) -> Iterator[SimCluster]:
+    with SimCluster(clock=clock) as cluster:
         cluster.create_topic("orders", queues=1)
         yield cluster
 
@@ -54,7 +56,12 @@ class Client:
 
     def __init__(self, cluster: SimCluster, pool: ChannelPool, timeout_s: float) -> None:
         self._address = cluster.broker_addresses["broker-a"]
+        self._pool = pool
         self._calls = BrokerClient(pool, SystemClock(), timeout_s)
+
+    def connect(self) -> None:
+        """So that a short time is that of a request alone."""
+        self._pool.get(self._address, Deadline.after(SystemClock(), _LONG_S))
 
     def send(self) -> SendResult:
         return self._calls.send(self._address, _MESSAGE, _QUEUE, SendTerms(producer_group="p"))
@@ -116,15 +123,21 @@ def test_nobody_listening_is_a_failed_connection(cluster: SimCluster, client: Cl
 
 
 def test_answers_are_matched_by_opaque_when_one_is_late(
-    cluster: SimCluster, client: Client, hasty: Client
+    cluster: SimCluster, client: Client, hasty: Client, clock: FakeClock
 ) -> None:
     """A1: a late answer is nobody's; the channel goes on."""
-    cluster.faults.add("delay", on=_SEND, seconds=2 * _SHORT_S)
+    cluster.faults.add("delay", on=_SEND, seconds=1.0, times=2)
+    hasty.connect()
     with pytest.raises(RequestTimeout):
         hasty.send()
     assert client.pull() is PullStatus.FOUND
-    cluster.faults.add("delay", on=_SEND, seconds=2 * _SHORT_S)
-    assert client.send().queue_offset == 1, "the late answer of the first send was taken for the second's"
+    with ThreadPoolExecutor(1) as other:
+        second = other.submit(client.send)
+        wait_until(lambda: cluster.faults.pending == 0)
+        clock.advance(1.0)
+        cluster.look_at_clock()
+        late = second.result(_LONG_S)
+    assert late.queue_offset == 1, "the late answer of the first send was taken for the second's"
 
 
 def test_frames_come_together_from_single_bytes(cluster: SimCluster, client: Client) -> None:
@@ -180,13 +193,17 @@ def test_an_answer_that_comes_twice_is_taken_once(cluster: SimCluster, client: C
 @pytest.mark.parametrize("fault", ["stall", "half-open", "lose"])
 def test_silence_is_a_timeout(cluster: SimCluster, hasty: Client, fault: str) -> None:
     cluster.faults.add(fault, on=_SEND)
+    hasty.connect()
     with pytest.raises(RequestTimeout):
         hasty.send()
+    wait_until(lambda: cluster.faults.pending == 0)
     assert _stored(cluster) == (1 if fault == "lose" else 0)
 
 
 def test_a_connection_that_is_never_heard_is_a_timeout(cluster: SimCluster, hasty: Client) -> None:
     cluster.faults.add("stall", where="broker-a")
+    hasty.connect()
+    wait_until(lambda: cluster.faults.pending == 0)
     with pytest.raises(RequestTimeout):
         hasty.send()
 
@@ -211,7 +228,7 @@ def test_this_client_is_never_told_to_go_away_but_a_newer_one_is(
 def test_a_producer_sends_again_where_a_broker_is_busy(cluster: SimCluster) -> None:
     """G3: a retried send is stored once."""
     cluster.faults.add("answer-code", on=_SEND, response_code=2, times=2)
-    with Producer(cluster.name_servers, "p") as producer:
+    with Producer(cluster.name_servers, "p", send_timeout_s=_LONG_S) as producer:
         producer.send(_MESSAGE)
     wait_until(lambda: cluster.faults.pending == 0)
     assert _stored(cluster) == 1

@@ -17,6 +17,7 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.certificates import Certificate, self_signed, signed_by
+from tests.helpers.wait import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -54,7 +55,7 @@ def _secure(server: Certificate, own: Certificate | None = None) -> ConnectionSe
         tls_ca_file=str(server.certificate),
         tls_cert_file=own and str(own.certificate),
         tls_key_file=own and str(own.key),
-        connect_timeout_s=5.0,
+        connect_timeout_s=PATIENCE_S,
     )
 
 
@@ -64,6 +65,7 @@ def _stored(cluster: SimCluster, settings: ConnectionSettings, body: bytes = b"h
     with Producer(
         cluster.name_servers,
         "p",
+        send_timeout_s=PATIENCE_S,
         settings=settings,
         retry_times_when_send_failed=0,
         compress_over_bytes=1 << 30,

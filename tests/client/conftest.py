@@ -8,6 +8,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Deadline
 from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 
 @pytest.fixture
@@ -27,4 +28,4 @@ def pool() -> Iterator[ChannelPool]:
 @pytest.fixture
 def soon() -> Deadline:
     """More time than any answer needs."""
-    return Deadline.after(SystemClock(), 10.0)
+    return Deadline.after(SystemClock(), PATIENCE_S)

@@ -26,6 +26,7 @@ from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 from tests.client.test_broker import CONSUMED
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 ORDERS_0 = MessageQueue("FrOrder", "broker-a", 0)
 SQL = SubscriptionData(topic="FrSql", sub_string="a > 5", expression_type=SQL92, sub_version=1)
@@ -56,7 +57,7 @@ CALLS: dict[str, tuple[int, Call]] = {
 
 @pytest.fixture
 def admin(pool: ChannelPool) -> AdminClient:
-    return AdminClient(pool, SystemClock(), request_timeout_s=10.0)
+    return AdminClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
 
 
 def replay(server: ScriptedServer, pair_id: int) -> None:

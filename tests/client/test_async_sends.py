@@ -1,23 +1,27 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
 from pyspark_rocketmq.client.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.errors import ChannelClosed, NoWritableQueue, SystemBusy, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.properties import decode_properties
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 A0 = MessageQueue("orders", "broker-a", 0)
 PAID = Message(topic="orders", body=b"paid")
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 
 
 @pytest.fixture
@@ -44,6 +48,23 @@ def test_every_send_has_a_future(cluster: ScriptedCluster, producer: Producer) -
 
     assert {future.result(0).queue.broker_name for future in stored} == {"broker-a", "broker-b"}
     assert isinstance(failed.exception(TIMEOUT_S), SystemBusy)
+
+
+def test_what_is_drained_is_done(producer: Producer) -> None:
+    """G2: what is added to a future has run, and may have sent the next message although only one may be under way."""
+    sends = AsyncSends(producer, max_sends=1)
+    pause, chain = threading.Event(), [sends.send(PAID)]
+
+    def go_on(_: Future[SendResult]) -> None:
+        pause.wait(0.05)
+        if len(chain) < 3:
+            chain.append(sends.send(PAID))
+            chain[-1].add_done_callback(go_on)
+
+    chain[0].add_done_callback(go_on)
+
+    assert sends.drain(TIMEOUT_S)
+    assert [future.done() for future in chain] == [True] * 3
 
 
 @pytest.mark.parametrize("bound", [{"max_sends": 2}, {"max_bytes": 2 * len(PAID.body)}])
@@ -76,8 +97,13 @@ def test_a_send_that_is_cut_off_is_repeated_on_another_broker_which_is_then_pref
         peer.close()
 
     cluster.brokers["broker-a"].fault = hang_up
+    # On a clock that stands still no answer is slow, and no avoidance over.
     with Producer(
-        (cluster.name_server.address,), "P", send_timeout_s=TIMEOUT_S, send_latency_fault_enable=True
+        (cluster.name_server.address,),
+        "P",
+        send_timeout_s=TIMEOUT_S,
+        send_latency_fault_enable=True,
+        clock=FakeClock(),
     ) as producer:
         sends = AsyncSends(producer)
         results = [sends.send(PAID).result(TIMEOUT_S) for _ in range(6)]

@@ -39,6 +39,7 @@ from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 OTHER = MessageQueue("orders", "broker-a", 5)
@@ -81,7 +82,7 @@ CONSUMED = MessageExt(
 
 @pytest.fixture
 def brokers(pool: ChannelPool) -> BrokerClient:
-    return BrokerClient(pool, SystemClock(), request_timeout_s=10.0)
+    return BrokerClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
 
 
 Call = Callable[[BrokerClient, str], object]
@@ -291,7 +292,7 @@ def test_pulls_go_and_come_back_in_both_ways(server: ScriptedServer, brokers: Br
     )
     brokers.pull_async(server.address, PULL, outcomes.put)
 
-    assert outcomes.get(timeout=5) == expected
+    assert outcomes.get(timeout=PATIENCE_S) == expected
     assert brokers.pull(server.address, PULL) == expected
 
 
@@ -307,7 +308,7 @@ def test_a_callback_may_pull_again(server: ScriptedServer, brokers: BrokerClient
 
     brokers.pull_async(server.address, PULL, again)
     for _ in range(50):
-        assert isinstance(outcomes.get(timeout=5), PullResult)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), PullResult)
 
 
 def test_a_refused_pull_is_raised_or_handed_over(server: ScriptedServer, brokers: BrokerClient) -> None:
@@ -316,7 +317,7 @@ def test_a_refused_pull_is_raised_or_handed_over(server: ScriptedServer, brokers
     outcomes: SimpleQueue[object] = SimpleQueue()
     brokers.pull_async(server.address, PULL, outcomes.put)
 
-    assert isinstance(outcomes.get(timeout=5), SystemBusy)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), SystemBusy)
     with pytest.raises(SystemBusy):
         brokers.pull(server.address, PULL)
 
@@ -329,8 +330,8 @@ def test_a_pull_without_connection_is_handed_over_as_an_error(brokers: BrokerCli
     brokers.pull_async(address, PULL, outcomes.put)
     brokers.send_batch_async(address, BATCH, TERMS, outcomes.put)
 
-    assert isinstance(outcomes.get(timeout=5), ConnectFailed)
-    assert isinstance(outcomes.get(timeout=5), ConnectFailed)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
 
 
 def test_a_held_pull_may_take_longer_than_a_request(server: ScriptedServer, pool: ChannelPool) -> None:
@@ -343,16 +344,16 @@ def test_a_held_pull_may_take_longer_than_a_request(server: ScriptedServer, pool
         queue=QUEUE,
         queue_offset=99,
         sys_flag=PullSysFlag.SUBSCRIPTION | PullSysFlag.SUSPEND,
-        suspend_timeout_millis=15_000,
+        suspend_timeout_millis=60_000,
     )
     outcomes: SimpleQueue[object] = SimpleQueue()
     brokers.pull_async(server.address, suspended, outcomes.put)
-    peer, request = held.get(timeout=5)
+    peer, request = held.get(timeout=PATIENCE_S)
     with pytest.raises(RequestTimeout):
         brokers.pull(server.address, PULL)
     peer.answer(request, ResponseCode.PULL_NOT_FOUND, ext_fields=PULLED)  # type: ignore[attr-defined]
 
-    outcome = outcomes.get(timeout=5)
+    outcome = outcomes.get(timeout=PATIENCE_S)
     assert isinstance(outcome, PullResult)
     assert outcome.status is PullStatus.NO_NEW_MSG
 
@@ -372,7 +373,7 @@ def test_a_held_pull_is_given_up_only_after_the_broker_s_scan(server: ScriptedSe
         clock.advance(0.2)
         channel.expire_overdue()
 
-    assert isinstance(outcomes.get(timeout=5), RequestTimeout)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
 
 
 def test_sends_with_a_callback_tell_results_and_refusals(
@@ -382,12 +383,12 @@ def test_sends_with_a_callback_tell_results_and_refusals(
     outcomes: SimpleQueue[object] = SimpleQueue()
     answer_well(server)
     brokers.send_async(server.address, MESSAGE, QUEUE, TERMS, outcomes.put)
-    assert getattr(outcomes.get(timeout=5), "queue_offset", None) == 41
+    assert getattr(outcomes.get(timeout=PATIENCE_S), "queue_offset", None) == 41
 
     server.script = lambda peer, request: peer.answer(request, ResponseCode.MESSAGE_ILLEGAL, remark="too big")
     brokers.send_batch_async(server.address, BATCH, TERMS, outcomes.put)
-    assert "too big" in str(outcomes.get(timeout=5))
+    assert "too big" in str(outcomes.get(timeout=PATIENCE_S))
 
     server.script = lambda peer, request: peer.answer(request)
     brokers.send_async(server.address, MESSAGE, QUEUE, TERMS, outcomes.put)
-    assert isinstance(outcomes.get(timeout=5), RemoteProtocolError)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), RemoteProtocolError)

@@ -8,6 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from pyspark_rocketmq.client import channel as channels
+from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.dispatcher import RequestHandler
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -18,6 +20,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 CLOCK = SystemClock()
 QUESTION = RemotingCommand(
@@ -26,14 +29,14 @@ QUESTION = RemotingCommand(
 
 
 def soon() -> Deadline:
-    return Deadline.after(CLOCK, 5.0)
+    return Deadline.after(CLOCK, PATIENCE_S)
 
 
 @contextmanager
 def open_channel(
     server: ScriptedServer, *, clock: SystemClock | FakeClock = CLOCK, handler: RequestHandler | None = None
 ) -> Iterator[Channel]:
-    channel = Channel(TcpTransport.connect(server.address, 5.0), clock, request_handler=handler)
+    channel = Channel(TcpTransport.connect(server.address, PATIENCE_S), clock, request_handler=handler)
     try:
         yield channel
     finally:
@@ -75,7 +78,7 @@ def test_answers_in_any_order_reach_their_requests() -> None:
                 RemotingCommand(code=30, body=name),
                 lambda answer, name=name: outcomes.put((name, answer.body)),
             )
-        pairs = [outcomes.get(timeout=5) for _ in range(3)]
+        pairs = [outcomes.get(timeout=PATIENCE_S) for _ in range(3)]
 
     assert pairs == [(b"c", b"c"), (b"b", b"b"), (b"a", b"a")]
 
@@ -95,7 +98,7 @@ def test_a_servers_request_with_our_opaque_is_no_answer() -> None:
         open_channel(server, handler=lambda request: seen.put(request.code)) as channel,
     ):
         assert channel.request(QUESTION, soon()).body == b"the answer"
-        assert seen.get(timeout=5) == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+        assert seen.get(timeout=PATIENCE_S) == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
 
 
 def test_a_late_answer_is_ignored_and_the_channel_goes_on() -> None:
@@ -105,7 +108,7 @@ def test_a_late_answer_is_ignored_and_the_channel_goes_on() -> None:
         peer = server.next_peer()
         with pytest.raises(RequestTimeout) as caught:
             channel.request(QUESTION, Deadline.after(CLOCK, 0.0))
-        peer.answer(held.get(timeout=5))
+        peer.answer(held.get(timeout=PATIENCE_S))
         server.script = lambda peer, request: peer.answer(request, body=b"second")
 
         assert channel.request(QUESTION, soon()).body == b"second"
@@ -126,19 +129,21 @@ def test_a_submitted_request_is_given_up_after_its_deadline() -> None:
         clock.advance(2.0)
         channel.expire_overdue()
 
-        error = outcomes.get(timeout=5)
+        error = outcomes.get(timeout=PATIENCE_S)
         assert isinstance(error, RequestTimeout)
         assert error.timeout_s == pytest.approx(31.0)
         assert outcomes.empty()
 
 
-def test_the_reader_looks_after_deadlines_by_itself() -> None:
+def test_the_reader_looks_after_deadlines_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: the sweep needs no traffic."""
+    monkeypatch.setattr(transport, "RECEIVE_TICK_S", 0.02)
+    monkeypatch.setattr(channels, "RECEIVE_TICK_S", 0.02)
     outcomes: SimpleQueue[object] = SimpleQueue()
     with ScriptedServer(silent) as server, open_channel(server) as channel:
         channel.submit(QUESTION, outcomes.put, Deadline.after(CLOCK, 0.0))
 
-        assert isinstance(outcomes.get(timeout=5), RequestTimeout)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
 
 
 def test_the_end_of_the_stream_fails_everything_under_way() -> None:
@@ -150,7 +155,7 @@ def test_the_end_of_the_stream_fails_everything_under_way() -> None:
         server.next_request()
         server.next_request()
         server.next_peer().close()
-        first, second = outcomes.get(timeout=5), outcomes.get(timeout=5)
+        first, second = outcomes.get(timeout=PATIENCE_S), outcomes.get(timeout=PATIENCE_S)
 
         assert isinstance(first, ChannelClosed)
         assert isinstance(second, ChannelClosed)
@@ -205,9 +210,9 @@ def test_garbage_fails_everything_and_closes_the_channel(garbage: bytes) -> None
         server.next_request()
         peer.send_bytes(garbage)
 
-        assert isinstance(outcomes.get(timeout=5), RemoteProtocolError)
-        assert isinstance(outcomes.get(timeout=5), RemoteProtocolError)
-        assert peer.has_ended.wait(5)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), RemoteProtocolError)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), RemoteProtocolError)
+        assert peer.has_ended.wait(PATIENCE_S)
         assert not channel.is_open
 
 
@@ -254,7 +259,7 @@ def test_a_slow_handler_delays_no_answer() -> None:
     may_finish = threading.Event()
     with (
         ScriptedServer() as server,
-        open_channel(server, handler=lambda _request: may_finish.wait(5) and None) as channel,
+        open_channel(server, handler=lambda _request: may_finish.wait(PATIENCE_S) and None) as channel,
     ):
         server.next_peer().send(RemotingCommand(code=307, opaque=5))
 
@@ -282,8 +287,9 @@ def test_a_oneway_request_carries_its_flag_and_waits_for_nothing() -> None:
         assert server.next_request().is_oneway
 
 
-def test_closing_fails_what_is_under_way_and_ends_the_threads() -> None:
+def test_closing_fails_what_is_under_way_and_ends_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: close is complete and may be repeated."""
+    monkeypatch.setattr(channels, "_JOIN_S", PATIENCE_S)
     outcomes: SimpleQueue[object] = SimpleQueue()
     with ScriptedServer(silent) as server, open_channel(server) as channel:
         channel.submit(QUESTION, outcomes.put)
@@ -291,9 +297,9 @@ def test_closing_fails_what_is_under_way_and_ends_the_threads() -> None:
         channel.close()
         channel.close()
 
-        assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
         assert not [thread for thread in threading.enumerate() if server.address in thread.name]
-        assert peer.has_ended.wait(5)
+        assert peer.has_ended.wait(PATIENCE_S)
 
 
 def test_a_closed_channel_refuses_at_once() -> None:
@@ -324,7 +330,7 @@ def test_a_callback_may_close_the_channel_and_submit_again() -> None:
 
         channel.submit(QUESTION, again)
 
-        assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
 
 
 def test_a_failing_callback_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -340,15 +346,15 @@ def test_a_peer_that_takes_nothing_ends_the_channel_instead_of_hanging() -> None
     """A1: sending is bounded by the transport's own time-out."""
     may_read = threading.Event()
     outcomes: SimpleQueue[object] = SimpleQueue()
-    with ScriptedServer(lambda _peer, _request: may_read.wait(10)) as server:
-        transport = TcpTransport(server.address, open_socket(server.address, 5.0), stall_s=0.05)
-        channel = Channel(transport, CLOCK)
+    with ScriptedServer(lambda _peer, _request: may_read.wait(PATIENCE_S)) as server:
+        impatient = TcpTransport(server.address, open_socket(server.address, PATIENCE_S), stall_s=0.05)
+        channel = Channel(impatient, CLOCK)
         for _ in range(4):
             channel.submit(RemotingCommand(code=30, body=bytes(15 * 1024 * 1024)), outcomes.put)
         may_read.set()
         channel.close()
 
-    first = outcomes.get(timeout=5)
+    first = outcomes.get(timeout=PATIENCE_S)
     assert isinstance(first, ChannelClosed)
     assert re.search(r"accepted \d+ of 15728\d+ bytes within [0-9.]+ s", str(first))
 
@@ -371,7 +377,7 @@ def test_many_threads_share_one_channel() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
 
         assert wrong.empty()
         assert server.requests.qsize() == 180

@@ -44,6 +44,7 @@ from pyspark_rocketmq.wire.route import encode_route
 from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 from tests.client import test_admin, test_broker
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 FULL = MessageQueue("shop%orders", "broker-a", 3)
@@ -128,9 +129,9 @@ def test_a_request_names_topics_and_groups_with_their_namespace(
 ) -> None:
     """A6: in ext fields and in bodies, of every call."""
     if name in BROKER_CALLS:
-        BROKER_CALLS[name](BrokerClient(pool, SystemClock(), 10.0, namespace="shop"), answering.address)
+        BROKER_CALLS[name](BrokerClient(pool, SystemClock(), PATIENCE_S, namespace="shop"), answering.address)
     else:
-        ADMIN_CALLS[name](AdminClient(pool, SystemClock(), 10.0, namespace="shop"), answering.address)
+        ADMIN_CALLS[name](AdminClient(pool, SystemClock(), PATIENCE_S, namespace="shop"), answering.address)
     names = names_in(answering.next_request())
 
     assert names
@@ -139,8 +140,8 @@ def test_a_request_names_topics_and_groups_with_their_namespace(
 
 def test_answers_name_topics_and_groups_without_it(answering: ScriptedServer, pool: ChannelPool) -> None:
     """A6: users never see the full names; names of no or another namespace stay."""
-    brokers = BrokerClient(pool, SystemClock(), 10.0, namespace="shop")
-    admin = AdminClient(pool, SystemClock(), 10.0, namespace="shop")
+    brokers = BrokerClient(pool, SystemClock(), PATIENCE_S, namespace="shop")
+    admin = AdminClient(pool, SystemClock(), PATIENCE_S, namespace="shop")
     at = answering.address
 
     assert brokers.topic_stats(at, "orders") == {QUEUE: QueueBounds(1, 9)}
@@ -168,7 +169,7 @@ def test_name_servers_are_asked_for_the_full_name(
 
 def test_a_producer_sends_into_its_namespace(answering: ScriptedServer, pool: ChannelPool) -> None:
     """A6: singly and in batches; the template of new topics keeps its name."""
-    with Producer(answering.address, "P", pool=pool, namespace="shop") as producer:
+    with Producer(answering.address, "P", send_timeout_s=PATIENCE_S, pool=pool, namespace="shop") as producer:
         result = producer.send(Message(topic="orders", body=b"x"), queue=QUEUE)
         producer.send_batch([Message(topic="orders", body=b"x")], QUEUE)
     sent = [answering.next_request() for _ in range(3)][1:]

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -15,6 +16,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.route import encode_route
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 
 def route_with(queue_nums: int) -> TopicRoute:
@@ -136,19 +138,27 @@ def test_the_next_name_server_is_asked_when_one_is_gone_and_then_kept(
         assert script.count == 2
 
 
-def test_a_silent_name_server_leaves_time_for_the_next_one(server: ScriptedServer, pool: ChannelPool) -> None:
+def test_a_silent_name_server_leaves_time_for_the_next_one(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A2: one deadline is shared fairly."""
+    monkeypatch.setattr(transport, "RECEIVE_TICK_S", 0.02)
     server.script = RouteScript(route_with(2))
-    with ScriptedServer(lambda _peer, _request: None) as silent:
-        client = NameServerClient((silent.address, server.address), pool, SystemClock())
+    clock, all_s = FakeClock(), 1000.0
+    with (
+        ScriptedServer(lambda _peer, _request: clock.advance(all_s / 2)) as silent,
+        ChannelPool(clock) as pool,
+    ):
+        client = NameServerClient((silent.address, server.address), pool, clock, request_timeout_s=all_s)
 
-        assert client.route("a", Deadline.after(SystemClock(), 0.6)) == route_with(2)
+        assert client.route("a", Deadline.after(clock, all_s)) == route_with(2)
 
 
-def test_no_name_server_at_all_is_the_last_failure(pool: ChannelPool) -> None:
+def test_no_name_server_at_all_is_the_last_failure(pool: ChannelPool, soon: Deadline) -> None:
     """F3: never an empty route."""
     with ScriptedServer(lambda _peer, _request: None) as silent:
         client = NameServerClient((silent.address,), pool, SystemClock())
+        pool.get(silent.address, soon)
 
         with pytest.raises(RequestTimeout, match="GET_ROUTEINFO_BY_TOPIC topic=orders"):
             client.route("orders", Deadline.after(SystemClock(), 0.05))
@@ -167,7 +177,7 @@ def test_a_known_route_outlives_the_name_servers(
     assert client.route("orders", soon) == route_with(2)
     assert "route not refreshed" in caplog.text
     client.invalidate("orders")
-    assert client.route("orders", Deadline.after(SystemClock(), 1.0)) == route_with(2)
+    assert client.route("orders", soon) == route_with(2)
 
 
 def test_threads_may_ask_at_the_same_time(server: ScriptedServer, pool: ChannelPool, soon: Deadline) -> None:
@@ -179,7 +189,7 @@ def test_threads_may_ask_at_the_same_time(server: ScriptedServer, pool: ChannelP
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
     assert routes == [route_with(2)] * 8
 

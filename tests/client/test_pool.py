@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 CLOCK = SystemClock()
 
@@ -30,7 +30,7 @@ class HeldConnect:
     def __call__(self, address: str, timeout_s: float) -> TcpTransport:
         """As ``TcpTransport.connect``."""
         self.asked.put(address)
-        self.may_go_on.wait(10)
+        self.may_go_on.wait(PATIENCE_S)
         if self.fails:
             raise ConnectFailed(address, "as told")
         return TcpTransport.connect(address, timeout_s)
@@ -75,13 +75,14 @@ def test_threads_that_ask_at_once_share_one_connect(server: ScriptedServer, soon
     connect = HeldConnect()
     with ChannelPool(CLOCK, connect=connect) as pool:
         first = get_in_thread(pool, server.address, soon)
-        connect.asked.get(timeout=5)
+        connect.asked.get(timeout=PATIENCE_S)
         second = get_in_thread(pool, server.address, soon)
         other = ScriptedServer()
         connect.may_go_on.set()
 
-        assert first.get(timeout=5) is second.get(timeout=5)
+        assert first.get(timeout=PATIENCE_S) is second.get(timeout=PATIENCE_S)
         assert isinstance(pool.get(other.address, soon), Channel)
+        server.next_peer()
         assert server.connection_count == 1
         other.close()
 
@@ -94,9 +95,9 @@ def test_a_failed_connect_fails_all_who_wait_and_is_tried_again_by_the_next(
     connect.fails = True
     with ChannelPool(CLOCK, connect=connect) as pool:
         outcomes = [get_in_thread(pool, server.address, soon) for _ in range(3)]
-        connect.asked.get(timeout=5)
+        connect.asked.get(timeout=PATIENCE_S)
         connect.may_go_on.set()
-        errors = [outcome.get(timeout=5) for outcome in outcomes]
+        errors = [outcome.get(timeout=PATIENCE_S) for outcome in outcomes]
         connect.fails = False
 
         assert all(isinstance(error, ConnectFailed) for error in errors)
@@ -111,12 +112,12 @@ def test_who_waits_for_anothers_connect_keeps_to_his_own_deadline(
     connect = HeldConnect()
     with ChannelPool(CLOCK, connect=connect) as pool:
         first = get_in_thread(pool, server.address, soon)
-        connect.asked.get(timeout=5)
+        connect.asked.get(timeout=PATIENCE_S)
 
         with pytest.raises(ConnectFailed, match="still connecting"):
             pool.get(server.address, Deadline.after(CLOCK, 0.0))
         connect.may_go_on.set()
-        assert isinstance(first.get(timeout=5), Channel)
+        assert isinstance(first.get(timeout=PATIENCE_S), Channel)
 
 
 def test_a_closed_pool_gives_no_channel_and_closes_one_that_was_being_made(
@@ -126,14 +127,14 @@ def test_a_closed_pool_gives_no_channel_and_closes_one_that_was_being_made(
     connect = HeldConnect()
     pool = ChannelPool(CLOCK, connect=connect)
     outcome = get_in_thread(pool, server.address, soon)
-    connect.asked.get(timeout=5)
+    connect.asked.get(timeout=PATIENCE_S)
     pool.close()
     connect.may_go_on.set()
 
-    assert isinstance(outcome.get(timeout=5), ChannelClosed)
+    assert isinstance(outcome.get(timeout=PATIENCE_S), ChannelClosed)
     with pytest.raises(ChannelClosed):
         pool.get(server.address, soon)
-    assert server.next_peer().has_ended.wait(5)
+    assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
 def test_a_server_that_says_go_away_gets_no_new_request_and_gives_its_last_answers(
@@ -150,11 +151,11 @@ def test_a_server_that_says_go_away_gets_no_new_request_and_gives_its_last_answe
         leaving.submit(RemotingCommand(code=11), answers.put)
         assert leaving.request(RemotingCommand(code=34), soon).code == ResponseCode.GO_AWAY
         fresh = pool.get(server.address, soon)
-        peer, request = held.get(timeout=5)
+        peer, request = held.get(timeout=PATIENCE_S)
         peer.answer(request)
 
         assert fresh is not leaving
-        answer = answers.get(timeout=5)
+        answer = answers.get(timeout=PATIENCE_S)
         assert isinstance(answer, RemotingCommand)
         assert answer.code == ResponseCode.SUCCESS
         wait_until(lambda: leaving.has_ended)
@@ -173,5 +174,5 @@ def test_a_closed_pool_closes_what_it_had_replaced(server: ScriptedServer, soon:
         leaving.request(RemotingCommand(code=34), soon)
         pool.get(server.address, soon)
 
-    assert isinstance(outcomes.get(timeout=5), ChannelClosed)
-    assert server.next_peer().has_ended.wait(5)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
+    assert server.next_peer().has_ended.wait(PATIENCE_S)

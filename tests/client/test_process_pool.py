@@ -28,7 +28,7 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_the_parents_connections_op
         from tests.helpers.scripted_server import ScriptedServer
 
         def ask():
-            soon = Deadline.after(SystemClock(), 10.0)
+            soon = Deadline.after(SystemClock(), 60.0)
             return process_pool().get(server.address, soon).request(RemotingCommand(code=30), soon).code
 
         with ScriptedServer() as server:
@@ -46,7 +46,7 @@ def test_a_forked_child_makes_its_own_pool_and_leaves_the_parents_connections_op
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
 

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import SendResult
@@ -30,6 +31,7 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
+from tests.helpers.wait import PATIENCE_S
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 B0 = MessageQueue("orders", "broker-b", 0)
@@ -44,7 +46,7 @@ def cluster() -> Iterator[ScriptedCluster]:
 
 @pytest.fixture
 def producer(cluster: ScriptedCluster) -> Iterator[Producer]:
-    with Producer((cluster.name_server.address,), "P", send_timeout_s=10.0) as producer:
+    with Producer((cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S) as producer:
         yield producer
 
 
@@ -130,7 +132,7 @@ def test_so_does_one_that_is_told_of_later(cluster: ScriptedCluster, producer: P
         if how == "batches":
             return producer.send_batches({B0: [message()]})[B0]
         producer.send_async(message(), told.put, queue=B0)
-        return told.get(timeout=10)
+        return told.get(timeout=PATIENCE_S)
 
     cluster.brokers["broker-b"].fault = hang_up
     assert isinstance(send(), ChannelClosed)
@@ -160,7 +162,14 @@ def test_a_message_without_key_is_tried_on_the_other_broker(
 
 def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedCluster) -> None:
     """G4: sendLatencyFaultEnable; a message with a key goes there all the same."""
-    with Producer((cluster.name_server.address,), "P", send_latency_fault_enable=True) as producer:
+    # On a clock that stands still no answer is slow, and no avoidance over.
+    with Producer(
+        (cluster.name_server.address,),
+        "P",
+        send_timeout_s=PATIENCE_S,
+        send_latency_fault_enable=True,
+        clock=FakeClock(),
+    ) as producer:
         cluster.brokers["broker-a"].fault = refuse(ResponseCode.SYSTEM_BUSY)
         for _ in range(8):
             producer.send(message())
@@ -174,7 +183,9 @@ def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedC
 
 def test_large_bodies_stay_as_they_are_if_told_so(cluster: ScriptedCluster) -> None:
     """G2"""
-    with Producer((cluster.name_server.address,), "P", compression_type=None) as producer:
+    with Producer(
+        (cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, compression_type=None
+    ) as producer:
         producer.send(message(b"x" * 5000), queue=A0)
 
     (sent,) = cluster.brokers["broker-a"].sends
@@ -184,7 +195,9 @@ def test_large_bodies_stay_as_they_are_if_told_so(cluster: ScriptedCluster) -> N
 @pytest.mark.parametrize("kind", CompressionType)
 def test_large_bodies_are_compressed_as_told(cluster: ScriptedCluster, kind: CompressionType) -> None:
     """G2: the flags say how."""
-    with Producer((cluster.name_server.address,), "P", compression_type=kind) as producer:
+    with Producer(
+        (cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, compression_type=kind
+    ) as producer:
         producer.send(message(b"x" * 5000), queue=A0)
 
     (sent,) = cluster.brokers["broker-a"].sends
@@ -215,12 +228,14 @@ def test_a_message_no_broker_would_take_is_not_tried_again(
     assert sum(broker.server.requests.qsize() for broker in cluster.brokers.values()) == 1
 
 
-def test_all_attempts_share_one_deadline(cluster: ScriptedCluster) -> None:
+def test_all_attempts_share_one_deadline(cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """G3: a broker that hangs uses up the send's time."""
+    monkeypatch.setattr(transport, "RECEIVE_TICK_S", 0.02)
+    clock = FakeClock()
     for broker in cluster.brokers.values():
-        broker.fault = lambda _peer, _request: None
+        broker.fault = lambda _peer, _request: clock.advance(PATIENCE_S)
     with (
-        Producer((cluster.name_server.address,), "P", send_timeout_s=0.1) as producer,
+        Producer((cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, clock=clock) as producer,
         pytest.raises(RequestTimeout, match="SEND_MESSAGE_V2"),
     ):
         producer.send(message())
@@ -250,7 +265,9 @@ def test_keys_stay_in_their_queues_while_brokers_create_the_topic_one_by_one(
     clock = FakeClock()
     with (
         ChannelPool(SystemClock()) as pool,
-        Producer((cluster.name_server.address,), "P", pool=pool, clock=clock) as producer,
+        Producer(
+            (cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, pool=pool, clock=clock
+        ) as producer,
     ):
         before = producer.queues("new")
         cluster.routes["new"] = cluster.only({"broker-a": 4})
@@ -393,17 +410,17 @@ def test_an_asynchronous_send_tells_its_outcome_once(cluster: ScriptedCluster, p
     """G2: results and errors come to the callback."""
     outcomes: SimpleQueue[object] = SimpleQueue()
     producer.send_async(message(), outcomes.put, queue=A0)
-    first = outcomes.get(timeout=5)
+    first = outcomes.get(timeout=PATIENCE_S)
     cluster.brokers["broker-a"].fault = hang_up
     producer.send_async(message(), outcomes.put, queue=A0)
 
     assert isinstance(first, SendResult)
-    assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
 
 
 def test_name_servers_may_be_one_text(cluster: ScriptedCluster) -> None:
     """A2: as options write them."""
-    with Producer(f"{cluster.name_server.address} ; 127.0.0.1:9", "P") as producer:
+    with Producer(f"{cluster.name_server.address} ; 127.0.0.1:9", "P", send_timeout_s=PATIENCE_S) as producer:
         assert len(producer.queues("orders")) == 8
 
 
@@ -411,7 +428,7 @@ def test_closing_leaves_a_shared_pool_open(
     cluster: ScriptedCluster, pool: ChannelPool, soon: Deadline
 ) -> None:
     """A1: who opened it closes it."""
-    with Producer((cluster.name_server.address,), "P", pool=pool) as producer:
+    with Producer((cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, pool=pool) as producer:
         producer.send(message())
     own = Producer((cluster.name_server.address,), "P", clock=SystemClock())
     own.close()

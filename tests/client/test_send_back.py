@@ -17,6 +17,7 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from tests.helpers.messages import message_at
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
+from tests.helpers.wait import PATIENCE_S
 
 RETRY = "%RETRY%billing"
 
@@ -31,7 +32,11 @@ def cluster() -> Iterator[ScriptedCluster]:
 
 def settings_of(cluster: ScriptedCluster, namespace: str = "") -> SendBackSettings:
     return SendBackSettings(
-        name_servers=(cluster.name_server.address,), consumer_group="billing", namespace=namespace
+        name_servers=(cluster.name_server.address,),
+        consumer_group="billing",
+        namespace=namespace,
+        back_timeout_s=PATIENCE_S,
+        send_timeout_s=PATIENCE_S,
     )
 
 

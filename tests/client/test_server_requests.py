@@ -29,6 +29,7 @@ from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
 from pyspark_rocketmq.wire.properties import encode_properties
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 RUNNING = decode_running_info(recorded_command(53, is_response=True).body)
 OFFSETS = decode_consumer_status(recorded_command(64, is_response=True).body)
@@ -71,7 +72,7 @@ class Member:
     def _note(self, *what: object) -> None:
         self.told.append(what)
         self.has_been_told.set()
-        self.may_go_on.wait(10)
+        self.may_go_on.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
 
@@ -231,7 +232,7 @@ def test_a_member_that_is_slow_holds_up_no_answer_of_ours(
     """A1: our requests go on while the listener works on the broker's."""
     member.may_go_on.clear()
     broker.send(recorded_request(68))
-    assert member.has_been_told.wait(10)
+    assert member.has_been_told.wait(PATIENCE_S)
 
     assert channel.request(RemotingCommand(code=34), soon).code == ResponseCode.SUCCESS
     member.may_go_on.set()

@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, T
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.certificates import KEY_PASSWORD, Authority, Certificate
 from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 
@@ -62,7 +63,8 @@ def serve() -> Iterator[Serve]:
 
 
 def trusting(authority: Authority, **more: object) -> ConnectionSettings:
-    return ConnectionSettings(use_tls=True, tls_ca_file=str(authority.own.certificate), **more)  # type: ignore[arg-type]
+    ca_file = str(authority.own.certificate)
+    return ConnectionSettings(use_tls=True, tls_ca_file=ca_file, connect_timeout_s=PATIENCE_S, **more)  # type: ignore[arg-type]
 
 
 def with_certificate(
@@ -149,7 +151,7 @@ def test_a_server_of_another_authority_is_refused(
     """A5: verification is on unless switched off."""
     server = serve(certificate)
 
-    for settings in (ConnectionSettings(use_tls=True), trusting(stranger)):
+    for settings in (ConnectionSettings(use_tls=True, connect_timeout_s=PATIENCE_S), trusting(stranger)):
         error = failure_of(settings, server, soon)
         assert isinstance(error, TlsFailed)
         assert "Set tlsCaFile to the authority" in str(error)
@@ -181,7 +183,7 @@ def test_switching_the_host_check_off_still_asks_for_the_authority(
 
 def test_verification_can_be_switched_off(serve: Serve, certificate: Certificate, soon: Deadline) -> None:
     """A5: for brokers with their built-in test certificate."""
-    settings = ConnectionSettings(use_tls=True, tls_verify_certificate=False)
+    settings = ConnectionSettings(use_tls=True, tls_verify_certificate=False, connect_timeout_s=PATIENCE_S)
     with settings.open_pool(SystemClock()) as pool:
         assert pool.get(serve(certificate).address, soon).request(RemotingCommand(code=10), soon).code == 0
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import socket
-
 import pytest
 
+from broker_sim.reserved_port import ReservedPort
 from pyspark_rocketmq.client.transport import TcpTransport, split_address
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.wait import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,18 @@ def test_a_malformed_address_cannot_be_connected_to(address: str) -> None:
 
 def test_a_refused_connection_names_the_address() -> None:
     """A1: the text reaches the user from a Spark worker, so it must say where."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    port = ReservedPort("127.0.0.1")
+    address = f"127.0.0.1:{port.port}"
 
     with pytest.raises(ConnectFailed, match=address) as caught:
-        TcpTransport.connect(address, 5.0)
+        TcpTransport.connect(address, PATIENCE_S)
     assert caught.value.retryable
+    port.release()
 
 
 def test_sending_after_closing_is_a_closed_channel(server: ScriptedServer) -> None:
     """A1: every OSError leaves as an error of ours."""
-    transport = TcpTransport.connect(server.address, 5.0)
+    transport = TcpTransport.connect(server.address, PATIENCE_S)
     transport.shutdown()
     transport.close()
     transport.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+import weakref
 from contextlib import suppress
 from typing import Self
 
+from broker_sim.reserved_port import ReservedPort
 from pyspark_rocketmq.client.closing import Closing
 
 _CHUNK = 1 << 16
@@ -21,7 +23,8 @@ class Relay(Closing):
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self._port = 0
+        self._port = ReservedPort("127.0.0.1")
+        weakref.finalize(self, self._port.release)
 
     def __enter__(self) -> Self:
         self.open()
@@ -30,12 +33,11 @@ class Relay(Closing):
     @property
     def address(self) -> str:
         """``host:port`` to connect to; the same after it was closed and opened again."""
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self._port.port}"
 
     def open(self) -> None:
         """Take connections."""
-        listener = socket.create_server(("127.0.0.1", self._port))
-        self._port = listener.getsockname()[1]
+        listener = self._port.listener()
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), name="relay", daemon=True).start()
 

@@ -6,10 +6,12 @@ import contextlib
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from broker_sim.reserved_port import ReservedPort
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
@@ -89,8 +91,11 @@ class ScriptedServer(Closing):
         self._peers: SimpleQueue[Peer] = SimpleQueue()
         self._all_peers: list[Peer] = []
         self._wrap = wrap or (lambda connected: connected)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        port = ReservedPort("127.0.0.1")
+        # Whoever asks a closed server is refused, so nobody else may get its port: as long as the server is known.
+        weakref.finalize(self, port.release)
+        self._listener = port.listener()
+        self.address = f"127.0.0.1:{port.port}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -118,7 +123,7 @@ class ScriptedServer(Closing):
         for peer in list(self._all_peers):
             peer.close()
         for thread in list(self._threads):
-            thread.join(5)
+            thread.join(PATIENCE_S)
         self._listener.close()
 
     def _accept(self) -> None:

@@ -28,7 +28,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 CLOCK = SystemClock()
 QUESTION = RemotingCommand(code=30, ext_fields={"topic": "T", "queueId": "0"})
@@ -36,21 +36,24 @@ RECONNECTS = 1000
 """``make fuzz`` does ten thousand."""
 RECONNECTS_TO_SIMULATOR = 300
 CALLERS = 8
+NEVER_S = 3600.0
+"""Longer than a test may take: who waits so long has hung."""
 
 
 def soon() -> Deadline:
-    return Deadline.after(CLOCK, 10.0)
+    return Deadline.after(CLOCK, PATIENCE_S)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     before = Held.now()
     yield
-    wait_until(lambda: Held.now().is_at_most(before), 10.0, reason=f"going back to {before}")
+    wait_until(lambda: Held.now().is_at_most(before), reason=f"going back to {before}")
 
 
-def opened(server: ScriptedServer, *, stall_s: float = 5.0) -> Channel:
-    return Channel(TcpTransport(server.address, open_socket(server.address, 5.0), stall_s=stall_s), CLOCK)
+def opened(address: str) -> Channel:
+    """A channel that nobody but a caller's deadline ends."""
+    return Channel(TcpTransport(address, open_socket(address, PATIENCE_S), stall_s=NEVER_S), CLOCK)
 
 
 def outcomes_of(channel: Channel, callers: int = CALLERS) -> list[RocketMQError | RemotingCommand]:
@@ -78,7 +81,7 @@ def test_an_answer_that_never_ends_is_a_timeout(sent: int) -> None:
         peer.send_bytes(encode_frame(request.response(0, body=b"body"))[:sent])
 
     with ScriptedServer(begin) as server:
-        channel = opened(server)
+        channel = opened(server.address)
         with pytest.raises(RequestTimeout):
             channel.request(QUESTION, Deadline.after(CLOCK, 0.05))
         channel.close()
@@ -97,7 +100,7 @@ def test_a_connection_that_ends_in_any_phase_fails_every_caller(sent: int, is_re
 
     requests: SimpleQueue[RemotingCommand] = SimpleQueue()
     with ScriptedServer(begin) as server:
-        channel = opened(server)
+        channel = opened(server.address)
         outcomes = outcomes_of(channel)
         channel.close()
 
@@ -109,7 +112,7 @@ def test_a_connection_that_ends_in_any_phase_fails_every_caller(sent: int, is_re
 def test_a_connection_that_ends_when_it_has_begun_fails_who_comes_next(is_reset: bool) -> None:
     """A1: accepted and dropped, as by a balancer without a server behind it."""
     with ScriptedServer() as server:
-        channel = opened(server)
+        channel = opened(server.address)
         peer = server.next_peer()
         peer.reset() if is_reset else peer.close()
         outcomes = outcomes_of(channel)
@@ -131,7 +134,7 @@ def test_a_connection_that_ends_when_it_has_begun_fails_who_comes_next(is_reset:
 def test_a_greeting_of_another_protocol_is_told_to_every_caller(greeting: bytes) -> None:
     """A1: sent before anything was asked."""
     with ScriptedServer(silent) as server:
-        channel = opened(server)
+        channel = opened(server.address)
         server.next_peer().send_bytes(greeting)
         outcomes = outcomes_of(channel)
         channel.close()
@@ -149,9 +152,9 @@ def test_answers_to_nobody_and_second_answers_disturb_no_caller() -> None:
 
     counts: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
     with ScriptedServer(too_much) as server:
-        channel = opened(server)
+        channel = opened(server.address)
         opaques = [channel.submit(QUESTION, counts.put, soon()) for _ in range(50)]
-        bodies = sorted(int(counts.get(timeout=5).body) for _ in opaques)  # type: ignore[union-attr]
+        bodies = sorted(int(counts.get(timeout=PATIENCE_S).body) for _ in opaques)  # type: ignore[union-attr]
         assert channel.request(QUESTION, soon()).code == 0
         channel.close()
 
@@ -166,7 +169,7 @@ def test_an_answer_of_ours_that_cannot_be_sent_stops_no_other_answer() -> None:
         return request.response(0, remark="\ud800" if request.opaque == 1 else "fine")
 
     with ScriptedServer(silent) as server:
-        channel = Channel(TcpTransport.connect(server.address, 5.0), CLOCK, request_handler=repeat)
+        channel = Channel(TcpTransport.connect(server.address, PATIENCE_S), CLOCK, request_handler=repeat)
         peer = server.next_peer()
         for opaque in (1, 2):
             peer.send(RemotingCommand(code=307, opaque=opaque))
@@ -197,8 +200,8 @@ LARGE = RemotingCommand(code=310, body=bytes(15 * 1024 * 1024))
 def test_a_server_that_does_not_read_costs_a_sender_no_more_than_his_deadline() -> None:
     """A1: part of the frame is out, so the channel ends with it."""
     with DeafServer() as server:
-        channel = Channel(TcpTransport.connect(server.address, 5.0), CLOCK)
-        with pytest.raises(ChannelClosed, match=r"the peer accepted \d+ of \d+ bytes within 0\.\d+ s"):
+        channel = opened(server.address)
+        with pytest.raises(ChannelClosed, match=r"the peer accepted \d+ of \d+ bytes within [0-9.]+ s"):
             channel.request(LARGE, Deadline.after(CLOCK, 0.1))
         assert not channel.is_open
         channel.close()
@@ -208,9 +211,9 @@ def test_who_waits_behind_a_stuck_sender_gives_up_by_his_own_deadline() -> None:
     """A1: nothing of his request is out, so the channel is not his to end."""
     outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
     with DeafServer() as server:
-        channel = Channel(TcpTransport.connect(server.address, 5.0), CLOCK)
+        channel = opened(server.address)
         stuck = threading.Thread(
-            target=channel.submit, args=(LARGE, outcomes.put, Deadline.after(CLOCK, 60.0))
+            target=channel.submit, args=(LARGE, outcomes.put, Deadline.after(CLOCK, NEVER_S))
         )
         stuck.start()
         wait_until(channel._send_lock.locked)
@@ -219,22 +222,22 @@ def test_who_waits_behind_a_stuck_sender_gives_up_by_his_own_deadline() -> None:
         assert channel.is_open
         assert outcomes.empty()
         channel.close()
-        stuck.join(5)
+        stuck.join(PATIENCE_S)
 
-    assert isinstance(outcomes.get(timeout=5), ChannelClosed)
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
 
 
 def test_a_server_that_reads_a_byte_now_and_then_holds_nobody_for_ever() -> None:
     """A1: with progress in each step the size decides: 64 KiB a second is the least."""
     time_left = SendingTime(0, float("inf"), stall_s=0.0)
     assert time_left.next_s() == 0.001
-    assert SendingTime(64 * 1024 * 10, float("inf"), stall_s=5.0).next_s() == 5.0
+    assert SendingTime(64 * 1024 * 1000, float("inf"), stall_s=5.0).next_s() == 5.0
     assert SendingTime(64 * 1024, 0.5, stall_s=5.0).next_s() <= 0.5
 
 
 def test_a_peer_that_vanished_is_noticed_by_the_system() -> None:
     """A1: half-open: no packet says that the peer is gone, so it must be asked."""
-    with ScriptedServer() as server, open_socket(server.address, 5.0) as connected:
+    with ScriptedServer() as server, open_socket(server.address, PATIENCE_S) as connected:
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         option = connected.getsockopt
         probes_s = option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + option(
@@ -274,10 +277,10 @@ def test_a_pool_gives_every_caller_an_error_while_the_server_is_down_and_an_answ
 def test_a_thousand_reconnects_leave_no_thread_and_no_socket() -> None:
     """A1: answered, cut, reset, garbage, TLS to a plain port, closed unasked."""
     before, after = reconnect(RECONNECTS)
-    assert after == before
+    assert after.is_at_most(before), (before, after)
 
 
 def test_hundreds_of_broken_connections_leave_nothing_with_client_or_broker() -> None:
     """A1: no thread, socket, caller, connection, held pull or member; ``make fuzz`` does ten thousand."""
     before, after = reconnect_to_simulator(RECONNECTS_TO_SIMULATOR)
-    assert after == before
+    assert after.is_at_most(before), (before, after)

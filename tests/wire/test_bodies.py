@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire import bodies
+from pyspark_rocketmq.wire import bodies, topic_stats
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData, LockBatchRequest
 from pyspark_rocketmq.wire.json_fields import as_object
 from pyspark_rocketmq.wire.json_quirks import dumps_standard
@@ -349,22 +348,17 @@ class TestTablesByQueue:
         assert decode_topic_stats(body) == {}
         assert bodies.decode_offset_table(body) == {}
 
-    def test_a_thousand_queues_take_milliseconds(self):
-        """The planner asks for this body in every round; 5 ms is the aim, the limit leaves room for a busy machine."""
+    def test_a_thousand_queues_are_read_by_one_expression(self, monkeypatch):
+        """The planner asks for this body in every round; the JSON reader would take four times as long."""
         table = {
             MessageQueue("orders", "broker-a", at): QueueBounds(
                 min_offset=at, max_offset=10**12 + at, last_update_timestamp=1_795_207_140_490
             )
             for at in range(1024)
         }
-        body = encode_topic_stats(table)
-        fastest = 1.0
-        for _ in range(5):
-            begin = time.process_time()
-            assert decode_topic_stats(body) == table
-            fastest = min(fastest, time.process_time() - begin)
+        monkeypatch.setattr(topic_stats, "_decode_any_form", None)
 
-        assert fastest < 0.05
+        assert decode_topic_stats(encode_topic_stats(table)) == table
 
     @pytest.mark.parametrize(
         "table",

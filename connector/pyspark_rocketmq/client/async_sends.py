@@ -55,6 +55,8 @@ class AsyncSends:
         self._changed = threading.Condition()
         self._sends = 0
         self._bytes = 0
+        self._undone = 0
+        """Futures that are not done: a send has left room for the next one a moment before its future is."""
 
     def send(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -76,18 +78,20 @@ class AsyncSends:
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
+            self._is_done()
 
         try:
             self._producer.send_async(message, done, sharding_key=sharding_key, queue=queue)
         except BaseException:
             self._leave(size)
+            self._is_done()
             raise
         return future
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is under way; False if that took longer."""
+        """Wait until every future is done; False if that took longer."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._sends == 0, timeout_s)
+            return self._changed.wait_for(lambda: self._undone == 0, timeout_s)
 
     def _enter(self, size: int) -> None:
         with self._changed:
@@ -95,6 +99,7 @@ class AsyncSends:
                 raise TooManySends(self._sends, self._bytes, self._wait_s)
             self._sends += 1
             self._bytes += size
+            self._undone += 1
 
     def _has_room(self, size: int) -> bool:
         return self._sends == 0 or (self._sends < self._max_sends and self._bytes + size <= self._max_bytes)
@@ -103,4 +108,9 @@ class AsyncSends:
         with self._changed:
             self._sends -= 1
             self._bytes -= size
+            self._changed.notify_all()
+
+    def _is_done(self) -> None:
+        with self._changed:
+            self._undone -= 1
             self._changed.notify_all()
