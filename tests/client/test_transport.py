@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker_sim.reserved_port import ReservedPort
 from pyspark_rocketmq.client.transport import TcpTransport, split_address
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+from tests.helpers.refusing import refusing_address
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 
@@ -27,13 +27,9 @@ def test_a_malformed_address_cannot_be_connected_to(address: str) -> None:
 
 def test_a_refused_connection_names_the_address() -> None:
     """A1: the text reaches the user from a Spark worker, so it must say where."""
-    port = ReservedPort("127.0.0.1")
-    address = f"127.0.0.1:{port.port}"
-
-    with pytest.raises(ConnectFailed, match=address) as caught:
+    with refusing_address() as address, pytest.raises(ConnectFailed, match=address) as caught:
         TcpTransport.connect(address, PATIENCE_S)
     assert caught.value.retryable
-    port.release()
 
 
 def test_sending_after_closing_is_a_closed_channel(server: ScriptedServer) -> None:

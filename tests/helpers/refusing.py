@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from broker_sim.reserved_port import ReservedPort
 
 
 @contextmanager
@@ -13,6 +14,8 @@ def refusing_address() -> Iterator[str]:
 
     A port that was closed a moment ago may be anybody's by now.
     """
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound.getsockname()[1]}"
+    port = ReservedPort("127.0.0.1")
+    try:
+        yield f"{port.ip}:{port.port}"
+    finally:
+        port.release()
