@@ -72,7 +72,11 @@ def _run_in(work: Path, name: str, seconds: float, seed: int, *, is_blind: bool)
         saved = tuple(map(Path, found["findings"]))
         return Outcome(name, found["engine"], found["inputs"], found["seconds"], saved)
     number, data = current.read()
-    why = "it was still running after five minutes" if is_stuck else f"the process ended with {child.returncode}"
+    why = (
+        "it was still running after five minutes"
+        if is_stuck
+        else f"the process ended with {child.returncode}"
+    )
     log_end = (work / "log").read_text(encoding="utf-8", errors="replace")[-4000:]
     path = Finding(name, data, f"{log_end}\n{why}\n").save(FOLDER)
     return Outcome(name, "none", number, 0.0, (path,))
