@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 _BUFFER_BYTES = 4 << 20
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _SUCCESS = 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from jobs.lag_view import Members
@@ -60,6 +61,7 @@ class ClusterLook:
         self._threads = threads
         self._snapshots: dict[str, Snapshot | None] = {}
         self._members: dict[str, Members] = {}
+        self._silent: dict[str, frozenset[str]] = {}
         self._pool = process_pool(ConnectionSettings.of(self._read_options("any")))
         timeout_s = reach.request_timeout_ms / 1000
         self.brokers = BrokerClient(self._pool, clock, timeout_s, namespace=namespace)
@@ -90,6 +92,11 @@ class ClusterLook:
         if group not in self._members:
             self._members[group] = self._asked_members(group, sorted(set(self.addresses(topics).values())))
         return self._members[group]
+
+    def silent_members_of(self, group: str, topics: Iterable[str]) -> frozenset[str]:
+        """Members that brokers know of and that did not tell which queues they have."""
+        self.members_of(group, topics)
+        return self._silent.get(group, frozenset())
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
         """The offset of each queue's first message stored at or after ``at_s``; of those whose broker tells."""
@@ -158,8 +165,10 @@ class ClusterLook:
             except RocketMQError as error:
                 logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
                 continue
-            told = self._threads.map(lambda member: self._queues_of(address, group, member), set(listed))  # noqa: B023
-            return {client_id: queues for client_id, queues in told if queues is not None}
+            ask = partial(self._queues_of, address, group)
+            told = dict(self._threads.map(ask, set(listed)))
+            self._silent[group] = frozenset(client_id for client_id, queues in told.items() if queues is None)
+            return {client_id: queues for client_id, queues in told.items() if queues is not None}
         return {}
 
     def _queues_of(self, address: BrokerAddress, group: str, client_id: str) -> tuple[str, Any]:

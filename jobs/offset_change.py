@@ -7,7 +7,7 @@ watermarks if that was asked for. A change raises the epoch of each queue it mov
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ class _Look:
             watermarks=watermarks,
             rewinds_sink=manner.rewinds_sink,
         )
-        holders = self._holders(topics)
+        holders = self._holders(targets, topics)
         return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]
 
     def _problem(self, moves: Sequence[QueueMove], manner: Manner) -> str | None:
@@ -191,7 +191,8 @@ class _Look:
             return SinkWatermarks(manner.sink).problem(str(self.group.name), moves)
         return None
 
-    def _holders(self, topics: set[str]) -> Mapping[MessageQueue, str]:
+    def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
+        """Who consumes a queue, or may: what a member does not tell, it may have."""
         name, rows = self.group.name, self.group.rows
         if self._cluster is None:
             now_s = self._clock.now_s()
@@ -201,9 +202,12 @@ class _Look:
                 if row.owner and not row.was_reset and now_s - row.updated_at_s < _RUNS_IF_YOUNGER_S
             }
         holders = members_holding(self._cluster.members_of(name.group, topics))
-        if name.instance is None:
-            return holders
-        return {queue: row.owner for queue, row in rows.items() if row.owner in set(holders.values())}
+        silent = self._cluster.silent_members_of(name.group, topics)
+        if name.instance is not None:
+            members = {*holders.values(), *silent}
+            return {queue: row.owner for queue, row in rows.items() if row.owner in members}
+        unclear = f"{', '.join(sorted(silent))} (which did not tell what it consumes)"
+        return {**(dict.fromkeys(queues, unclear) if silent else {}), **holders}
 
     def _bounds(self, topics: set[str] | frozenset[str]) -> dict[MessageQueue, QueueBounds]:
         return {} if self._cluster is None else self._cluster.bounds(sorted(topics))

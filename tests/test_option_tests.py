@@ -80,7 +80,7 @@ def test_each_test_fails_without_its_option() -> None:
         env={name: text for name, text in ENVIRONMENT.items() if name not in own},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=270,
         check=False,
     )
 

@@ -17,7 +17,7 @@ _HOME = Path(__file__).parents[2] / ".cache" / "chromium"
 _BINARY = _HOME / "usr/lib/chromium/chromium"
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/pulseaudio")
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
 
 
 def find_browser() -> Path | None:
@@ -35,20 +35,14 @@ class Browser:
         self._program = program
         self._profile = profile
 
-    def document(self, page: Path) -> str:
-        """The page's document after its scripts have run."""
-        return self._run("--dump-dom", page)
-
-    def screenshot(self, page: Path, file: Path, *, width: int = 1300, height: int = 950) -> None:
-        """What a person would see, as a PNG."""
-        self._run(f"--screenshot={file}", page, f"--window-size={width},{height}")
-
-    def _run(self, action: str, page: Path, *more: str) -> str:
+    def document(self, page: Path, screenshot: Path, *, width: int = 1300, height: int = 950) -> str:
+        """The page's document after its scripts have run; what a person would see, as a PNG into ``screenshot``."""
         libraries = os.pathsep.join(str(_HOME / each) for each in _LIBRARIES)
         done = subprocess.run(
             [
                 str(self._program), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000",
-                f"--user-data-dir={self._profile}", *more, action, page.as_uri(),
+                f"--user-data-dir={self._profile}", f"--window-size={width},{height}", "--dump-dom",
+                f"--screenshot={screenshot}", page.as_uri(),
             ],
             env={**os.environ, "LD_LIBRARY_PATH": libraries} if self._program == _BINARY else None,
             capture_output=True, text=True, timeout=_TIMEOUT_S, check=True,

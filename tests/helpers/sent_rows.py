@@ -10,13 +10,15 @@ import pyarrow as pa
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.write_options import WriteOptions
+from tests.helpers.wait import PATIENCE_S
 
 
 def send_as_one_task(name_servers: str, rows: Sequence[dict[str, Any]], **options: Any) -> int:
     """Send rows of equal columns; the number of messages."""
     batch = pa.RecordBatch.from_pylist(list(rows))
     parsed = WriteOptions.parse(
-        {"nameServers": name_servers} | {name: str(value) for name, value in options.items()}
+        {"nameServers": name_servers, "requestTimeoutMs": f"{PATIENCE_S * 1000:.0f}"}
+        | {name: str(value) for name, value in options.items()}
     )
     positions = {name: at for at, name in enumerate(batch.schema.names)}
     return send_rows(iter([batch]), parsed, positions, RowKeys("write", 0, 0))[0]

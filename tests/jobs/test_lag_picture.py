@@ -17,6 +17,7 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.browser import browser as _browser
+from tests.helpers.wait import PATIENCE_S
 from tests.jobs.test_lag_history import Q0, Q1, moment
 
 browser = _browser
@@ -37,10 +38,10 @@ def history():
 
 def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, tmp_path):
     """B5: every queue, what is waiting, how fast it is consumed, suspensions, dead letters, resets."""
-    page = tmp_path / "lag.html"
+    page, screenshot = tmp_path / "lag.html", tmp_path / "screenshot.png"
     write_page(history, page)
 
-    document = browser.document(page)
+    document = browser.document(page, screenshot)
 
     assert "https://cdn" not in document
     for text in (
@@ -50,8 +51,6 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, 
         assert f">{text}" in document
     assert document.count('class="mark-line role-mark') == 4
     assert document.count('class="mark-rule role-mark') == 2
-    screenshot = tmp_path / "screenshot.png"
-    browser.screenshot(page, screenshot)
     assert screenshot.stat().st_size > 20_000
 
 
@@ -72,7 +71,7 @@ def consumed(tmp_path):
     store = DeltaOffsetStore(tmp_path / "offsets")
     with SimCluster(brokers=1) as cluster:
         cluster.create_topic("orders", 2)
-        with Producer((cluster.name_servers,), "lag-producer") as producer:
+        with Producer((cluster.name_servers,), "lag-producer", send_timeout_s=PATIENCE_S) as producer:
             for queue in producer.queues("orders"):
                 producer.send_batch([Message(topic="orders", body=b"x")] * MESSAGES, queue)
         queues = [MessageQueue("orders", "broker-a", number) for number in (0, 1)]
@@ -88,7 +87,7 @@ def consumed(tmp_path):
             offset_store=store.spec,
             name_servers=(cluster.name_servers,),
             consumer_group="etl",
-            request_timeout_ms=10_000,
+            request_timeout_ms=int(PATIENCE_S * 1000),
         )
 
 

@@ -31,11 +31,13 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.retries import but_retries
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 GROUP = "etl"
+PATIENCE_MS = int(PATIENCE_S * 1000)
 A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 LATER_S = 4e9
+GET_CONSUMER_RUNNING_INFO = 307
 
 
 def manner(**given):
@@ -48,7 +50,7 @@ class Shop:
     def __init__(self, store, **settings):
         self.store = store
         self.settings = OffsetsChangeSettings(
-            offset_store=store.spec, consumer_group=GROUP, **{"request_timeout_ms": 10_000} | settings
+            offset_store=store.spec, consumer_group=GROUP, **{"request_timeout_ms": PATIENCE_MS} | settings
         )
         self.shown = ""
 
@@ -298,7 +300,7 @@ def test_a_sink_is_not_set_back_under_a_running_query(tmp_path, sink):
 def topic(cluster):
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "reset-producer") as producer:
+    with Producer((cluster.name_servers,), "reset-producer", send_timeout_s=PATIENCE_S) as producer:
         for queue in producer.queues(topic):
             producer.send_batch([Message(topic=topic, body=b"x")] * 6, queue)
     return topic
@@ -311,18 +313,27 @@ def live(cluster, topic, tmp_path):
     options = ReadOptions.parse(
         {
             "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": GROUP,
-            "offsetStore": shop.store.spec, "instanceName": "one",
+            "offsetStore": shop.store.spec, "instanceName": "one", "requestTimeoutMs": str(PATIENCE_MS),
         }
     )  # fmt: skip
     member = join_group(options, client_id(options), shop.store, SystemClock())
     member.start()
-    wait_until(lambda: len(but_retries(member.begin_plan())) == 2, 20, reason="the member holds both queues")
-    queues = but_retries(member.begin_plan())
+    queues = both_queues_of(member)
     rows = shop.store.claim(GROUP, client_id(options), dict.fromkeys(queues, 0))
     commits = [QueueCommit(queue=queue, epoch=row.epoch, next_offset=4) for queue, row in rows.items()]
     shop.store.commit(GROUP, commits, query_id="q", batch_id=0)
     yield shop
-    member.stop(10)
+    member.stop(PATIENCE_S)
+
+
+def both_queues_of(member):
+    """What a member holds, once that is both queues; none may be given up in between."""
+
+    def held():
+        queues = but_retries(member.begin_plan())
+        return queues if len(queues) == 2 else None
+
+    return wait_until(held, reason="the member holds both queues")
 
 
 def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
@@ -350,11 +361,27 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
 
 
 @SIM_ONLY
+@pytest.mark.parametrize("rewinds_sink", [False, True])
+def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(cluster, live, sink, rewinds_sink):
+    """C5, H1: a sink set back under a query that writes would have rows twice."""
+    faults = cluster.backend.faults
+    faults.add("answer-code", on=GET_CONSUMER_RUNNING_INFO, response_code=1)
+    try:
+        with pytest.raises(
+            JobFailed,
+            match=r"2 of 2 queues are being consumed by .*@one \(which did not tell what it consumes\)\. Nothing",
+        ):
+            live.do(reset, ToOffset(2), sink=sink.path, rewinds_sink=rewinds_sink, is_forced=rewinds_sink)
+        assert not faults.pending
+    finally:
+        faults.clear()
+    assert set(live.now().values()) == {4}
+
+
+@SIM_ONLY
 def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(cluster, topic, tmp_path):
     """F3: half a reset would be worse than none."""
-    shop = Shop(
-        DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,), request_timeout_ms=500
-    )
+    shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     shop.stands_at(at={MessageQueue(topic, "broker-a", 0): 4, MessageQueue(topic, "broker-z", 0): 4})
 
     with pytest.raises(JobFailed, match=r"Nothing is known of .*broker-z.*nothing was changed"):

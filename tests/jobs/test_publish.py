@@ -18,6 +18,7 @@ from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.write_options import WriteOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.wait import PATIENCE_S
 
 ORDERS, STEPS = 20, 10
 
@@ -51,6 +52,8 @@ def test_rows_of_files_are_sent_in_order_by_key(
         where="step <> 3",
         orderBy="step",
         batchSize=3,
+        # A request that is sent again for want of an answer would be rows twice.
+        requestTimeoutMs=int(PATIENCE_S * 1000),
     )
 
     publish(chosen, Console(width=120))

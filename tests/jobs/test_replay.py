@@ -21,6 +21,7 @@ from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay.replay import OnStep, Replay, ReplaySummary
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.wait import PATIENCE_S
 
 
 def settings(**given: Any) -> ReplaySettings:
@@ -41,7 +42,7 @@ def test_messages_go_to_the_topic_once_with_a_bar_and_a_summary(
 ) -> None:
     """H3: what is read, where it goes, the steps and the record are those of the settings."""
     topic, copy = (cluster.create_topic(queues=1, brokers=["broker-a"]) for _ in range(2))
-    with Producer((cluster.name_servers,), "p") as producer:
+    with Producer((cluster.name_servers,), "p", send_timeout_s=PATIENCE_S) as producer:
         [queue] = producer.queues(topic)
         messages = [
             Message(topic=topic, body=b"%d" % number, properties={"TAGS": "ab"[number % 2]})
@@ -55,6 +56,7 @@ def test_messages_go_to_the_topic_once_with_a_bar_and_a_summary(
         toTopic=copy,
         record=tmp_path / "record",
         offsetsPerStep=4,
+        requestTimeoutMs=int(PATIENCE_S * 1000),
     )
 
     first, second = run(chosen), run(chosen)

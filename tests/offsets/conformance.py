@@ -367,7 +367,8 @@ class OffsetStoreConformance(PositionConformance):
         """C5, H5: every accepted step is in the final offset, and only those."""
         with ThreadPoolExecutor(3) as executor:
             steps = [
-                executor.submit(claim_and_commit, again(), GROUP, owner, 12, 4) for owner in ("1", "2", "3")
+                executor.submit(claim_and_commit, again(), GROUP, owner, 12, 4, shares_group=True)
+                for owner in ("1", "2", "3")
             ]
             accepted = [step.result() for step in steps]
 

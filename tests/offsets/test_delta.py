@@ -439,7 +439,8 @@ def test_processes_that_write_one_group_lose_nothing(path: Path):
     DeltaOffsetStore(path).read(GROUP)
     with _executor("processes") as executor:
         steps = [
-            executor.submit(claim_and_commit, str(path), GROUP, owner, 20, 5) for owner in ("one", "two")
+            executor.submit(claim_and_commit, str(path), GROUP, owner, 20, 5, shares_group=True)
+            for owner in ("one", "two")
         ]
         accepted = [step.result() for step in steps]
 

@@ -20,6 +20,7 @@ from pyspark_rocketmq.offsets.history import StoredChange, change_at
 from pyspark_rocketmq.offsets.history_table import HistoryTable
 from pyspark_rocketmq.offsets.log_files import LogFiles
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.wait import PATIENCE_S
 from tests.offsets.conformance import GROUP, Q0, committed
 
 EVERY, KEPT = 10, 20
@@ -72,11 +73,11 @@ def test_a_table_named_by_a_uri_is_looked_after_too(path: Path):
 
 def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
     """F1: what takes long is done beside it, once at a time."""
-    begun, may_end = threading.Event(), threading.Event()
+    begun, may_end = threading.Semaphore(0), threading.Event()
 
     def slow(self, *, forget_files):
-        begun.set()
-        assert may_end.wait(60)
+        begun.release()
+        assert may_end.wait(PATIENCE_S)
 
     monkeypatch.setattr(Upkeep, "run", slow)
     store = DeltaOffsetStore(path)
@@ -84,7 +85,9 @@ def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
     for number in range(1, 3 * EVERY):
         store.commit(GROUP, [committed(Q0, number, epoch=epoch)], query_id="q", batch_id=number)
 
-    assert begun.is_set()
+    # The thread was started, which is not to say that it has begun.
+    assert begun.acquire(timeout=PATIENCE_S)
+    assert not begun.acquire(blocking=False)
     may_end.set()
     store.wait_for_upkeep(60)
     assert store.read(GROUP)[Q0].next_offset == 3 * EVERY - 1

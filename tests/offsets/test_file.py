@@ -206,7 +206,8 @@ def test_processes_that_write_one_group_lose_nothing(folder: Path):
     store = FileOffsetStore(folder)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
         steps = [
-            executor.submit(claim_and_commit, store.spec, GROUP, owner, 20, 5) for owner in ("one", "two")
+            executor.submit(claim_and_commit, store.spec, GROUP, owner, 20, 5, shares_group=True)
+            for owner in ("one", "two")
         ]
         accepted = [step.result() for step in steps]
 

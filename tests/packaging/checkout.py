@@ -13,6 +13,8 @@ _COPIED = ("spark-submit.sh", "scripts", "requirements", "conf")
 _TOOLS = (
     "bash", "cat", "cmp", "cp", "dirname", "env", "flock", "grep", "head", "mkdir", "mv", "rm", "sed", "sh", "touch",
 )  # fmt: skip
+_TIMEOUT_S = 280
+"""A first start makes an environment, which takes a while on a busy machine."""
 
 
 class Checkout:
@@ -89,6 +91,6 @@ class Checkout:
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=_TIMEOUT_S,
             check=False,
         )

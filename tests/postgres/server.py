@@ -30,8 +30,8 @@ from tests.real_broker.server import await_condition
 
 _POM = Path(__file__).parent / "pom.xml"
 _USER = "postgres"
-_INITDB_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 20.0
+_INITDB_TIMEOUT_S = 240.0
+_STOP_TIMEOUT_S = 60.0
 _PORT_ATTEMPTS = 3
 
 

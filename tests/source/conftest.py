@@ -10,6 +10,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.batch_read import planned_batch, read_batch
@@ -72,6 +73,20 @@ def message(topic: str, number: int) -> Message:
     """One of the messages of :meth:`Topics.put`."""
     tag = "odd" if number % 2 else "even"
     return Message(topic=topic, body=b"%d" % number, properties={"TAGS": tag, "number": str(number)})
+
+
+@pytest.fixture
+def given_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long everything was given that has a deadline: what a slow machine makes of that says nothing."""
+    given: list[float] = []
+    after = Deadline.after
+
+    def noted(_: type[Deadline], clock: Clock, timeout_s: float) -> Deadline:
+        given.append(timeout_s)
+        return after(clock, timeout_s)
+
+    monkeypatch.setattr(Deadline, "after", classmethod(noted))
+    return given
 
 
 @pytest.fixture
