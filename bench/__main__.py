@@ -80,7 +80,7 @@ def main(names: tuple[str, ...], *, write: bool, **sizes: Any) -> None:
         result.save()
         click.echo(f"\n{result.title}\n\n{tables(result)}\n")
     if write:
-        saved = [result for name in _RUNS if (result := Result.load_saved(name)) is not None]
+        saved = [one for name in _RUNS if (one := Result.load_saved(name)) is not None]
         PAGE.write_text(render(saved), encoding="utf-8")
         click.echo(f"written: docs/{PAGE.name}")
 

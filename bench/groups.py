@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from bench.cluster import real_cluster
 from bench.group_member import join, member_process, plannable
@@ -135,7 +136,7 @@ def _rebalance() -> list[float]:
         member.members_listed(decode_consumer_list(answer), 5.0)
         _do_all(member, 5.0)
 
-    return [_milliseconds(lambda each=each: rebalance(each)) for each in (*members, newcomer)]
+    return [_milliseconds(partial(rebalance, each)) for each in (*members, newcomer)]
 
 
 def _do_all(member: Membership, now_s: float) -> list[Duty]:

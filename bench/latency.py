@@ -29,6 +29,7 @@ from pyspark_rocketmq.streaming.batch_task import BatchTask
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.sink import SinkBatch
 from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"
@@ -267,7 +268,7 @@ class _RateSink:
 
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
-        sink_batch = self._sink.begin(_RATE_GROUP, [_RATE_QUEUE])
+        sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, [_RATE_QUEUE])
         evaluated = BatchTask(sink_batch.task_writer()).run(batch)
         self._end += evaluated.emitted
         sink_batch.commit(evaluated.written, {_RATE_QUEUE: self._end})

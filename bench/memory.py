@@ -125,7 +125,9 @@ def _watch(spark: SparkSession, queries: Sequence[StreamingQuery], seconds: floa
     Raises:
         RuntimeError: If a query ends.
     """
-    jvm = spark.sparkContext._gateway.proc.pid  # noqa: SLF001 - Spark does not tell otherwise
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - Spark does not tell otherwise
+    assert gateway is not None
+    jvm = gateway.proc.pid
     wait_until(
         lambda: all(_has_begun(query) for query in queries), _START_S, reason="A few micro-batches of each"
     )

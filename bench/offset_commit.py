@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,7 +113,7 @@ class _Figures:
             if is_compared:
                 # A planner has seen the commit before.
                 self._reader.read(_GROUP)
-            commit_ms = _milliseconds(lambda n=number: self._store.commit(n + self._warm_up))
+            commit_ms = _milliseconds(partial(self._store.commit, number + self._warm_up))
             if number < 0:
                 self._bare.commit()
                 continue

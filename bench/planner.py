@@ -144,7 +144,7 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
     progress = GroupProgress(
         consumer_group=_GROUP,
         client_id="bench",
-        store=Timed(DeltaOffsetStore(table), watch, read=_STORE),  # type: ignore[arg-type]
+        store=Timed(DeltaOffsetStore(table), watch, read=_STORE),
         ownership=OneMember(lambda: queues),
         view=view,
         default_start=StartingOffsets.earliest(),
@@ -173,7 +173,8 @@ def _timed_view(options: ReadOptions, pool: ChannelPool, watch: Stopwatch) -> An
 
 
 def _planner(options: ReadOptions, view: Any, progress: Any, watch: Stopwatch) -> MicroBatchPlanner:
-    return MicroBatchPlanner(options, view, Timed(progress, watch, read=_PROGRESS), _CLOCK, time.sleep)
+    timed: Any = Timed(progress, watch, read=_PROGRESS)
+    return MicroBatchPlanner(options, view, timed, _CLOCK, time.sleep)
 
 
 class _TimedPool:

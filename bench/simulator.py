@@ -204,10 +204,10 @@ def _ask_all(
         if not ready:
             break
         for key, _ in ready:
-            client = key.fileobj
-            assert isinstance(client, socket.socket)
-            for answer in decoders[client].feed(client.recv(1 << 16)):
-                waiting.discard(client)
+            woken = key.fileobj
+            assert isinstance(woken, socket.socket)
+            for answer in decoders[woken].feed(woken.recv(1 << 16)):
+                waiting.discard(woken)
                 answered += answer.code == 0
     return answered
 
