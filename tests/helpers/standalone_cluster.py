@@ -32,8 +32,10 @@ class StandaloneCluster:
     def __init__(self, folder: Path, *, workers: int) -> None:
         self._folder = folder
         self._processes = ExitStack()
+        # Spark's own configuration tells the ports; ours is silent.
+        without = {"PYTHONPATH", "SPARK_CONF_DIR"}
         self._environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            **{name: value for name, value in os.environ.items() if name not in without},
             "JDK_JAVA_OPTIONS": QUICK_JVM,
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_HOME": str(SPARK_HOME),
