@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         return _tell(error.format_message(), EXIT_BAD_INPUT)
     except click.ClickException as error:
-        return _tell(f"{error.format_message()}\nSee {PROGRAM} --help.", EXIT_BAD_INPUT)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.command_path if context else PROGRAM
+        return _tell(f"{error.format_message()}\nSee {command} --help.", EXIT_BAD_INPUT)
     except OptionError as error:
         return _tell(str(error), EXIT_BAD_INPUT)
     except (JobFailed, RocketMQError) as error:

@@ -56,6 +56,20 @@ class JobCommand(click.Command):
         """What ``--option`` takes."""
         return tuple(spec.key for spec in specs_of(self.settings))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; whoever wrote ``--topic orders`` is told ``--option topic=...``."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "").lower()
+            keys = {key.lower(): key for key in self.option_keys}
+            near = difflib.get_close_matches(name, keys, n=1)
+            if not near or (error.possibilities and name not in keys):
+                raise
+            raise click.UsageError(
+                f"No such option '{error.option_name}'. Did you mean '--option {keys[near[0]]}=...'?", ctx
+            ) from None
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""
         specs = sorted(specs_of(self.settings), key=lambda spec: spec.default_text != "required")
