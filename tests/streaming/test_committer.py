@@ -227,6 +227,27 @@ def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropp
     assert batch.store.read(GROUP)[other].next_offset == 2
 
 
+@pytest.mark.parametrize("failing", ["commit", "reset"])
+def test_a_batch_that_fails_tells_of_the_reset_that_is_lost_with_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
+) -> None:
+    """F5: the broker tells of it once, so that the next run of the batch knows nothing of it."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OffsetCommitConflict("another writer")
+
+    batch = Batch(monkeypatch, replace(ACK, reset_to=2))
+    monkeypatch.setattr(batch.store, failing, fail)
+
+    with pytest.raises(OffsetCommitConflict):
+        batch.commit_it()
+
+    assert (
+        f"reset may not have been followed, the batch failed; reset it again if still wanted group={GROUP} {QUEUE} target=2"
+        in caplog.text
+    )
+
+
 def test_an_empty_batch_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(monkeypatch)
 

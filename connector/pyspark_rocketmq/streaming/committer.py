@@ -90,9 +90,32 @@ class BatchCommitter:
         sink_batch = self._sink.begin(self._group, rows.keys()) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
         evaluated = BatchTask(writer, self._engine).run(batch)
-        acks = evaluated.acks
-        if not acks:
+        if not evaluated.acks:
             return
+        try:
+            self._commit(evaluated, sink_batch, rows, query_id, batch_id)
+        except BaseException:
+            # Read again, the batch knows nothing of them: the broker tells of a reset once.
+            for ack in evaluated.acks:
+                if ack.reset_to is not None:
+                    logger.warning(
+                        "reset may not have been followed, the batch failed; reset it again if still wanted group=%s %s "
+                        "target=%d",
+                        self._group,
+                        ack.queue,
+                        ack.reset_to,
+                    )
+            raise
+
+    def _commit(
+        self,
+        evaluated: Evaluated,
+        sink_batch: SinkBatch | None,
+        rows: Mapping[MessageQueue, OffsetRow],
+        query_id: str,
+        batch_id: int,
+    ) -> None:
+        acks = evaluated.acks
         version = None
         if sink_batch is not None:
             is_dropped, version = self._add_to(sink_batch, evaluated)
