@@ -96,6 +96,15 @@ def test_a_listener_that_fails_disturbs_nobody(monitor, told, caplog):
     assert "a listener of figures failed query=etl" in caplog.text
 
 
+def test_what_spark_tells_while_the_monitor_closes_is_left_out(monitor, told):
+    monitor.close()
+
+    monitor.onQueryProgress(event())
+    monitor.onQueryTerminated(QueryTerminatedEvent(uuid.UUID(QUERY_ID), uuid.UUID(RUN_ID), None, None))
+
+    assert told == []
+
+
 def test_every_batch_is_one_line_of_the_log(monitor, caplog):
     caplog.set_level(logging.INFO, "pyspark_rocketmq.monitoring")
 
