@@ -10,10 +10,7 @@ from broker_sim.reserved_port import ReservedPort
 
 @contextmanager
 def refusing_address() -> Iterator[str]:
-    """``host:port`` that nobody listens on, nor can before the block ends.
-
-    A port that was closed a moment ago may be anybody's by now.
-    """
+    """``host:port`` that nobody listens on, nor can before the block ends."""
     port = ReservedPort("127.0.0.1")
     try:
         yield f"{port.ip}:{port.port}"

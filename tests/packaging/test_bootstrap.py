@@ -142,7 +142,8 @@ def test_a_python_asked_for_by_name_is_not_replaced_by_another(checkout):
 
 def test_a_first_start_without_network_says_so_and_names_the_log(checkout):
     checkout.java()
-    result = checkout.spark_submit("demo", PYTHON=sys.executable, PIP_INDEX_URL=NOWHERE, PIP_NO_CACHE_DIR="1")
+    pip = {"PIP_INDEX_URL": NOWHERE, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
+    result = checkout.spark_submit("demo", PYTHON=sys.executable, **pip)
 
     assert result.returncode == 3
     last = result.stderr.splitlines()[-1]
