@@ -13,11 +13,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.accounts_in_a_database import AccountsInDatabase
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.sending import patient_producer
 
 pytestmark = pytest.mark.spark
 
@@ -48,7 +48,7 @@ def test_every_payment_counts_once_though_a_worker_dies_and_the_group_begins_aga
 ) -> None:
     """H6: delivered twice after a death, and all of it again after the offsets and the checkpoint are gone."""
     consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct")
-    with Producer((cluster.name_servers,), "tests") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for number in range(_EACH * len(_ACCOUNTS)):
             account = _ACCOUNTS[number % len(_ACCOUNTS)]
             body = json.dumps({"account": account, "amount": number}).encode()

@@ -103,7 +103,7 @@ def test_a_consumer_with_a_wrong_address_ends_instead_of_idling(
     query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
 
     with pytest.raises(StreamingQueryException, match=f"Could not connect to 127.0.0.1:{closed_port}"):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
 
 
 def test_an_unknown_topic_is_named(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_an_unknown_topic_is_named(spark: SparkSession, cluster: ClusterUnderTes
     with pytest.raises(
         StreamingQueryException, match=r"no-such-topic.*Create the topic or correct option 'topic'"
     ):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
 
 
 def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:

@@ -31,7 +31,7 @@ from tests.helpers.wait import wait_until
 pytestmark = pytest.mark.spark
 
 ANSWER_S = 10.0
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:

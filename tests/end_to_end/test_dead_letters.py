@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, dlq_topic, retry_topic
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
@@ -18,11 +17,17 @@ from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.golden import golden
 from tests.helpers.orders import check_sink, produce_orders
+from tests.helpers.sending import await_dispatched, patient_producer, send_back_patiently
 
 pytestmark = pytest.mark.spark
 
 MOST = 2
 BAD = {("order-3", "paid"), ("order-3", "packed"), ("order-8", "delivered")}
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    send_back_patiently(monkeypatch)
 
 
 @pytest.fixture
@@ -31,6 +36,7 @@ def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, 
 
 
 def stored(consumption: Consumption, topic: str) -> list[Row]:
+    await_dispatched(consumption.cluster.name_servers)
     register(consumption.spark)
     return (
         consumption.spark.read.format("rocketmq")
@@ -81,7 +87,7 @@ def test_a_dead_letter_is_the_one_java_s_consumer_leaves(consumption: Consumptio
         for scenario in golden("orderly_trace.json")["scenarios"]
         if "maxReconsumeTimes=0" in scenario["scenario"]
     )["dlq_content"]
-    with Producer((consumption.cluster.name_servers,), "tests") as producer:
+    with patient_producer(consumption.cluster.name_servers) as producer:
         properties = {"KEYS": letter["key"], "TAGS": "T"}
         sent = producer.send(Message(topic=consumption.topic, body=b"a", properties=properties))
 

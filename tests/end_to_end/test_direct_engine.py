@@ -56,7 +56,7 @@ class Composed:
             .trigger(once=True)
             .start()
         )
-        assert query.awaitTermination(120), "the query did not end"
+        assert query.awaitTermination(240), "the query did not end"
         return evaluated[0]
 
 

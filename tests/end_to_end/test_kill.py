@@ -36,7 +36,7 @@ def points_of_deaths() -> dict[str, Sequence[str]]:
 
 @BACKENDS
 @pytest.mark.driver
-@pytest.mark.timeout(600 + 600 * KILLS_PER_POINT)
+@pytest.mark.timeout(1800 + 600 * KILLS_PER_POINT)
 def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
     log = tmp_path / "driver.log"
 
     exit_codes = [
-        run_driver("tests.helpers.kill_driver", config, log, timeout_s=300) for _ in range(deaths + 1)
+        run_driver("tests.helpers.kill_driver", config, log, timeout_s=550) for _ in range(deaths + 1)
     ]
 
     assert exit_codes == [-signal.SIGKILL] * deaths + [0], log.read_text()[-4000:]

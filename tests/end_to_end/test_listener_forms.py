@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
@@ -31,7 +30,8 @@ from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.dying_listener_driver import DEATHS
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
-from tests.helpers.wait import wait_until
+from tests.helpers.sending import patient_producer
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -147,7 +147,7 @@ def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consump
 
 
 @SIM_ONLY
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
     }
 
     log = tmp_path / "driver.log"
-    exit_code = run_driver("tests.helpers.dying_listener_driver", config, log, timeout_s=300)
+    exit_code = run_driver("tests.helpers.dying_listener_driver", config, log, timeout_s=800)
 
     assert exit_code == 0, log.read_text()[-4000:]
     for work in (tmp_path / engine for engine in engines):
@@ -186,15 +186,15 @@ def test_a_running_query_consumes_one_message_for_an_administrator(consumption: 
     """D12: by the planner, which is the member of the group; the offset stays where it is."""
     folder = consumption.folder / "noted"
     folder.mkdir()
-    name_servers = (consumption.cluster.name_servers,)
+    name_servers = consumption.cluster.name_servers
     address = consumption.cluster.broker_addresses["broker-a"]
-    with Producer(name_servers, "tests") as producer:
+    with patient_producer(name_servers) as producer:
         sent = producer.send(
             Message(topic=consumption.topic, body=str(folder).encode()),
             queue=MessageQueue(consumption.topic, "broker-a", 0),
         )
     consumer = PushConsumer(
-        consumer_group=consumption.group, name_servers=name_servers[0], offset_store=consumption.store
+        consumer_group=consumption.group, name_servers=name_servers, offset_store=consumption.store
     )
     consumer.subscribe(consumption.topic)
     consumer.register_message_listener(f"{__name__}:noting", output_schema=OUTPUT_SCHEMA)
@@ -205,7 +205,7 @@ def test_a_running_query_consumes_one_message_for_an_administrator(consumption: 
     )
     try:
         with ChannelPool(SystemClock()) as pool:
-            admin = AdminClient(pool, SystemClock(), request_timeout_s=30.0)
+            admin = AdminClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
             (client_id,) = wait_for_members(admin, address, consumption.group)
             offset = decode_offset_message_id(sent.offset_msg_id)[1]
             message = admin.view_message(address, offset, "broker-a", consumption.topic)
@@ -226,5 +226,5 @@ def wait_for_members(admin: AdminClient, address: str, group: str) -> list[str]:
             found.extend(each.client_id for each in admin.consumer_connection(address, group).connections)
         return bool(found)
 
-    wait_until(look, 60, reason="A member of the group")
+    wait_until(look, reason="A member of the group")
     return found

@@ -12,7 +12,6 @@ from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.avro.functions import from_avro
 
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -20,10 +19,11 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.message_table import json_body
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.sending import patient_producer
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 BODIES = [
     b'{"order_id": "o1", "amount": 1.5, "at": "2026-01-02T03:04:05Z"}',
     b"{not json",
@@ -50,7 +50,7 @@ ORDER_AVSC = json.dumps(
 def topic_of(cluster: ClusterUnderTest, bodies: Sequence[bytes]) -> str:
     """A topic of one queue with these messages in their order."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "p") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for body in bodies:
             producer.send(Message(topic=topic, body=body, properties={"KEYS": "k"}), sharding_key="k")
     return topic

@@ -14,6 +14,7 @@ from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import produce_orders
 from tests.helpers.retries import rows_but_retries
@@ -47,6 +48,7 @@ def drain(
         name_servers=cluster.name_servers,
         offset_store=DeltaOffsetStore(str(folder / "offsets")),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        instance_name=INSTANCE_NAME,
     )
     consumer.subscribe(topic)
     consumer.register_message_listener(emit_tag, output_schema="step string")
@@ -54,7 +56,7 @@ def drain(
     query = consumer.start(
         spark, sink=sink, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(240)
     return reports
 
 

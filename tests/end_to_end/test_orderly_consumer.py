@@ -25,13 +25,16 @@ from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.retries import rows_but_retries
 from tests.helpers.spark_session import SPILL_THRESHOLD
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.spark
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-TIMEOUT_S = 120
+TIMEOUT_S = 240
+INSTANCE_NAME = "tests"
+"""Of all queries of a group, one after the other: as long as the process that planned the last one has not left, a member of
+another name would have half of the queues, and end when it has drained them."""
 
 
 def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -67,7 +70,11 @@ class Consumption:
             name_servers=self.cluster.name_servers,
             offset_store=self.store,
             orderly_engine=self.engine,
-            **{"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET} | settings,
+            **{
+                "consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+                "instance_name": INSTANCE_NAME,
+            }
+            | settings,
         )
         consumer.subscribe(self.topic, subscription)
         consumer.register_message_listener(listener, output_schema=OUTPUT_SCHEMA)
@@ -103,23 +110,27 @@ def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, 
     return Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=4), engine)
 
 
-def test_ordered_messages_reach_the_table_once_and_in_order(consumption: Consumption) -> None:
+def test_ordered_messages_reach_the_table_once_and_in_order(
+    consumption: Consumption, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table, and how far behind it is on the way."""
+    # A broker that is only late tells the time of a message as well.
+    monkeypatch.setattr("pyspark_rocketmq.monitoring.stored_times._TIMEOUT_S", PATIENCE_S)
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
     told: list[BatchFigures] = []
 
     with closing(QueryMonitor()) as monitor:
         monitor.register_listener(told.append)
         consumption.drain(monitor=monitor, max_offsets_per_trigger=300)
-        wait_until(lambda: len(told) == 2, 30, reason="Spark telling of both batches")
+        wait_until(lambda: sum(one.planned for one in told) == 500, reason="Spark telling of all batches")
 
-    assert [(one.planned, one.read, one.acknowledged, one.rows) for one in told] == [
-        (300, 300, 300, 300),
-        (200, 200, 200, 200),
-    ]
-    assert [(one.lag, one.lag_s is not None) for one in told] == [(200, True), (0, True)], (
-        "Spark tells what brokers hold"
-    )
+    # A slow start has only the queues of one broker in its first batch.
+    assert len(told) == len(consumption.reports) >= 2
+    assert max(one.planned for one in told) <= 300
+    for at, one in enumerate(told, start=1):
+        assert one.planned == one.read == one.acknowledged == one.rows
+        behind = 500 - sum(earlier.planned for earlier in told[:at])
+        assert (one.lag, one.lag_s is not None) == (behind, True), "Spark tells what brokers hold"
     report = check_sink(consumption.sink, expected)
     assert report.is_clean, str(report)
     assert sum(consumption.next_offsets().values()) == 500
@@ -201,9 +212,10 @@ def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption)
     assert report.is_clean, str(report)
     acks = [ack for report in consumption.reports for ack in report.acks]
     assert [ack.reconsume_times for ack in acks if ack.failed] == [1, 2]
-    first_batch = consumption.reports[0].acks
-    assert sum(1 for ack in first_batch if ack.finished == "EXHAUSTED") == 7
-    assert {ack.queue for ack in consumption.reports[1].acks} == {ack.queue for ack in acks if ack.failed}
+    (held,) = {ack.queue for ack in acks if ack.failed}
+    assert [ack.finished for ack in acks if ack.queue != held] == ["EXHAUSTED"] * 7
+    of_failure = next(report for report in consumption.reports if any(ack.failed for ack in report.acks))
+    assert len(of_failure.acks) > 1, "nothing was consumed beside it"
 
 
 def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.model import ConsumeFromWhere, Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming import push_consumer
 from pyspark_rocketmq.streaming.committer import BatchReport
@@ -14,11 +14,13 @@ from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import emit_step
 from tests.groups.quick_source import source_with
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
-from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
+from tests.helpers.orders import OUTPUT_SCHEMA, STEPS, check_sink, produce_orders
+from tests.helpers.sending import patient_producer
 from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
+TIMEOUT_S = 240
 TIMING = MembershipTiming(rebalance_s=2.0, lock_renewal_s=1.0)
 """A broker that comes back knows no locks: RocketMQ's members ask for them again only every 20 s."""
 
@@ -43,7 +45,6 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
         name_servers=cluster.name_servers,
         offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
-        options={"requestTimeoutMs": "2000"},
     )
     consumer.subscribe(topic)
     consumer.register_message_listener(emit_step, output_schema=OUTPUT_SCHEMA)
@@ -55,16 +56,20 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
         trigger={"processingTime": "200 milliseconds"},
     )
     try:
-        wait_until(lambda: sum(consumed.values()) == 200, 120, reason="The first orders")
+        wait_until(lambda: sum(consumed.values()) == 200, TIMEOUT_S, reason="The first orders")
         expected |= produce_orders(cluster.name_servers, topic, 40, first=40)
         cluster.stop_broker("broker-b")
         on_a = consumed["broker-a"]
         expected |= produce_orders_on(cluster, topic, 20, first=80)
         wait_until(
-            lambda: consumed["broker-a"] >= on_a + 100, 120, reason="The orders sent to the broker that is up"
+            lambda: consumed["broker-a"] >= on_a + 100,
+            TIMEOUT_S,
+            reason="The orders sent to the broker that is up",
         )
         cluster.start_broker("broker-b")
-        wait_until(lambda: sum(consumed.values()) == 500, 120, reason="Everything after the broker came back")
+        wait_until(
+            lambda: sum(consumed.values()) == 500, TIMEOUT_S, reason="Everything after the broker came back"
+        )
         assert query.isActive
     finally:
         query.stop()
@@ -77,13 +82,9 @@ def produce_orders_on(
     cluster: ClusterUnderTest, topic: str, count: int, *, first: int
 ) -> dict[str, tuple[str, ...]]:
     """Orders for the one broker that is up."""
-    from pyspark_rocketmq.client.producer import Producer
-    from pyspark_rocketmq.model import Message, MessageQueue
-    from tests.helpers.orders import STEPS
-
     queue = MessageQueue(topic, "broker-a", 0)
     order_ids = [f"order-{number}" for number in range(first, first + count)]
-    with Producer((cluster.name_servers,), "orders-producer") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for step in STEPS:
             batch = [
                 Message(topic=topic, body=f"{order_id}:{step}".encode(), properties={"KEYS": order_id})

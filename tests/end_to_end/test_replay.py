@@ -11,17 +11,19 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.errors import OffsetNotFound, OptionError, SchemaError
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
+from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.replay import Replay
 from pyspark_rocketmq.replay.resent_message import REPLAYED_FROM
 from pyspark_rocketmq.replay.sending import Sending
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.sending import await_dispatched, patient_producer
+from tests.helpers.wait import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -37,7 +39,7 @@ def topic(cluster: ClusterUnderTest) -> str:
 
 
 def produce(cluster: ClusterUnderTest, topic: str, numbers: Sequence[int]) -> None:
-    with Producer((cluster.name_servers,), "p") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for queue in producer.queues(topic):
             producer.send_batch(
                 [
@@ -87,7 +89,7 @@ def test_a_table_gets_every_message_once_although_ranges_overlap(
     ]
     assert {row.properties["colour"] for row in rows} == {"blue"}
     address = BrokerAddress(cluster.broker_addresses["broker-a"])
-    brokers = BrokerClient(process_pool(), SystemClock(), 5)
+    brokers = BrokerClient(process_pool(), SystemClock(), PATIENCE_S)
     with pytest.raises(OffsetNotFound):
         brokers.query_consumer_offset(
             address, PLAIN_SOURCE_GROUP, MessageQueue(topic, "broker-a", 0), set_zero_if_not_found=False
@@ -109,6 +111,7 @@ def test_a_topic_gets_the_messages_in_order_with_all_they_had_and_once(
     assert (first.planned, first.recorded, first.written, first.steps) == (60, 0, 60, 3)
     assert (again.planned, again.recorded, again.written, again.steps) == (60, 60, 0, 0)
     assert (more.planned, more.recorded, more.written) == (70, 60, 10)
+    await_dispatched(cluster.name_servers)
     register(spark)
     rows = spark.read.format("rocketmq").options(**options_of(cluster, copy)).load()
     found = rows.orderBy("brokerName", "queueId", "queueOffset").collect()
@@ -136,7 +139,7 @@ def test_a_run_that_ends_between_sending_and_recording_is_taken_up_and_nothing_c
     """H3: the target tells what is stored of the step; where a step itself is cut short, see tests/both/test_resend_ranges.py."""
     copy = cluster.create_topic(queues=2, brokers=["broker-a"])
     record = str(tmp_path / "record")
-    options = options_of(cluster, topic, requestTimeoutMs="500")
+    options = options_of(cluster, topic)
     finish, calls = ReplayRecord.finish, itertools.count(1)
 
     def die_at_the_second(self: ReplayRecord, sendings: Sequence[Sending]) -> None:
@@ -145,8 +148,9 @@ def test_a_run_that_ends_between_sending_and_recording_is_taken_up_and_nothing_c
         finish(self, sendings)
 
     monkeypatch.setattr(ReplayRecord, "finish", die_at_the_second)
-    # No task is left that could still send.
-    monkeypatch.setattr("pyspark_rocketmq.replay.replay._TASKS_END_S", 0.0)
+    # No task is left that could still send, so nothing is waited for.
+    request_timeout_s = ReadOptions.parse(options).request_timeout_ms / 1000
+    monkeypatch.setattr("pyspark_rocketmq.replay.replay._TASKS_END_S", -request_timeout_s)
 
     with pytest.raises(KeyboardInterrupt):
         Replay(spark, options, offsets_per_step=20).to_topic(copy, record)

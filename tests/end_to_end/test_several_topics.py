@@ -27,11 +27,12 @@ from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.helpers.cluster import ClusterUnderTest
-from tests.helpers.wait import wait_until
+from tests.helpers.sending import await_dispatched
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 300
+TIMEOUT_S = 240
 _ON = "broker-a"
 
 
@@ -49,7 +50,7 @@ def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
     group = cluster.unique_name("group")
     at, retry = cluster.broker_addresses[_ON], MessageQueue(retry_topic(group), _ON, 0)
     with ChannelPool(SystemClock()) as pool:
-        client = BrokerClient(pool, SystemClock(), 10.0)
+        client = BrokerClient(pool, SystemClock(), PATIENCE_S)
         for topic, tag in ((orders, "paid"), (payments, "paid"), (payments, "created")):
             message = Message(topic=topic, body=f"{topic}:{tag}".encode(), properties={"TAGS": tag})
             client.send(at, message, MessageQueue(topic, _ON, 0), SendTerms(producer_group="tests"))
@@ -73,13 +74,16 @@ def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
             )
             assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
 
-        wait_until(lambda: client.max_offset(at, MessageQueue(payments, _ON, 0)) == 2, 10.0)
+        await_dispatched(cluster.name_servers)
         drain()
         first = PullRequest(consumer_group=group, queue=MessageQueue(payments, _ON, 0), queue_offset=0)
         given_back = decode_messages(client.pull(at, first).body, _ON)[0]
-        back = SendBackSettings(name_servers=(cluster.name_servers,), consumer_group=group).open()
+        name_servers = (cluster.name_servers,)
+        back = SendBackSettings(
+            name_servers=name_servers, consumer_group=group, back_timeout_s=PATIENCE_S
+        ).open()
         back.send(given_back, delay_level=1, max_reconsume_times=16)
-        wait_until(lambda: client.max_offset(at, retry) == 1, 30.0, reason="the copy in the retry topic")
+        wait_until(lambda: client.max_offset(at, retry) == 1, reason="the copy in the retry topic")
         drain()
 
     table = DeltaTable(str(tmp_path / "sink")).to_pyarrow_table()

@@ -17,10 +17,11 @@ from pyspark_rocketmq.datasource.key_order import by_sharding_key
 from pyspark_rocketmq.wire.hashing import select_by_hash
 from tests.end_to_end.test_source import read
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.sending import await_dispatched
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +42,7 @@ def failure(rows: DataFrame, cluster: ClusterUnderTest, **options: Any) -> str:
 
 def stored(spark: SparkSession, cluster: ClusterUnderTest, topic: str) -> list[Row]:
     """All messages, by queue in their order."""
+    await_dispatched(cluster.name_servers)
     return read(spark, cluster, topic).orderBy("brokerName", "queueId", "queueOffset").collect()
 
 

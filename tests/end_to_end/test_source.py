@@ -9,15 +9,15 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import Message
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
+from tests.helpers.sending import patient_producer
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_a_batch_reads_every_message_once_with_all_its_columns(
     """H3: a bounded read touches no group and leaves nothing out."""
     topic = cluster.create_topic(queues=4)
     before_ms = int(time.time() * 1000) - 60_000
-    with Producer((cluster.name_servers,), "p") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         producer.send(
             Message(
                 topic=topic,
@@ -92,7 +92,7 @@ def test_a_batch_of_a_topic_without_messages_is_empty(spark: SparkSession, clust
 def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """A4: the broker filters by hash code, the task again by exact tag: "AaAa" and "BBBB" have one hash."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "p") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for tag in ("AaAa", "BBBB", "other") * 20:
             producer.send(Message(topic=topic, body=b"x", properties={"TAGS": tag}), sharding_key="k")
 
@@ -104,7 +104,7 @@ def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster:
 def test_a_batch_can_begin_at_an_offset_or_a_time(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """F2, H3"""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "p") as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for number in range(5):
             producer.send(Message(topic=topic, body=str(number).encode()), sharding_key="k")
     all_rows = read(spark, cluster, topic).orderBy("queueOffset").collect()

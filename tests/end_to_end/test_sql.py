@@ -14,7 +14,7 @@ from tests.helpers.orders import STEPS, produce_orders
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 @SIM_ONLY

@@ -23,7 +23,7 @@ from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class Watched:

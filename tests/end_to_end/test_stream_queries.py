@@ -16,7 +16,7 @@ from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 
 pytestmark = [pytest.mark.spark, SIM_ONLY]
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 def topic_of(cluster: ClusterUnderTest, seconds: Iterable[int], queues: int) -> str:

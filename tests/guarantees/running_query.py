@@ -10,12 +10,12 @@ from typing import Any, Self
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from tests.end_to_end.test_orderly_consumer import Consumption, emit_step
+from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME, Consumption, emit_step
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.processes import all_pids, is_planner, parent_of
 from tests.helpers.wait import wait_until
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 """More than anything here takes on a busy machine."""
 
 
@@ -38,7 +38,11 @@ class RunningQuery:
             name_servers=name_servers or consumption.cluster.name_servers,
             offset_store=consumption.store,
             orderly_engine=consumption.engine,
-            **{"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET} | settings,
+            **{
+                "consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+                "instance_name": INSTANCE_NAME,
+            }
+            | settings,
         )
         consumer.subscribe(consumption.topic)
         consumer.register_message_listener(listener, output_schema=OUTPUT_SCHEMA)

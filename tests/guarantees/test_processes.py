@@ -27,13 +27,13 @@ def test_a_planner_that_is_killed_ends_the_query_and_a_restart_loses_and_doubles
 ) -> None:
     """H1, H5: under its instance name the next one has the locks of the killed one."""
     expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 20))
-    with RunningQuery(consumption, instance_name="planner") as query:
+    with RunningQuery(consumption) as query:
         query.await_consumed(100)
         query.kill_planner()
         expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
         assert query.await_failure()
 
-    consumption.drain(instance_name="planner")
+    consumption.drain()
 
     report = check_sink(consumption.sink, expected)
     assert report.is_clean, str(report)

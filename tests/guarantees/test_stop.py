@@ -26,7 +26,7 @@ _SPARKS = re.compile(
     r"(java.lang.InterruptedException|java.io.InterruptedIOException|java.nio.channels.ClosedByInterruptException)"
 )
 """``StreamExecution.PROXY_ERROR`` of Spark 4.2."""
-_BUSY_S = 60.0
+_BUSY_S = 120.0
 
 
 class JavaError:
@@ -98,7 +98,7 @@ def test_a_query_that_is_stopped_within_a_batch_ends_without_an_error_and_goes_o
         return ConsumeOrderlyStatus.SUCCESS
 
     with RunningQuery(consumption, listener=wait) as query:
-        wait_until(busy.exists, _BUSY_S, reason="A listener at work")
+        wait_until(busy.exists, 2 * _BUSY_S, reason="A listener at work")
         assert query.stop() is None
     assert consumption.reports == []
     consumption.drain()

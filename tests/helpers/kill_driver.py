@@ -57,8 +57,7 @@ CONSUMERS = ("state", "direct", CONCURRENT)
 KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
 
 
-_MORE_DRAINS = 3
-_ALL_THERE_S = 200.0
+_ALL_THERE_S = 400.0
 """More than consumers need to come to their points on a busy machine."""
 
 
@@ -248,6 +247,13 @@ def _has_planner(query: StreamingQuery) -> bool:
     return not query.isActive or "Initializing" not in query.status["message"]
 
 
+def _drained(consumer: Consumer, spark: SparkSession) -> bool:
+    """A drain ends with what was there at its start; what was sent back during it comes with the next one."""
+    if not consumer.has_everything():
+        consumer.start(spark).awaitTermination()
+    return consumer.has_everything()
+
+
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
@@ -270,11 +276,8 @@ def main(config: Mapping[str, Any]) -> None:
     for query in queries:
         query.awaitTermination()
     concurrent = next((each for each in consumers.values() if each.killer.consumer == CONCURRENT), None)
-    # A drain ends with what was there at its start; what was sent back during it comes with the next one.
-    for _ in range(_MORE_DRAINS):
-        if concurrent is None or concurrent.has_everything():
-            break
-        concurrent.start(spark).awaitTermination()
+    if concurrent is not None:
+        wait_until(partial(_drained, concurrent, spark), _ALL_THERE_S, reason="What was sent back")
     spark.stop()
 
 

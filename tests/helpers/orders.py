@@ -10,6 +10,7 @@ from deltalake import DeltaTable, QueryBuilder
 from jobs.order_check import OrderReport, check_order
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message
+from tests.helpers.sending import await_dispatched
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint"
 """Of listeners whose sink :func:`check_sink` reads; ``delivered_ns`` is :func:`time.time_ns` at the delivery."""
@@ -21,7 +22,7 @@ Orders = Mapping[str, Sequence[str]]
 def produce_orders(
     name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
 ) -> Orders:
-    """Send ``count`` orders of five steps each by sharding key; the steps sent, by order id.
+    """Send ``count`` orders of five steps each by sharding key, until they can be read; the steps sent, by order id.
 
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
     """
@@ -39,6 +40,7 @@ def produce_orders(
             for step in STEPS
             for order_id in order_ids
         )
+    await_dispatched(name_servers)
     return dict.fromkeys(order_ids, STEPS)
 
 

@@ -10,6 +10,7 @@ from typing import Self
 
 from broker_sim.reserved_port import ReservedPort
 from pyspark_rocketmq.client.closing import Closing
+from tests.helpers.wait import PATIENCE_S
 
 _CHUNK = 1 << 16
 
@@ -58,16 +59,16 @@ class Relay(Closing):
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                far = socket.create_connection(self._target, timeout=10)
+                far = socket.create_connection(self._target, timeout=PATIENCE_S)
                 far.settimeout(None)
+                with self._lock:
+                    self._sockets |= {near, far}
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(
                         target=self._pass, args=(source, sink), name="relay", daemon=True
                     ).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with self._lock:
-            self._sockets.add(source)
         with suppress(OSError):
             while data := source.recv(_CHUNK):
                 sink.sendall(data)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.client.producer import Producer
 from tests.docs.pages import ROOT
+from tests.helpers.wait import PATIENCE_S
 
 pytestmark = pytest.mark.spark
 
@@ -25,6 +27,7 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     """Every cell in one namespace, as a kernel does; what the namespace holds then."""
     monkeypatch.delenv("NAME_SERVERS", raising=False)
     monkeypatch.setenv("FOLDER", str(folder))
+    monkeypatch.setitem(Producer.__init__.__kwdefaults__, "send_timeout_s", PATIENCE_S)
     namespace: dict[str, Any] = {"__name__": "notebook"}
     try:
         for number, source in enumerate(cells(name)):

@@ -1,0 +1,51 @@
+"""Sending on a busy machine: patiently, and until what was sent can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.send_back import SendBackSettings
+from tests.helpers.wait import PATIENCE_S, wait_until
+from tests.real_broker import plain_remoting
+
+_GET_BROKER_RUNTIME_INFO = 28
+_GET_BROKER_CLUSTER_INFO = 106
+_ADDRESS = re.compile(r'"([^"/ ]+:\d+)"')
+
+
+@contextmanager
+def patient_producer(name_servers: str) -> Iterator[Producer]:
+    """A producer that gives nothing up; what it has sent can be read when the block ends."""
+    with Producer(name_servers, "tests", send_timeout_s=PATIENCE_S) as producer:
+        yield producer
+    await_dispatched(name_servers)
+
+
+def await_dispatched(name_servers: str) -> None:
+    """Wait until all that was stored before can be read: a real broker enters it in its queues a moment later."""
+    # The list of brokers is no JSON: it has bare integers for keys.
+    listed = plain_remoting.call(name_servers, _GET_BROKER_CLUSTER_INFO).body.decode()
+    for address in _ADDRESS.findall(listed):
+        wait_until(lambda at=address: _bytes_behind(at) == 0, reason=f"All in queues at {address}")
+
+
+def _bytes_behind(address: str) -> int:
+    answer = plain_remoting.call(address, _GET_BROKER_RUNTIME_INFO)
+    return int(json.loads(answer.body)["table"]["dispatchBehindBytes"])
+
+
+def send_back_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For consumers that start in this process: what is given back to a broker that is late is not sent a second time."""
+    as_asked = SendBackSettings.of
+    monkeypatch.setattr(
+        SendBackSettings,
+        "of",
+        lambda options: replace(as_asked(options), back_timeout_s=PATIENCE_S, send_timeout_s=PATIENCE_S),
+    )
