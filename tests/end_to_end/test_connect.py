@@ -11,11 +11,12 @@ from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
 from tests.helpers.orders import STEPS, produce_orders
 
-TIMEOUT_S = 300
+TIMEOUT_S = 800
 
 
 @SIM_ONLY
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_source_and_sink_work_through_spark_connect_and_the_rest_is_refused_in_a_sentence(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
