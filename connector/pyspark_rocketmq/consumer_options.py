@@ -36,7 +36,7 @@ class ConsumerOptions(OptionSet):
         parse=parse_consume_timestamp,
         default=None,
         default_text="half an hour ago",
-        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC.",
+        doc="The time for CONSUME_FROM_TIMESTAMP, yyyyMMddHHmmss in UTC (in Java: in the machine's zone).",
     )
     consume_message_batch_max_size: int = option(
         "consumeMessageBatchMaxSize",
