@@ -27,7 +27,7 @@ class Broker:
         self.sends: list[bytes] = []
         self.is_closed = False
         self._clock = clock
-        self._incoming: list[bytes | None] = []
+        self._incoming: list[bytes | float] = []
 
     def give(self, *commands: RemotingCommand) -> None:
         """One receive brings all of ``commands``."""
@@ -39,7 +39,11 @@ class Broker:
 
     def be_silent(self, seconds: int) -> None:
         """So many receives bring nothing, one a second."""
-        self._incoming += [None] * seconds
+        self._incoming += [1.0] * seconds
+
+    def stand_still(self, seconds: float) -> None:
+        """A receive that takes so long, which brings nothing all the same."""
+        self._incoming.append(seconds)
 
     def requests(self) -> list[RemotingCommand]:
         """What was sent, decoded."""
@@ -50,8 +54,8 @@ class Broker:
 
     def recv_into(self, buffer: memoryview) -> int | None:
         data = self._incoming.pop(0)
-        if data is None:
-            self._clock.advance(1.0)
+        if isinstance(data, float):
+            self._clock.advance(data)
             return None
         buffer[: len(data)] = data
         return len(data)
@@ -151,6 +155,19 @@ def test_a_caller_that_was_busy_is_no_silence(
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
 
     assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
+
+
+def test_a_process_that_stood_still_has_heard_no_silence(broker: Broker, line: PullLine[PullRequest]) -> None:
+    """Nor have other pulls been passed over meanwhile."""
+    line.send([pull(0), pull(32)])
+    first, second = broker.requests()
+    broker.stand_still(600.0)
+    broker.give(second.response(0, ext_fields=FOUND, body=b"x"))
+    assert [sent for sent, _ in line.receive(3.0)] == [pull(32)]
+
+    broker.stand_still(600.0)
+    broker.give(first.response(0, ext_fields=FOUND, body=b"x"))
+    assert [(sent, type(outcome)) for sent, outcome in line.receive(3.0)] == [(pull(0), PullResult)]
 
 
 def test_a_pull_that_is_passed_over_is_given_up_alone(

@@ -7,11 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 
 from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.consume.pull_window import Piece, PullWindow
+from pyspark_rocketmq.datasource import pull_pipeline
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
@@ -543,6 +547,35 @@ def test_a_replica_that_stays_silent_is_given_up_for_the_master(
     wanted = with_replica(partitions(server, 3, request_timeout_s=0.1, retry_timeout_s=PATIENCE_S), replica)
 
     assert pulled(PullPipeline(wanted)) == (whole(3), {})
+
+
+def test_a_process_that_stood_still_has_heard_no_silence(
+    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from the master nor from the replica, which in the end say nothing until that is judged."""
+    is_judged, counted = threading.Event(), []
+
+    def answer(peer: Peer, request: RemotingCommand) -> None:
+        if int(request.ext_fields["queueOffset"]) > 90:
+            is_judged.wait(PATIENCE_S)
+        found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
+
+    def stand_still(lines: list[PullLine[Any]], timeout_s: float) -> list[PullLine[Any]]:
+        pauses.clock.advance(600.0)
+        return await_readable(lines, min(timeout_s, 0.01))
+
+    def pass_time(line: PullLine[Any], waited_s: float, silence_s: float) -> list[Any]:
+        counted.append(waited_s)
+        is_judged.set()
+        return []
+
+    server.script = replica.script = answer
+
+    monkeypatch.setattr(pull_pipeline, "await_readable", stand_still)
+    monkeypatch.setattr(PullLine, "pass_time", pass_time)
+
+    assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+    assert 0 < max(counted) <= RECEIVE_TICK_S
 
 
 def test_silence_of_the_master_is_told_with_the_pull_that_was_not_answered(server: ScriptedServer) -> None:

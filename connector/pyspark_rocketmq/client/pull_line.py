@@ -6,7 +6,8 @@ and decodes in between while the broker works; that costs half the processor tim
 sees bursts instead of single requests.
 
 Rule 1: one thread.  Rule 2: after any error the line is of no use: close it.  Rule 3: silence is measured while
-waiting, never while the caller was busy with something else: the answers may have come meanwhile.  Rule 4: a pull that
+waiting, never while the caller was busy with something else or the whole process stood still: the answers may have come
+meanwhile.  Rule 4: a pull that
 stays without an answer while others get theirs is given up alone; a broker may drop one that it cannot write
 (``DefaultPullMessageResultHandler.channelIsWritable``).
 """
@@ -21,7 +22,7 @@ from typing import Final, Generic, TypeVar
 from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.pull import PullResult, pull_result
 from pyspark_rocketmq.client.pull_answers import PullAnswers
-from pyspark_rocketmq.client.transport import Transport
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody
@@ -143,10 +144,12 @@ class PullLine(Generic[PullT]):
             answers.append((pull, pull_result(pull, command, self.address)))
 
     def _await_bytes(self, silence_s: float) -> int:
-        began_s = self._clock.monotonic_s()
+        waited_s = 0.0
         while True:
+            began_s = self._clock.monotonic_s()
             count = self._transport.recv_into(self._answers.buffer.room())
-            waited_s = self._clock.monotonic_s() - began_s
+            # What it took longer, nobody listened.
+            waited_s += min(self._clock.monotonic_s() - began_s, RECEIVE_TICK_S)
             if count:
                 self._listened_s += waited_s
                 return count

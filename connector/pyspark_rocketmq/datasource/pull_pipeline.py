@@ -24,7 +24,7 @@ from pyspark_rocketmq.client.pull import PullResult
 from pyspark_rocketmq.client.pull_line import PullLine
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.client.transport import await_readable
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.pull_window import Piece, PullStep
 from pyspark_rocketmq.datasource.partition import QueuePartition
@@ -158,9 +158,10 @@ class PullPipeline:
         if not can_wait or len(waiting) > 1 or pauses:
             # Not longer than the next pause lasts: who waits for nobody is not to wait for a slow answer.
             began_s = self._clock.monotonic_s()
-            at_most_s = min([self._timeout_s, *pauses]) if can_wait else 0.0
+            at_most_s = min([RECEIVE_TICK_S, *pauses]) if can_wait else 0.0
             lines = await_readable([line for _, line in waiting], at_most_s)
-            waited_s = self._clock.monotonic_s() - began_s
+            # What it took longer, this process stood still, and nobody listened.
+            waited_s = min(self._clock.monotonic_s() - began_s, at_most_s)
             readable = [(place, line) for place, line in waiting if line in lines]
             for place, line in waiting:
                 if line not in lines:
