@@ -25,6 +25,7 @@ def cluster(clock: FakeClock) -> Iterator[SimCluster]:
     with SimCluster(clock=clock) as cluster:
         cluster.create_topic(TOPIC)
         yield cluster
+        assert cluster.faults.pending == 0, "a fault that was asked for did not happen"
 
 
 @pytest.fixture
@@ -230,6 +231,7 @@ def test_a_delayed_answer_comes_by_itself_on_real_time() -> None:
     with SimCluster() as cluster, RawClient(cluster.name_servers) as client:
         cluster.faults.add("delay", on=105, seconds=0.02)
         assert client.call(request(105, {"topic": "TBW102"})).code == ResponseCode.SUCCESS
+        assert cluster.faults.pending == 0
 
 
 def test_an_answer_may_come_twice(cluster: SimCluster, client: RawClient) -> None:

@@ -43,6 +43,7 @@ def cluster(clock: FakeClock) -> Iterator[SimCluster]:
     with SimCluster(clock=clock) as cluster:
         cluster.create_topic("orders", queues=1)
         yield cluster
+        assert cluster.faults.pending == 0, "a fault that was asked for did not happen"
 
 
 @pytest.fixture
@@ -214,6 +215,7 @@ def test_this_client_is_never_told_to_go_away_but_a_newer_one_is(
     """A1: 1500 answers versions over 475 only; this client shows 409."""
     cluster.faults.add("go-away", on=_SEND)
     assert client.send().queue_offset == 0
+    cluster.faults.clear()
     cluster.faults.add("go-away", on=RequestCode.GET_MAX_OFFSET)
     soon = Deadline.after(SystemClock(), _LONG_S)
     address = cluster.broker_addresses["broker-a"]
