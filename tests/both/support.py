@@ -6,7 +6,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import wait_until
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 """More than any answer needs, so that a slow machine never fails a test."""
 
 TRIES_TO_BE_HELD = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -84,7 +84,7 @@ class ClusterUnderTest:
     ) -> str:
         """Create a topic with ``queues`` queues on each broker (all unless named) and return its name.
 
-        It is routed when this returns.
+        It is routed like that when this returns.
         """
         topic = topic or self.unique_name()
         names = self.broker_addresses.keys() if brokers is None else brokers
@@ -96,18 +96,16 @@ class ClusterUnderTest:
             )
             if answer.code != 0:
                 raise AssertionError(f"{name} refused topic {topic}: {answer.code} {answer.remark}")
+        wanted = {(name, queues, perm) for name in names}
         wait_until(
-            lambda: self.routed_brokers(topic).issuperset(names),
+            lambda: self._routed_queues(topic).issuperset(wanted),
             reason=f"The route of topic {topic} over {sorted(names)}",
         )
         return topic
 
     def routed_brokers(self, topic: str) -> set[str]:
         """Names of the brokers the name server has for ``topic``; empty when it does not know the topic."""
-        answer = plain_remoting.call(self.name_servers, _GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
-        if answer.code != 0:
-            return set()
-        return {data["brokerName"] for data in json.loads(answer.body)["brokerDatas"]}
+        return {data["brokerName"] for data in self._route(topic).get("brokerDatas", ())}
 
     def stop_broker(self, name: str) -> None:
         """Make a broker unreachable until :meth:`start_broker` or the end of the test."""
@@ -120,9 +118,24 @@ class ClusterUnderTest:
         self._stopped.discard(name)
 
     def restore(self) -> None:
-        """Start every broker this test stopped."""
+        """Start every broker this test stopped, and let no fault of its script meet the next test."""
         for name in tuple(self._stopped):
             self.start_broker(name)
+        if self.kind == "sim":
+            self.backend.faults.clear()  # type: ignore[attr-defined]
+
+    def _routed_queues(self, topic: str) -> set[tuple[str, int, int]]:
+        """Each broker's name with its number of queues and its permission, as the name server has them."""
+        return {
+            (data["brokerName"], data["readQueueNums"], data["perm"])
+            for data in self._route(topic).get("queueDatas", ())
+        }
+
+    def _route(self, topic: str) -> Mapping[str, Any]:
+        """Empty when the name server does not know the topic."""
+        answer = plain_remoting.call(self.name_servers, _GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
+        route: Mapping[str, Any] = json.loads(answer.body) if answer.code == 0 else {}
+        return route
 
 
 def _topic_fields(topic: str, queues: int, perm: int, attributes: str) -> dict[str, str]:

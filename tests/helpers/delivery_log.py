@@ -32,6 +32,11 @@ class Delivery(NamedTuple):
         return ((self.broker_name, self.queue_id, offset) for offset in self.queue_offsets)
 
 
+def whole_lines(file: Path) -> list[str]:
+    """The lines of a file that others write; what has no end yet is left out, for a write is seen page by page."""
+    return file.read_text().rpartition("\n")[0].splitlines()
+
+
 class DeliveryLog:
     """One file per process, a line per delivery; pickled with the listener that writes it."""
 
@@ -55,8 +60,8 @@ class DeliveryLog:
     def deliveries(self) -> list[Delivery]:
         """All so far, in the order in which they were made."""
         files = Path(self._folder).iterdir()
-        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-        return sorted(Delivery(ns, broker, queue, tuple(at), times) for ns, broker, queue, at, times in lines)
+        notes = [json.loads(line) for file in files for line in whole_lines(file)]
+        return sorted(Delivery(ns, broker, queue, tuple(at), times) for ns, broker, queue, at, times in notes)
 
     def times_delivered(self) -> Counter[Place]:
         """How often each message was delivered."""

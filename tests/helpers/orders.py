@@ -18,6 +18,9 @@ STEPS = ("created", "paid", "packed", "shipped", "delivered")
 
 Orders = Mapping[str, Sequence[str]]
 
+_SEND_TIMEOUT_S = 60.0
+"""A send that was given up may be stored all the same, and its repetition would be one message too many."""
+
 
 def produce_orders(
     name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
@@ -27,7 +30,7 @@ def produce_orders(
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
     """
     order_ids = [f"order-{number}" for number in range(first, first + count)]
-    with Producer((name_servers,), "orders-producer") as producer:
+    with Producer((name_servers,), "orders-producer", send_timeout_s=_SEND_TIMEOUT_S) as producer:
         producer.send_ordered(
             (
                 order_id,

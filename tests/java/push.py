@@ -11,9 +11,11 @@ from pyspark_rocketmq.model import MessageQueue
 from tests.both.support import ANSWER_S
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
+from tests.real_broker import plain_remoting
 
 # A heartbeat in flight may keep one with a newer subscription from being sent; until the next, pulls are refused.
 _SOON_HEALED = {"heartbeatMillis": 1000}
+_GET_PRODUCER_CONNECTION_LIST = 204
 
 
 class PushConsumer:
@@ -57,6 +59,17 @@ def await_shares(topic: str, queue_ids: set[int], *members: PushConsumer, is_ord
         return has_all and is_even and (not is_orderly or all(all(share.values()) for share in shares))
 
     wait_until(is_shared, 3 * ANSWER_S, reason=f"{len(members)} members with all of {topic} between them")
+
+
+def await_producer(address: str, group: str) -> None:
+    """Wait until the broker has heard of the producer: a client's timer tells it a second after its start."""
+    wait_until(
+        lambda: (
+            plain_remoting.call(address, _GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}).code == 0
+        ),
+        2 * ANSWER_S,
+        reason=f"A heartbeat of {group}",
+    )
 
 
 def await_committed(

@@ -23,9 +23,10 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.delivery_log import whole_lines
 
 _TRIGGER = {"processingTime": "100 milliseconds"}
-_STOP_S = 30.0
+_STOP_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Script:
         """The calls so far, in their order."""
         files = Path(self.folder).glob("events-*")
         return sorted(
-            (json.loads(line) for file in files for line in file.read_text().splitlines()),
+            (json.loads(line) for file in files for line in whole_lines(file)),
             key=lambda event: event["ns"],
         )
 

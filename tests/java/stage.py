@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ PRODUCER = "FrProducer"
 NOISE = frozenset({"GET_ROUTEINFO_BY_TOPIC", "UPDATE_CONSUMER_OFFSET"})
 """What timers send."""
 PULLS = frozenset({"PULL_MESSAGE", "LITE_PULL_MESSAGE"})
+_BY_TIMERS = NOISE | {"HEART_BEAT", "GET_CONSUMER_LIST_BY_GROUP", "LOCK_BATCH_MQ"}
+"""What a member's timers send besides, whenever their time has come."""
 _HELD = "held"
 
 
@@ -59,6 +62,18 @@ def _row(path: str, request: str, topic: str | None, answer: int | str) -> Row:
 def facts(rows: Iterable[Row], without: frozenset[str] = NOISE) -> set[Row]:
     """What was asked about which topic with which answer, once each; ``without`` has requests or topics."""
     return {row for row in rows if row[1] not in without and row[2] not in without}
+
+
+def unlike(found: Set[Row], wanted: Set[Row]) -> set[Row]:
+    """What of a recording is missing, and what it lacks that no timer explains."""
+    return {row for row in found ^ wanted if row in wanted or row[1] not in _BY_TIMERS}
+
+
+def in_turn(rows: Iterable[Row], wanted: Iterable[str]) -> list[str]:
+    """As many of these requests as follow each other in this order; timers may have made any of them before its turn, too."""
+    requests = (request for _, request, _, _ in rows)
+    # What was looked for is passed by the iterator, found or not.
+    return list(takewhile(lambda each: each in requests, wanted))
 
 
 def order(rows: Iterable[Row], of: Sequence[str]) -> list[str]:

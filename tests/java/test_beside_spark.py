@@ -20,9 +20,13 @@ from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.java.conftest import REAL
 from tests.java.spark_run import Script, SparkConsumer
-from tests.java.traces import ORDERLY, Scenario, TraceRun, by_queue, script_of
+from tests.java.traces import MOST_S, ORDERLY, Scenario, TraceRun, by_queue, script_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.parametrize("backend", [REAL], indirect=True, scope="package")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize("backend", [REAL], indirect=True, scope="package"),
+]
 
 _UNLIMITED = "maxReconsumeTimes default (-1)"
 """Twenty times the same, recorded for the limit that is not there."""
@@ -47,7 +51,7 @@ class Pair:
 
     def run(self, spark: SparkSession, folder: Path, client: BrokerClient) -> dict[str, tuple[Any, Any]]:
         """What both did and left, by what it is: Java's and ours."""
-        self.java.begin().result(2 * ANSWER_S)
+        self.java.begin().result(MOST_S + ANSWER_S)
         self.java.await_effects(client)
         self.java.end().result(2 * ANSWER_S)
         java = self._left(self.java, client)

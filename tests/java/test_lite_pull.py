@@ -10,12 +10,13 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.model import Message, MessageQueue
-from tests.both.support import await_readable
+from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 
 _BROKER = "broker-a"
-_POLL_MILLIS = 20_000
+_POLL_MILLIS = 60_000
 _TERMS = SendTerms(producer_group="tests")
 
 
@@ -85,14 +86,17 @@ def java_queue(topic: str, queue_id: int) -> dict[str, object]:
     return {"topic": topic, "brokerName": _BROKER, "queueId": queue_id}
 
 
-def committed(cluster: ClusterUnderTest, client: BrokerClient, group: str, topic: str) -> list[int]:
-    """The group's offsets at the broker for queues 0 and 1."""
-    return [
-        client.query_consumer_offset(
-            cluster.broker_addresses[_BROKER], group, MessageQueue(topic, _BROKER, queue_id)
-        )
-        for queue_id in (0, 1)
-    ]
+def await_committed(
+    cluster: ClusterUnderTest, client: BrokerClient, group: str, topic: str, offsets: list[int]
+) -> None:
+    """Wait until these are the group's at the broker for queues 0 and on: they are sent without waiting for an answer."""
+
+    def committed() -> list[int]:
+        address = cluster.broker_addresses[_BROKER]
+        queues = [MessageQueue(topic, _BROKER, queue_id) for queue_id in range(len(offsets))]
+        return [client.query_consumer_offset(address, group, queue) for queue in queues]
+
+    wait_until(lambda: committed() == offsets, ANSWER_S, reason=f"Offsets {offsets} of {group}")
 
 
 def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, topic, put, cluster, client):
@@ -107,7 +111,7 @@ def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, t
     assert sorted(read) == [(0, 0, "a0"), (0, 1, "a1"), (0, 2, "a2"), (1, 0, "b0"), (1, 1, "b1")]
     assert lite.call("assignment") == [java_queue(topic, 0), java_queue(topic, 1)]
     lite.stop()
-    assert committed(cluster, client, lite.name, topic) == [3, 2]
+    await_committed(cluster, client, lite.name, topic, [3, 2])
 
 
 def test_assigned_queues_are_read_from_where_the_seek_went(lite, topic, put):
@@ -146,6 +150,7 @@ def test_a_group_goes_on_where_it_committed(java, cluster, topic, put, client):
     java.call("lite.poll", name=group, count=2, timeoutMillis=_POLL_MILLIS)
     java.call("lite.commit", name=group)
     java.call("lite.stop", name=group)
+    await_committed(cluster, client, group, topic, [2])
     put(topic, 0, "a2")
 
     name = f"{group}-second"

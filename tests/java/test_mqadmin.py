@@ -19,7 +19,7 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.wait import wait_until
 from tests.java.clients import ANSWER_S as CALL_S
 from tests.java.clients import JavaClients
-from tests.java.push import PushConsumer, await_committed
+from tests.java.push import PushConsumer, await_committed, await_producer
 
 _BROKER = "broker-a"
 _TOPIC, _GROUP, _PRODUCER = "AdminTopic", "AdminGroup", "AdminProducer"
@@ -68,6 +68,7 @@ def reports(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Reports
     with ChannelPool(SystemClock()) as pool:
         client = BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
         await_committed(consumer, client, address, [MessageQueue(_TOPIC, _BROKER, 0)], 5)
+    await_producer(address, _PRODUCER)
     commands = {
         "topicRoute": ["-t", _TOPIC],
         "topicStatus": ["-t", _TOPIC],

@@ -185,7 +185,7 @@ def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster, topic):
     queues = java.call("lite.queues", name=name, topic=topic)
     java.call("lite.stop", name=name)
     java.call("lite.start", name=name, group=name, assign=queues)
-    read = java.call("lite.poll", name=name, count=8, timeoutMillis=20_000)
+    read = java.call("lite.poll", name=name, count=8, timeoutMillis=60_000)
 
     by_key = {message["keys"]: base64.b64decode(message["body"]).decode() for message in read}
     assert by_key == {message["keys"]: message["body"] for message in sent}

@@ -3,10 +3,12 @@
 Left out of the comparison is what timers and other clients of the recording put between: route updates, and offsets
 except at a shutdown; also pulls refused for a while because a heartbeat under way kept the client from sending one
 with its newer subscription. A pull that is held and one that was held in vain are the same thing at another moment.
+On a busy machine a timer may do anything that it does at all between any two requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -26,17 +28,24 @@ from tests.java.stage import (
     Row,
     Stage,
     facts,
+    in_turn,
     new_stage,
     observed,
     order,
     queue_of,
     recorded,
+    unlike,
 )
 
-pytestmark = [pytest.mark.sim, pytest.mark.java]
+pytestmark = [pytest.mark.sim, pytest.mark.java, pytest.mark.timeout(900)]
 
 _OF_RETRIES = frozenset({"%RETRY%FrOrderG", "GET_ROUTEINFO_BY_TOPIC"})
 """The retry topic has an offset only once a pull of it was held for its whole time."""
+_FIRST_PERSIST_S = 10.0
+"""After which a client's timer sends its offsets."""
+_POLL_MILLIS = 60_000
+_UNKNOWN, _COMMIT, _ROLLBACK = "0", "8", "12"
+"""``MessageSysFlag.TRANSACTION_*_TYPE``, as END_TRANSACTION has them."""
 _UNTIL_THEN = PULLS | {"HEART_BEAT"}
 """What a member does before it is told to stop; here it has a heartbeat every second."""
 
@@ -45,7 +54,7 @@ _UNTIL_THEN = PULLS | {"HEART_BEAT"}
 def reset_story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[list[Row], list[Row]]]]:
     """The requests of a reset told to the next pull, and of one told to the members, in a cluster of its own.
 
-    Java waits ten seconds between hearing of a reset and obeying it.
+    It begins before the tests that judge it: Java waits ten seconds between hearing of a reset and obeying it.
     """
     home = tmp_path_factory.mktemp("reset")
     with ThreadPoolExecutor(1) as thread:
@@ -124,10 +133,11 @@ def test_a_producer_asks_as_recorded(stage: Stage):
 
     assert asked["minOffset"] == asked["searchOffset"] == 0
     assert asked["found"]
-    assert facts(rows, NOISE | {"HEART_BEAT"}) == facts(recorded("producer_admin_calls"))
+    assert not unlike(facts(rows), facts(recorded("producer_admin_calls")))
     assert ("client->namesrv", "GET_ROUTEINFO_BY_TOPIC", "TBW102", 0) in rows
 
 
+@pytest.mark.usefixtures("reset_story")
 def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
     """A1, F6: start, poll, commit, seek, shutdown."""
     java = stage.java
@@ -136,13 +146,13 @@ def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
     stage.log.taken()
 
     java.call("lite.start", name="lite", group="FrLiteG", topic="FrA", tags="*")
-    java.call("lite.poll", name="lite", count=20, timeoutMillis=20_000)
+    java.call("lite.poll", name="lite", count=20, timeoutMillis=_POLL_MILLIS)
     heartbeat = stage.heartbeats("FrLiteG")[0]
     polled = stage.await_rows("litepull_poll", frozenset({"GET_ROUTEINFO_BY_TOPIC"}))
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["QUERY_CONSUMER_OFFSET", "LITE_PULL_MESSAGE"]
     assert order(polled, essential) == order(recorded("litepull_poll"), essential) == essential
-    assert polled[0] == recorded("litepull_start")[0]
+    assert next(row for row in polled if row[2] == "FrA") == recorded("litepull_start")[0]
     assert heartbeat.client_id.endswith("@lite@STREAM")  # golden fact 24
     assert heartbeat.producers == ("CLIENT_INNER_PRODUCER",)
 
@@ -150,7 +160,7 @@ def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
     timestamp = java.call("lite.offsetForTimestamp", name="lite", queue=queue_of("FrA"), timestamp=0)
     assert timestamp == 0
     sought = stage.await_rows("litepull_seek")
-    assert facts(sought) - facts(polled) <= facts(recorded("litepull_seek")) | facts(polled)
+    assert not unlike(facts(sought) | facts(polled), facts(recorded("litepull_seek")) | facts(polled))
 
     java.call("lite.commit", name="lite")
     java.call("lite.stop", name="lite")
@@ -170,22 +180,23 @@ def test_an_orderly_group_lives_as_recorded(stage: Stage):
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET", "PULL_MESSAGE"]
     assert order(started, essential) == order(recorded("orderly_start"), essential) == essential
-    assert facts(started) == facts(recorded("orderly_start"), NOISE | {"SEND_MESSAGE_V2"})
+    assert not unlike(facts(started), facts(recorded("orderly_start"), NOISE | {"SEND_MESSAGE_V2"}))
 
     second = stage.push("order-2", "FrOrderG", "FrOrder", isOrderly=True)
     await_shares("FrOrder", {0, 1}, first, second, is_orderly=True)
     joined = stage.await_rows("orderly_second_member", frozenset({"GET_ROUTEINFO_BY_TOPIC"}))
     handed_over = ["NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     handed_over += ["UPDATE_CONSUMER_OFFSET", "UNLOCK_BATCH_MQ", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"]
-    assert order(joined, handed_over) == order(recorded("orderly_second_member"), handed_over) == handed_over
+    assert in_turn(recorded("orderly_second_member"), handed_over) == handed_over
+    assert in_turn(joined, handed_over) == handed_over
 
     second.stop().result(2 * ANSWER_S)
     await_shares("FrOrder", {0, 1}, first, is_orderly=True)
     left = stage.await_rows("orderly_second_member_leaves")
     taken_over = ["UNLOCK_BATCH_MQ", "UNREGISTER_CLIENT", "NOTIFY_CONSUMER_IDS_CHANGED"]
     taken_over += ["GET_CONSUMER_LIST_BY_GROUP", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"]
-    of_leaver = [row for row in left if row[1] in taken_over]
-    assert order(of_leaver, taken_over) == order(recorded("orderly_second_member_leaves"), taken_over)
+    assert in_turn(recorded("orderly_second_member_leaves"), taken_over) == taken_over
+    assert in_turn(left, taken_over) == taken_over
     (unlock,) = {row for row in left if row[1] == "UNLOCK_BATCH_MQ"}
     assert unlock[3] == 0  # at a shutdown it waits for the answer; a rebalance unlocks with a oneway
 
@@ -194,7 +205,8 @@ def test_an_orderly_group_lives_as_recorded(stage: Stage):
     ended = stage.await_rows("orderly_shutdown")
     goodbye = ["UNLOCK_BATCH_MQ", "UNREGISTER_CLIENT"]
     assert order(ended, goodbye) == order(recorded("orderly_shutdown"), goodbye) == goodbye
-    assert facts(ended, _OF_RETRIES | _UNTIL_THEN) == facts(recorded("orderly_shutdown"), _OF_RETRIES)
+    wanted = facts(recorded("orderly_shutdown"), _OF_RETRIES)
+    assert not unlike(facts(ended, _OF_RETRIES | _UNTIL_THEN), wanted)
 
 
 def test_a_concurrent_group_lives_as_recorded(stage: Stage):
@@ -214,7 +226,7 @@ def test_a_concurrent_group_lives_as_recorded(stage: Stage):
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["QUERY_CONSUMER_OFFSET", "PULL_MESSAGE", "CONSUMER_SEND_MSG_BACK"]
     assert order(started, essential) == order(recorded("concurrent_start"), essential) == essential
-    assert facts(started) == facts(recorded("concurrent_start"), NOISE | {"SEND_MESSAGE_V2"})
+    assert not unlike(facts(started), facts(recorded("concurrent_start"), NOISE | {"SEND_MESSAGE_V2"}))
 
     stage.java.call("push.suspend", name="conc")
     stage.java.call("push.resume", name="conc")
@@ -223,29 +235,47 @@ def test_a_concurrent_group_lives_as_recorded(stage: Stage):
     stage.await_rows("concurrent_sendback_explicit", frozenset())
     consumer.stop().result(2 * ANSWER_S)
     ended = stage.await_rows("concurrent_shutdown", frozenset())
-    assert facts(ended, _UNTIL_THEN) == facts(recorded("concurrent_shutdown"), frozenset())
+    assert not unlike(facts(ended, _UNTIL_THEN), facts(recorded("concurrent_shutdown"), frozenset()))
 
 
 def test_a_transactional_producer_lives_as_recorded(stage: Stage):
     """G1: each transaction is ended at once; the broker asks for the open one, which is committed then.
 
-    The recorded broker looked before it had noted the ends of the others, and asked for all three.
+    The recorded broker looked before it had noted the ends of the others, and asked for all three; so may this one.
     """
     stage.log.taken()
     states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"]
     assert stage.java.call("transaction.send", group="FrTxG", topic="FrTx", states=states) == states
     heartbeats = frozenset({"HEART_BEAT"})
+
+    def ends(*, when_asked: bool) -> dict[str, str]:
+        """By transaction, how it was ended."""
+        commands = [seen.command for seen in stage.log.so_far() if seen.request == "END_TRANSACTION"]
+        return {
+            each.ext_fields["transactionId"]: each.ext_fields["commitOrRollback"]
+            for each in commands
+            if each.ext_fields["fromTransactionCheck"] == str(when_asked).lower()
+        }
+
+    def is_over() -> bool:
+        at_once, when_asked = ends(when_asked=False), ends(when_asked=True)
+        left_open = [one for one, how in at_once.items() if how == _UNKNOWN]
+        return len(at_once) == len(states) and all(when_asked.get(one) == _COMMIT for one in left_open)
+
+    wait_until(is_over, 2 * ANSWER_S, reason="The end of the open transaction")
+    assert sorted(ends(when_asked=False).values()) == sorted((_COMMIT, _ROLLBACK, _UNKNOWN))
     rows = stage.await_rows("transaction", heartbeats)
-    essential = ["SEND_MESSAGE_V2", "END_TRANSACTION", "CHECK_TRANSACTION_STATE"]
-    assert order(rows, essential) == order(recorded("transaction"), essential) == essential
-    assert facts(rows) == facts(recorded("transaction"), NOISE | heartbeats)
-    assert [row[1] for row in rows if row[1] in essential][-2:] == essential[:0:-1]
+    essential = ["SEND_MESSAGE_V2", "END_TRANSACTION", "CHECK_TRANSACTION_STATE", "END_TRANSACTION"]
+    assert in_turn(rows, essential) == in_turn(recorded("transaction"), essential) == essential
+    assert not unlike(facts(rows), facts(recorded("transaction"), NOISE | heartbeats))
 
     stage.java.submit("transaction.stop", group="FrTxG")
     stage.await_goodbyes()
     of_next_scenario = frozenset({"SEND_MESSAGE_V2"})
     ended = stage.await_rows("transaction_shutdown", of_next_scenario)
-    assert facts(ended, NOISE | _UNTIL_THEN) == facts(recorded("transaction_shutdown"), of_next_scenario)
+    of_checks = {"CHECK_TRANSACTION_STATE", "END_TRANSACTION"}
+    wanted = facts(recorded("transaction_shutdown"), of_next_scenario)
+    assert not unlike(facts(ended, NOISE | _UNTIL_THEN | of_checks), wanted)
 
 
 def test_a_pull_consumer_lives_as_recorded(stage: Stage):
@@ -262,7 +292,7 @@ def test_a_pull_consumer_lives_as_recorded(stage: Stage):
         assert others == ["NO_MATCHED_MSG", "OFFSET_ILLEGAL"]
     rows = stage.await_rows("pullconsumer", frozenset())
     asked = PULLS | {"QUERY_CONSUMER_OFFSET"}
-    assert facts(rows) == facts(recorded("pullconsumer"))
+    assert not unlike(facts(rows), facts(recorded("pullconsumer")))
     assert [row for row in rows if row[1] in asked] == [r for r in recorded("pullconsumer") if r[1] in asked]
 
     stage.java.submit("pull.stop", name="pull")
@@ -275,22 +305,25 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
     java, of_queue = stage.java, {"name": "assign", "queue": queue_of("FrA")}
     stage.put("FrA", 0, 20)
     stage.log.taken()
+    began_s = time.monotonic()
     java.call("lite.start", name="assign", group="FrAssignG", assign=[queue_of("FrA")])
-    java.call("lite.poll", name="assign", count=20, timeoutMillis=20_000)
+    java.call("lite.poll", name="assign", count=20, timeoutMillis=_POLL_MILLIS)
     java.call("lite.seek", **of_queue, to="5")
-    java.call("lite.poll", name="assign", count=5, timeoutMillis=20_000)
+    java.call("lite.poll", name="assign", count=5, timeoutMillis=_POLL_MILLIS)
     rows = stage.await_rows("litepull_assign", frozenset())
     essential = ["GET_ROUTEINFO_BY_TOPIC", "QUERY_CONSUMER_OFFSET", "LITE_PULL_MESSAGE"]
     essential += ["GET_MIN_OFFSET", "GET_MAX_OFFSET"]
     assert order(rows, essential) == order(recorded("litepull_assign"), essential) == essential
-    assert facts(rows) == facts(recorded("litepull_assign"))
+    assert not unlike(facts(rows), facts(recorded("litepull_assign")))
 
     java.call("lite.commit", name="assign")
-    assert "UPDATE_CONSUMER_OFFSET" not in {seen.request for seen in stage.log.so_far()}  # golden fact 14
+    so_far = {seen.request for seen in stage.log.so_far()}
+    if time.monotonic() - began_s < _FIRST_PERSIST_S:
+        assert "UPDATE_CONSUMER_OFFSET" not in so_far  # golden fact 14
     java.submit("lite.stop", name="assign")
     stage.await_goodbyes()
     ended = stage.await_rows("litepull_assign_shutdown", PULLS)
-    assert facts(ended, _UNTIL_THEN) == facts(recorded("litepull_assign_shutdown"), PULLS)
+    assert not unlike(facts(ended, _UNTIL_THEN), facts(recorded("litepull_assign_shutdown"), PULLS))
 
 
 def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
@@ -312,7 +345,8 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
     essential = ["HEART_BEAT", "NOTIFY_CONSUMER_IDS_CHANGED", "GET_CONSUMER_LIST_BY_GROUP"]
     essential += ["QUERY_CONSUMER_OFFSET", "PULL_MESSAGE", "UPDATE_CONSUMER_OFFSET", "UNREGISTER_CLIENT"]
     assert order(rows, essential) == order(recorded("heartbeat_v2"), essential) == essential
-    assert facts(rows, NOISE | of_retries) == facts(recorded("heartbeat_v2"), NOISE | of_retries)
+    without = NOISE | of_retries
+    assert not unlike(facts(rows, without), facts(recorded("heartbeat_v2"), without))
 
 
 def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
@@ -327,8 +361,9 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
     def routes() -> list[Row]:
         return [row for row in observed(stage.log.so_far()) if "inst1" in str(row[2])]
 
-    wait_until(lambda: len(routes()) >= len(recorded("namespace_v1")), 2 * ANSWER_S)
-    assert sorted(routes()) == sorted(recorded("namespace_v1"))
+    wanted = set(recorded("namespace_v1"))
+    wait_until(lambda: wanted <= set(routes()), 2 * ANSWER_S)
+    assert set(routes()) == wanted
     asked = [seen.command for seen in stage.log.so_far() if seen.path.startswith("client")]
     of_member = [
         each.ext_fields for each in asked if "FrNsG'" in f"{each.ext_fields}" or b'"FrNsG"' in each.body
@@ -342,7 +377,8 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
     essential += ["LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET", "PULL_MESSAGE", "UNLOCK_BATCH_MQ"]
     essential += ["UNREGISTER_CLIENT"]
     assert order(rows, essential) == order(recorded("namespace_v2"), essential) == essential
-    assert facts(rows, NOISE | without) == facts(recorded("namespace_v2"), NOISE | without)
+    assert not unlike(facts(rows, NOISE | without), facts(recorded("namespace_v2"), NOISE | without))
+    # It has no route, and so nobody to say goodbye to.
     bystander.stop()
 
 
@@ -359,7 +395,7 @@ def test_a_broadcasting_member_lives_as_recorded(stage: Stage):
     assert names <= {row[1] for row in recorded("broadcast")} | {"NOTIFY_CONSUMER_IDS_CHANGED"}
     consumer.stop().result(2 * ANSWER_S)
     ended = stage.await_rows("broadcast_shutdown")
-    assert facts(ended, NOISE | _UNTIL_THEN) == facts(recorded("broadcast_shutdown"))
+    assert not unlike(facts(ended, NOISE | _UNTIL_THEN), facts(recorded("broadcast_shutdown")))
 
 
 def test_a_sql92_subscriber_lives_as_recorded(stage: Stage):
@@ -393,7 +429,7 @@ def test_producers_say_goodbye_as_recorded(stage: Stage):
     stage.log.taken()
     stage.java.call("producer.stop", group=PRODUCER)
     rows = stage.await_rows("producer_shutdown")
-    assert facts(rows) == facts(recorded("producer_shutdown"))
+    assert not unlike(facts(rows), facts(recorded("producer_shutdown")))
 
 
 def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list[Row]]]):
@@ -403,7 +439,7 @@ def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list
     told = ["INVOKE_BROKER_TO_RESET_OFFSET", "UNLOCK_BATCH_MQ", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"]
     of_reset = recorded("reset_server_side")
     start = next(at for at, row in enumerate(of_reset) if row[1] == told[0])
-    assert order(server_side, told) == order(of_reset[start:], told) == told
+    assert in_turn(of_reset[start:], told) == in_turn(server_side, told) == told
     assert ("client->broker", "PULL_MESSAGE", "FrReset", 21) in server_side
 
     pushed = ["UPDATE_BROKER_CONFIG", "INVOKE_BROKER_TO_RESET_OFFSET", "RESET_CONSUMER_CLIENT_OFFSET"]

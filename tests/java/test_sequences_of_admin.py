@@ -14,11 +14,11 @@ import pytest
 
 from tests.both.support import ANSWER_S
 from tests.helpers.wait import wait_until
-from tests.java.push import PushConsumer
+from tests.java.push import PushConsumer, await_producer
 from tests.java.request_log import ONEWAY
 from tests.java.stage import PULLS, Row, Stage, observed, queue_of, recorded
 
-pytestmark = [pytest.mark.sim, pytest.mark.java]
+pytestmark = [pytest.mark.sim, pytest.mark.java, pytest.mark.timeout(900)]
 
 _GROUP = "FrOrderG"
 _OF_MEMBERS = PULLS | {"HEART_BEAT", "GET_CONSUMER_LIST_BY_GROUP", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"}
@@ -71,6 +71,7 @@ def admin(stage: Stage) -> Iterator[Admin]:
     member = PushConsumer(stage.java, "admin-order", _GROUP, "FrOrder", isOrderly=True)
     member.delivered(1)
     member.persist()
+    await_producer(stage.cluster.broker_addresses["broker-a"], "FrAdminP")
     offsets = stage.cluster.broker("broker-a").state.offsets
     stage.cluster.call(lambda: offsets.commit(_GROUP, f"%RETRY%{_GROUP}", 0, 0))
     stage.cluster.call(lambda: offsets.commit("FrLiteG", "FrA", 0, 0))

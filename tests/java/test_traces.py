@@ -15,6 +15,7 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.java.clients import JavaClients
 from tests.java.traces import (
     CONCURRENT,
+    MOST_S,
     ORDERLY,
     Scenario,
     TraceRun,
@@ -23,9 +24,11 @@ from tests.java.traces import (
     without_ids,
 )
 
+pytestmark = pytest.mark.timeout(900)
+
 
 def _do(run: TraceRun, client: BrokerClient) -> dict[str, Any]:
-    run.begin().result(2 * ANSWER_S)
+    run.begin().result(MOST_S + ANSWER_S)
     run.await_effects(client)
     run.end().result(2 * ANSWER_S)
     return {

@@ -32,7 +32,7 @@ from tests.real_broker.security import Security
 from tests.real_broker.server import PortTaken, Server, await_condition
 
 _BIND_ATTEMPTS = 3
-_PROGRAM_TIMEOUT_S = 60.0
+_PROGRAM_TIMEOUT_S = 180.0
 _UPDATE_BROKER_CONFIG = 25
 _GET_BROKER_CLUSTER_INFO = 106
 
@@ -56,7 +56,7 @@ class RealCluster(Closing):
     ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120.
 
     Raises:
-        HarnessError: If Java or Maven is missing, or a server did not come up within a minute.
+        HarnessError: If Java or Maven is missing, or a server did not come up within three minutes.
     """
 
     def __init__(

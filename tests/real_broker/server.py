@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.java_process import JavaProcess
 
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
 _POLL_S = 0.05
 
 
@@ -22,7 +22,7 @@ def await_condition(condition: Callable[[], bool], what_failed: str) -> None:
     """Wait until ``condition`` holds.
 
     Raises:
-        HarnessError: If it does not within a minute.
+        HarnessError: If it does not within three minutes.
     """
     deadline_s = time.monotonic() + _START_TIMEOUT_S
     while not condition():

@@ -41,6 +41,7 @@ final class LitePullCalls {
         consumer.setNamesrvAddr(nameServers);
         consumer.setInstanceName(arguments.getString("name"));
         consumer.setAutoCommit(arguments.getBooleanValue("autoCommit"));
+        Patience.teach(consumer);
         consumer.setHeartbeatBrokerInterval(1000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (arguments.containsKey("sql")) {

@@ -2,11 +2,12 @@ import java.nio.charset.StandardCharsets;
 import java.util.Base64;
 import java.util.Collection;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * Reads a topic from its beginning with Java's own client and prints one JSON object a message, in reading order.
+ * Reads a topic as a new group from its beginning with Java's own client and prints one JSON object a message, in reading order.
  *
  * <p>Arguments: nameServers topic group count timeoutSeconds. Ends with code 1 when fewer than count messages came.
  */
@@ -20,13 +21,12 @@ public final class LitePullDump {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args[2]);
         consumer.setNamesrvAddr(args[0]);
         consumer.setAutoCommit(false);
+        Patience.teach(consumer);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.start();
-        // Assigning by hand spares the wait for a rebalance.
+        // Assigning by hand spares the wait for a rebalance. Who seeks afterwards may have read something before.
         Collection<MessageQueue> queues = consumer.fetchMessageQueues(args[1]);
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
         int seen = 0;
         while (seen < count && System.nanoTime() < deadline) {
             for (MessageExt message : consumer.poll(100)) {

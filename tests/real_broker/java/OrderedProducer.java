@@ -26,6 +26,8 @@ public final class OrderedProducer {
         int bodyBytes = args.length > 5 ? Integer.parseInt(args[5]) : 0;
         DefaultMQProducer producer = new DefaultMQProducer("ordered-producer");
         producer.setNamesrvAddr(args[0]);
+        Patience.teach(producer);
+        producer.setSendMsgTimeout(Patience.CALL_MILLIS);
         producer.start();
         if (batch > 1) {
             sendBatches(producer, topic, orders, steps, batch, bodyBytes);

@@ -16,7 +16,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /** DefaultMQProducer: one per producer group, started at its first use. */
 final class ProducerCalls {
-    private static final long ASYNC_TIMEOUT_S = 20;
+    private static final long ASYNC_TIMEOUT_S = 90;
 
     private final String nameServers;
     private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
@@ -85,7 +85,9 @@ final class ProducerCalls {
                 producer = new DefaultMQProducer(group);
                 producer.setNamesrvAddr(nameServers);
                 producer.setInstanceName(group);
-                producer.setSendMsgTimeout(10_000);
+                Patience.teach(producer);
+                producer.setSendMsgTimeout(Patience.CALL_MILLIS);
+                producer.setPollNameServerInterval(Patience.NEVER_MILLIS);
                 if (arguments.containsKey("defaultTopicQueueNums")) {
                     producer.setDefaultTopicQueueNums(arguments.getIntValue("defaultTopicQueueNums"));
                 }

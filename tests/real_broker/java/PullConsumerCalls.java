@@ -27,6 +27,8 @@ final class PullConsumerCalls {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(arguments.getString("group"));
         consumer.setNamesrvAddr(nameServers);
         consumer.setInstanceName(arguments.getString("name"));
+        Patience.teach(consumer);
+        consumer.setConsumerPullTimeoutMillis(Patience.CALL_MILLIS);
         consumer.start();
         consumers.put(arguments.getString("name"), consumer);
         return Shown.queues(consumer.fetchSubscribeMessageQueues(arguments.getString("topic")));

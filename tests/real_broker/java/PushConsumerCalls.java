@@ -35,6 +35,7 @@ final class PushConsumerCalls {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(arguments.getString("group"));
         consumer.setNamesrvAddr(nameServers);
         consumer.setInstanceName(name);
+        Patience.teach(consumer);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -29,6 +29,8 @@ final class TransactionCalls {
         TransactionMQProducer producer = new TransactionMQProducer(arguments.getString("group"));
         producer.setNamesrvAddr(nameServers);
         producer.setInstanceName(arguments.getString("group"));
+        Patience.teach(producer);
+        producer.setSendMsgTimeout(Patience.CALL_MILLIS);
         producer.setHeartbeatBrokerInterval(1000);
         producer.setTransactionListener(new AsTheBodySays());
         producer.start();
