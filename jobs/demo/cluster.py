@@ -12,7 +12,7 @@ from typing import IO
 
 from jobs.errors import JobFailed
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 5.0
 
 

@@ -48,4 +48,4 @@ def test_a_planner_s_store_loads_no_pandas(tmp_path: Path) -> None:
         "assert len(store.read('group')) == 1\n"
         "sys.exit('pandas' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, timeout=240)
