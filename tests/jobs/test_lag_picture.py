@@ -12,7 +12,7 @@ from jobs.lag_history import LagHistory
 from jobs.lag_picture import write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
 from jobs.offsets_settings import OffsetsLagSettings
-from pyspark_rocketmq.client.producer import Producer
+from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -71,7 +71,7 @@ def consumed(tmp_path):
     store = DeltaOffsetStore(tmp_path / "offsets")
     with SimCluster(brokers=1) as cluster:
         cluster.create_topic("orders", 2)
-        with Producer((cluster.name_servers,), "lag-producer", send_timeout_s=PATIENCE_S) as producer:
+        with patient_producer(cluster.name_servers) as producer:
             for queue in producer.queues("orders"):
                 producer.send_batch([Message(topic="orders", body=b"x")] * MESSAGES, queue)
         queues = [MessageQueue("orders", "broker-a", number) for number in (0, 1)]

@@ -20,7 +20,7 @@ from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToTime
 from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm
 from jobs.sink_watermarks import SinkWatermarks
-from pyspark_rocketmq.client.producer import Producer
+from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -300,7 +300,7 @@ def test_a_sink_is_not_set_back_under_a_running_query(tmp_path, sink):
 def topic(cluster):
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "reset-producer", send_timeout_s=PATIENCE_S) as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for queue in producer.queues(topic):
             producer.send_batch([Message(topic=topic, body=b"x")] * 6, queue)
     return topic

@@ -15,7 +15,7 @@ from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from pyspark_rocketmq.client.producer import Producer
+from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
@@ -34,7 +34,7 @@ PATIENCE_MS = int(PATIENCE_S * 1000)
 def topic(cluster):
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
-    with Producer((cluster.name_servers,), "lag-producer", send_timeout_s=PATIENCE_S) as producer:
+    with patient_producer(cluster.name_servers) as producer:
         for queue in producer.queues(topic):
             producer.send_batch([Message(topic=topic, body=b"x")] * MESSAGES, queue)
     return topic

@@ -15,7 +15,7 @@ import jobs.replay
 from jobs.replay import replay, summary_text
 from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
-from pyspark_rocketmq.client.producer import Producer
+from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options import ReadOptions
@@ -42,7 +42,7 @@ def test_messages_go_to_the_topic_once_with_a_bar_and_a_summary(
 ) -> None:
     """H3: what is read, where it goes, the steps and the record are those of the settings."""
     topic, copy = (cluster.create_topic(queues=1, brokers=["broker-a"]) for _ in range(2))
-    with Producer((cluster.name_servers,), "p", send_timeout_s=PATIENCE_S) as producer:
+    with patient_producer(cluster.name_servers) as producer:
         [queue] = producer.queues(topic)
         messages = [
             Message(topic=topic, body=b"%d" % number, properties={"TAGS": "ab"[number % 2]})

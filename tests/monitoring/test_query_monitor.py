@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
 
-from pyspark_rocketmq.client.producer import Producer
+from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -137,7 +137,7 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(cluster, mo
     monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     queue = MessageQueue(topic, "broker-a", 0)
-    with Producer((cluster.name_servers,), "p", send_timeout_s=PATIENCE_S) as producer:
+    with patient_producer(cluster.name_servers) as producer:
         producer.send_batch([Message(topic=topic, body=b"x")] * 3, queue)
     told = []
     with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
