@@ -12,11 +12,11 @@ from jobs.lag_history import LagHistory
 from jobs.lag_picture import write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
 from jobs.offsets_settings import OffsetsLagSettings
-from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.browser import browser as _browser
+from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
 from tests.jobs.test_lag_history import Q0, Q1, moment
 

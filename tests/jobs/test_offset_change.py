@@ -20,7 +20,6 @@ from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToTime
 from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm
 from jobs.sink_watermarks import SinkWatermarks
-from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -31,6 +30,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.retries import but_retries
+from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 GROUP = "etl"

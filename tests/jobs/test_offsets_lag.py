@@ -15,7 +15,6 @@ from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
@@ -23,6 +22,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.jobs.test_offset_change import both_queues_of
 

@@ -15,12 +15,12 @@ import jobs.replay
 from jobs.replay import replay, summary_text
 from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
-from tests.helpers.sending import patient_producer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay.replay import OnStep, Replay, ReplaySummary
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
 
 
