@@ -8,18 +8,14 @@ from pathlib import Path
 from deltalake import DeltaTable, QueryBuilder
 
 from jobs.order_check import OrderReport, check_order
-from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message
-from tests.helpers.sending import await_dispatched
+from tests.helpers.sending import patient_producer
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint"
 """Of listeners whose sink :func:`check_sink` reads; ``delivered_ns`` is :func:`time.time_ns` at the delivery."""
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 
 Orders = Mapping[str, Sequence[str]]
-
-_SEND_TIMEOUT_S = 60.0
-"""A send that was given up may be stored all the same, and its repetition would be one message too many."""
 
 
 def produce_orders(
@@ -30,7 +26,7 @@ def produce_orders(
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
     """
     order_ids = [f"order-{number}" for number in range(first, first + count)]
-    with Producer((name_servers,), "orders-producer", send_timeout_s=_SEND_TIMEOUT_S) as producer:
+    with patient_producer(name_servers) as producer:
         producer.send_ordered(
             (
                 order_id,
@@ -43,7 +39,6 @@ def produce_orders(
             for step in STEPS
             for order_id in order_ids
         )
-    await_dispatched(name_servers)
     return dict.fromkeys(order_ids, STEPS)
 
 

@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r'"([^"/ ]+:\d+)"')
 
 @contextmanager
 def patient_producer(name_servers: str) -> Iterator[Producer]:
-    """A producer that gives nothing up; what it has sent can be read when the block ends."""
+    """A producer that gives nothing up, since that may be stored all the same; what it has sent can be read when the block ends."""
     with Producer(name_servers, "tests", send_timeout_s=PATIENCE_S) as producer:
         yield producer
     await_dispatched(name_servers)
