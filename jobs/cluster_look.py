@@ -62,6 +62,8 @@ class ClusterLook:
         self._snapshots: dict[str, Snapshot | None] = {}
         self._members: dict[str, Members] = {}
         self._silent: dict[str, frozenset[str]] = {}
+        self._listed: set[str] = set()
+        """Groups of which a broker has told who their members are, or that there are none."""
         self._pool = process_pool(ConnectionSettings.of(self._read_options("any")))
         timeout_s = reach.request_timeout_ms / 1000
         self.brokers = BrokerClient(self._pool, clock, timeout_s, namespace=namespace)
@@ -97,6 +99,11 @@ class ClusterLook:
         """Members that brokers know of and that did not tell which queues they have."""
         self.members_of(group, topics)
         return self._silent.get(group, frozenset())
+
+    def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
+        """Whether a broker told who they are; else there may be some."""
+        self.members_of(group, topics)
+        return group in self._listed
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
         """The offset of each queue's first message stored at or after ``at_s``; of those whose broker tells."""
@@ -161,10 +168,12 @@ class ClusterLook:
                 listed = self.brokers.consumer_list(address, group)
             except BrokerError:
                 # "no consumer for this group", of a broker that was started a moment ago perhaps.
+                self._listed.add(group)
                 continue
             except RocketMQError as error:
                 logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
                 continue
+            self._listed.add(group)
             ask = partial(self._queues_of, address, group)
             told = dict(self._threads.map(ask, set(listed)))
             self._silent[group] = frozenset(client_id for client_id, queues in told.items() if queues is None)

@@ -39,7 +39,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 
 _RUNS_IF_YOUNGER_S = 60.0
-"""A group whose rows changed in that time is taken for running where nobody can be asked."""
+"""A group whose rows changed in that time is taken for running where nobody can be asked, or no broker answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class _Look:
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
         """Who consumes a queue, or may: what a member does not tell, it may have."""
         name, rows = self.group.name, self.group.rows
-        if self._cluster is None:
+        if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
             now_s = self._clock.now_s()
             return {
                 queue: f"{row.owner} (its offset changed {now_s - row.updated_at_s:.0f} s ago)"

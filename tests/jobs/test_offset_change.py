@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from rich.console import Console
 
+from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.moments import AtTime, AtVersion
 from jobs.offset_change import Manner, clone, reset, skip
@@ -186,6 +187,20 @@ def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
 
     shop.do(reset, ToOffset(0), is_forced=True)
     assert shop.now() == {A0: 0}
+
+
+def test_a_group_whose_members_no_broker_tells_is_judged_so_too(tmp_path):
+    """C5, A2: the brokers are away, which is not to say that nobody waits for them."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim(GROUP, "host@one", {A0: 20})
+    with SimCluster() as cluster:
+        cluster.create_topic("orders", 1)
+        cluster.refuse_connections("broker-a")
+        shop = Shop(store, name_servers=(cluster.name_servers,))
+
+        with pytest.raises(JobFailed, match=r"being consumed by host@one \(its offset changed \d+ s ago"):
+            shop.do(reset, ToOffset(0))
+    assert shop.now() == {A0: 20}
 
 
 # ------------------------------------------------------------------------------------------ the sink
