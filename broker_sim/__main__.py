@@ -23,13 +23,14 @@ from broker_sim.settings import BrokerSettings
 from broker_sim.tls import ServerTls, TlsMode
 
 _PARENT_CHECK_S = 0.2
+_WHOEVER = -1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse ``arguments``, run, return the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    parent = os.getppid() if options.exit_with_parent else None
+    parent = os.getppid() if options.exit_with_parent == _WHOEVER else options.exit_with_parent
     try:
         cluster = AsyncCluster(
             brokers=options.brokers,
@@ -80,7 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-key", metavar="FILE", help="PEM of its key")
     add("--tls-trust", metavar="FILE", help="PEM of who signs client certificates, which become required")
     add("--control", action="store_true", help="take commands from standard input")
-    add("--exit-with-parent", action="store_true", help="end when the starting process does")
+    add(
+        "--exit-with-parent",
+        nargs="?",
+        type=int,
+        const=_WHOEVER,
+        metavar="PID",
+        help="end when the starting process does; PID is its own, lest it end before this one can ask for it",
+    )
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def embedded_cluster(brokers: int) -> Iterator[str]:
         "--brokers",
         str(brokers),
         "--exit-with-parent",
+        str(os.getpid()),
     ]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # noqa: S603 - our own
     assert process.stdout is not None

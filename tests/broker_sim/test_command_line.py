@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -154,6 +155,14 @@ def test_it_can_end_with_the_process_that_started_it() -> None:
     )
     address = json.loads(parent.stdout)["nameServers"]
     wait_until(lambda: _is_refused(address), timeout_s=_TIMEOUT_S)
+
+
+def test_it_ends_at_once_if_the_process_that_started_it_has_ended_before() -> None:
+    """While it began, on a busy machine, it got another parent."""
+    arguments = ["--exit-with-parent", str(os.getppid())]
+    command = [sys.executable, "-m", "broker_sim", *arguments]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0
 
 
 def _is_refused(address: str) -> bool:
