@@ -25,6 +25,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, OnSend
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.outcomes import next_outcome
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.publishing import (
     round_robin_queue,
@@ -259,7 +260,7 @@ class Producer(Closing):
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
         for queue, messages in batches.items():
             self._begin_batch(queue, messages, lambda outcome, queue=queue: outcomes.put((queue, outcome)))  # type: ignore[misc]
-        return dict(outcomes.get() for _ in batches)
+        return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
         """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.

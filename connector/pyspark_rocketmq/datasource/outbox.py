@@ -14,12 +14,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
+from pyspark_rocketmq.client.outcomes import next_outcome
 from pyspark_rocketmq.client.publishing import round_robin_queue
 from pyspark_rocketmq.client.retry import UNTIL_DEADLINE
 from pyspark_rocketmq.client.sending import SendResult
@@ -29,9 +30,6 @@ from pyspark_rocketmq.errors import RocketMQError, RowNotSent
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 
 logger = logging.getLogger(__name__)
-
-_LATE_S: Final = 60.0
-"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a bug."""
 
 Begin = Callable[[Parcel, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
@@ -91,7 +89,7 @@ class Outbox:
         self._begin = begin
         self._clock = clock
         self._max_bytes = max_bytes
-        self._patience_s = send_timeout_s + _LATE_S
+        self._send_timeout_s = send_timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._require_send_ok = require_send_ok
         self._lanes: dict[MessageQueue, _Lane] = {}
@@ -172,14 +170,11 @@ class Outbox:
     def _wait(self) -> None:
         """Until an outcome has come or a retry is due."""
         dues = [lane.waiting[0].due_s for lane in self._lanes.values() if not lane.is_under_way]
-        wait_s = min(dues) - self._clock.monotonic_s() if dues else self._patience_s
-        try:
-            outcome = self._outcomes.get(timeout=max(0.0, wait_s))
-        except Empty:
-            if not dues:
-                raise AssertionError(f"no outcome of a send came within {self._patience_s:g} s") from None
+        if dues:
+            with suppress(Empty):
+                self._take_in(*self._outcomes.get(timeout=max(0.0, min(dues) - self._clock.monotonic_s())))
         else:
-            self._take_in(*outcome)
+            self._take_in(*next_outcome(self._outcomes, self._send_timeout_s))
         self._begin_due()
 
     def _take_in(self, queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.outcomes import next_outcome
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.publishing import split_batch
@@ -159,7 +160,7 @@ class ResendRanges:
         body = encode_batch(messages)
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
         producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
-        outcome = outcomes.get()
+        outcome = next_outcome(outcomes, self.send_timeout_s)
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome

@@ -1,0 +1,24 @@
+"""What became of sends, left in a queue by callbacks on other threads."""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
+
+OutcomeT = TypeVar("OutcomeT")
+
+_LATE_S: Final = 60.0
+"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a bug."""
+
+
+def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
+    """Wait for the next outcome of sends that may take so long each.
+
+    Raises:
+        AssertionError: If none comes, although each send has exactly one.
+    """
+    patience_s = send_timeout_s + _LATE_S
+    try:
+        return outcomes.get(timeout=patience_s)
+    except Empty:
+        raise AssertionError(f"no outcome of a send came within {patience_s:g} s") from None

@@ -1,0 +1,25 @@
+"""Waiting for what becomes of a send never lasts for ever."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+import pytest
+
+from pyspark_rocketmq.client import outcomes
+from pyspark_rocketmq.client.outcomes import next_outcome
+
+
+def test_an_outcome_is_waited_for_though_it_comes_after_the_send_s_own_time():
+    queue: SimpleQueue[str] = SimpleQueue()
+    threading.Timer(0.05, queue.put, ("stored",)).start()
+
+    assert next_outcome(queue, 0.0) == "stored"
+
+
+def test_a_callback_that_was_lost_is_told_as_the_bug_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outcomes, "_LATE_S", 0.01)
+
+    with pytest.raises(AssertionError, match="no outcome of a send came"):
+        next_outcome(SimpleQueue(), 0.0)
