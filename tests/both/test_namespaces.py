@@ -93,7 +93,7 @@ def test_a_group_of_a_namespace_is_another_group_than_the_one_outside(
     assert outside.lock_batch(address, group, "you", [queue]) == {queue}
     connection = AdminClient(pool, CLOCK, ANSWER_S, namespace=namespace).consumer_connection(address, group)
     assert set(connection.subscriptions) == {topic, retry_topic(group)}
-    names = NameServerClient((cluster.name_servers,), pool, CLOCK, namespace=namespace)
+    names = NameServerClient((cluster.name_servers,), pool, CLOCK, ANSWER_S, namespace=namespace)
     wait_until(lambda: names.topics(Deadline.after(CLOCK, ANSWER_S)) == (retry_topic(group), topic), ANSWER_S)
     inside.unregister(address, "me", consumer_group=group)
 

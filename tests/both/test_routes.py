@@ -9,6 +9,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.wait import PATIENCE_S
 
 DEAD = "127.0.0.1:1"
 
@@ -16,7 +17,7 @@ DEAD = "127.0.0.1:1"
 @pytest.fixture
 def names(cluster: ClusterUnderTest, pool) -> NameServerClient:
     """Asks a dead name server first."""
-    return NameServerClient((DEAD, cluster.name_servers), pool, SystemClock(), route_max_age_s=0)
+    return NameServerClient((DEAD, cluster.name_servers), pool, SystemClock(), PATIENCE_S, route_max_age_s=0)
 
 
 def test_a_route_has_every_queue_of_every_broker(cluster, names, soon):

@@ -157,13 +157,13 @@ def test_name_servers_are_asked_for_the_full_name(
     answering: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:
     """A2, A6: and list the topics of the namespace alone."""
-    names = NameServerClient((answering.address,), pool, SystemClock(), namespace="shop")
+    names = NameServerClient((answering.address,), pool, SystemClock(), PATIENCE_S, namespace="shop")
 
     assert names.route("orders", soon).subscribe_queues("orders")[0].topic == "orders"
     assert answering.next_request().ext_fields["topic"] == "shop%orders"
     assert names.topics(soon) == ("%RETRY%g", "orders")
     assert [broker.broker_name for broker in names.brokers(soon)] == ["broker-a"]
-    everything = NameServerClient((answering.address,), pool, SystemClock())
+    everything = NameServerClient((answering.address,), pool, SystemClock(), PATIENCE_S)
     assert everything.topics(soon) == ("%RETRY%shop%g", "TBW102", "orders", "shop%orders")
 
 

@@ -57,7 +57,7 @@ def test_a_route_is_read_in_both_spellings(
     """A2: bare integer keys are accepted."""
     server.script = RouteScript(route_with(3), standard_json=standard_json)
 
-    route = NameServerClient((server.address,), pool, SystemClock()).route("orders", soon)
+    route = NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S).route("orders", soon)
 
     assert route == route_with(3)
     assert server.next_request().ext_fields == {"topic": "orders"}
@@ -69,7 +69,7 @@ def test_a_route_is_kept_for_thirty_seconds(
     """A2: then new queues are found."""
     clock, script = FakeClock(), RouteScript(route_with(3))
     server.script = script
-    client = NameServerClient((server.address,), pool, clock)
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
     client.route("orders", soon)
     script.route = route_with(8)
     clock.advance(29.9)
@@ -87,7 +87,7 @@ def test_an_invalidated_route_is_asked_for_again(
     """A2: a route that led nowhere is not used twice."""
     script = RouteScript(route_with(3))
     server.script = script
-    client = NameServerClient((server.address,), pool, SystemClock())
+    client = NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S)
     client.route("orders", soon)
     client.invalidate("orders")
     client.invalidate("never asked")
@@ -102,7 +102,7 @@ def test_an_unknown_topic_is_a_class_of_its_own(
     """A2, broker answers: code 17; nothing is cached, so the topic is found as soon as it exists."""
     script = RouteScript(None)
     server.script = script
-    client = NameServerClient((server.address,), pool, SystemClock())
+    client = NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S)
     with pytest.raises(TopicNotFound) as caught:
         client.route("orders", soon)
     script.route = route_with(1)
@@ -119,7 +119,7 @@ def test_a_name_server_that_is_not_ready_is_an_error(
     server.script = lambda peer, request: peer.answer(request, 1, remark="name server not ready")
 
     with pytest.raises(BrokerError, match="not ready") as caught:
-        NameServerClient((server.address,), pool, SystemClock()).route("orders", soon)
+        NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S).route("orders", soon)
     assert not isinstance(caught.value, TopicNotFound)
 
 
@@ -130,7 +130,7 @@ def test_the_next_name_server_is_asked_when_one_is_gone_and_then_kept(
     script = RouteScript(route_with(2))
     server.script = script
     with ScriptedServer(lambda peer, _request: peer.close()) as broken:
-        client = NameServerClient((broken.address, server.address), pool, SystemClock())
+        client = NameServerClient((broken.address, server.address), pool, SystemClock(), PATIENCE_S)
         client.route("a", soon)
         client.route("b", soon)
 
@@ -170,7 +170,7 @@ def test_a_known_route_outlives_the_name_servers(
     """A2: brokers go on without name servers, and so does whoever knows them."""
     clock = FakeClock()
     with ScriptedServer(RouteScript(route_with(2))) as server:
-        client = NameServerClient((server.address,), pool, clock)
+        client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
         client.route("orders", soon)
     clock.advance(31)
 
@@ -183,7 +183,7 @@ def test_a_known_route_outlives_the_name_servers(
 def test_threads_may_ask_at_the_same_time(server: ScriptedServer, pool: ChannelPool, soon: Deadline) -> None:
     """A2: one client serves planner and heartbeat threads."""
     server.script = RouteScript(route_with(2))
-    client = NameServerClient((server.address,), pool, SystemClock())
+    client = NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S)
     routes: list[TopicRoute] = []
     threads = [threading.Thread(target=lambda: routes.append(client.route("orders", soon))) for _ in range(8)]
     for thread in threads:

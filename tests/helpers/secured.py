@@ -20,7 +20,7 @@ from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.certificates import KEY_PASSWORD, Authority, Certificate
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.real_broker.harness import RealCluster
 from tests.real_broker.security import ADMIN, ADMIN_SECRET, Security, Tls
 
@@ -54,7 +54,7 @@ class SecuredCluster:
     def settings(self) -> ConnectionSettings:
         """How ``USER`` connects."""
         return ConnectionSettings(
-            connect_timeout_s=10.0,
+            connect_timeout_s=PATIENCE_S,
             access_key=USER,
             secret_key=SECRET,
             use_tls=True,
@@ -133,8 +133,8 @@ def _set_up(secured: SecuredCluster) -> None:
     clock = SystemClock()
     settings = replace(secured.settings, access_key=ADMIN, secret_key=ADMIN_SECRET)
     with settings.open_pool(clock) as pool:
-        deadline = Deadline.after(clock, 30.0)
-        AdminClient(pool, clock, 10.0).create_topic(secured.address, TOPIC, 4)
+        deadline = Deadline.after(clock, PATIENCE_S)
+        AdminClient(pool, clock, PATIENCE_S).create_topic(secured.address, TOPIC, 4)
         user = {"username": USER, "password": SECRET, "userType": "Normal"}
         entries = [
             {"resource": resource, "actions": actions, "decision": "Allow"}
@@ -149,8 +149,8 @@ def _set_up(secured: SecuredCluster) -> None:
             request = RemotingCommand(code=code, ext_fields=fields, body=json.dumps(body).encode())
             answer = channel.request(request, deadline)
             assert answer.code == 0, answer
-        names = NameServerClient((secured.name_servers,), pool, clock, route_max_age_s=0)
-        wait_until(lambda: _is_routed(names, deadline), 10.0, reason=f"The route of topic {TOPIC}")
+        names = NameServerClient((secured.name_servers,), pool, clock, PATIENCE_S, route_max_age_s=0)
+        wait_until(lambda: _is_routed(names, deadline), reason=f"The route of topic {TOPIC}")
 
 
 def _is_routed(names: NameServerClient, deadline: Deadline) -> bool:
