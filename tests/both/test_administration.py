@@ -282,6 +282,9 @@ def sides(sim_cluster: Backend, real_cluster: Backend) -> Iterator[tuple[_Side, 
 @pytest.mark.parametrize("case", _CASES)
 def test_both_answer_an_administrator_alike(sides: tuple[_Side, _Side], case: str):
     """A4: code, remark of errors, ext fields and body, without moments and commit log offsets."""
+    for side in sides:
+        # Else a member is forgotten after two minutes.
+        side.join()
     simulated, real = (side.outcome(_CASES[case](side)) for side in sides)
     assert simulated == real
 

@@ -12,6 +12,7 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from tests.both.support import ANSWER_S
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def offsets(cluster, pool, topic, group) -> RemoteBrokerOffsets:
         "topic": topic,
         "consumerGroup": group,
         "offsetStore": "delta:/unused",
+        "requestTimeoutMs": str(int(ANSWER_S * 1000)),
     }
     return RemoteBrokerOffsets.of(ReadOptions.parse(options), pool, SystemClock())
 

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,7 +124,8 @@ class OurRun(StoredTrace):
                 consume_message_batch_max_size=self.config["consumeMessageBatchMaxSize"],
                 max_reconsume_times=self.config["maxReconsumeTimes"],
             ),
-            SendBackSettings.of(self._options),
+            # Who gives a slow broker up sends the message in another way.
+            replace(SendBackSettings.of(self._options), back_timeout_s=ANSWER_S, send_timeout_s=ANSWER_S),
         )
 
     def send(self, key: str, queue_id: int) -> None:

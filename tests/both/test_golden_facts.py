@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import pytest
 
 from pyspark_rocketmq.client.broker import PullRequest, SendTerms
@@ -75,17 +78,25 @@ def test_without_a_timer_wheel_a_topic_is_deleted_and_the_answer_is_an_error(
 ):
     """F4: fact 26."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
-    if cluster.kind == "sim":  # the real brokers of the harness have none
-        _configure(broker, soon, b"timerWheelEnable=false")
-    answer = broker.request(
-        RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": topic}), soon
-    )
-    if cluster.kind == "sim":
-        _configure(broker, soon, b"timerWheelEnable=true")
+    is_sim = cluster.kind == "sim"  # the real brokers of the harness have none
+    with _configured(broker, soon, b"timerWheelEnable=%s") if is_sim else nullcontext():
+        answer = broker.request(
+            RemotingCommand(code=RequestCode.DELETE_TOPIC_IN_BROKER, ext_fields={"topic": topic}), soon
+        )
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     with pytest.raises(TopicNotFound):
         client.topic_stats(address, topic)
+
+
+@contextmanager
+def _configured(broker: Channel, soon: Deadline, setting: bytes) -> Iterator[None]:
+    """The setting false, and true again for other tests."""
+    _configure(broker, soon, setting % b"false")
+    try:
+        yield
+    finally:
+        _configure(broker, soon, setting % b"true")
 
 
 def _configure(broker: Channel, soon: Deadline, setting: bytes) -> None:

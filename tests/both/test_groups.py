@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.headers import NotifyConsumerIdsChangedRequestHeader, from_ext_fields
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription
-from tests.both.support import ANSWER_S
+from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import wait_until
 
@@ -218,6 +218,7 @@ def test_a_restarted_broker_has_its_messages_but_no_members_and_no_locks(cluster
     # The client may learn only by this that its connection of before is gone.
     with suppress(ChannelClosed):
         client.max_offset(address, queue)
+    await_readable(client, address, queue, 1)
     kept = client.pull(address, PullRequest(consumer_group=group, queue=queue, queue_offset=0))
     assert [message.body for message in decode_messages(kept.body, "broker-b")] == [b"kept"]
     assert members(client, address, group) == []

@@ -168,6 +168,7 @@ def test_the_admin_tool_and_we_see_the_same_bounds(cluster, java, client, queues
     """F2: ``mqadmin topicStatus`` against GET_TOPIC_STATS_INFO."""
     topic = queues[0].topic
     java.java("OrderedProducer", java.name_servers, topic, ORDERS, STEPS, 8)
+    read_topic(client, cluster, queues, ORDERS * STEPS)
 
     table = java.mqadmin("topicStatus", "-t", topic)
     stats = {

@@ -15,7 +15,7 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
 from pyspark_rocketmq.datasource.queue_reader import read_queues
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueRange
-from tests.both.support import await_readable
+from tests.both.support import ANSWER_S, await_readable
 
 QUEUES = 4
 PER_QUEUE = 300
@@ -53,8 +53,8 @@ def partition(queue: MessageQueue, address: str) -> QueuePartition:
         fail_on_data_loss=True,
         pull_batch_size=32,
         pulls_in_flight=16,
-        request_timeout_s=5.0,
-        retry_timeout_s=60.0,
+        request_timeout_s=ANSWER_S,
+        retry_timeout_s=6 * ANSWER_S,
     )
 
 

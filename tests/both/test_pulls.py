@@ -15,10 +15,12 @@ from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
-from tests.both.support import TRIES_TO_BE_HELD
+from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.helpers.cluster import REAL_ONLY
 
 KIB = 1024
+_LONG_MILLIS = 60_000
+"""More than it takes to store a message on a busy machine."""
 
 
 def request(group: str, queue: MessageQueue, queue_offset: int = 0, **changes) -> PullRequest:
@@ -211,13 +213,13 @@ def test_a_held_pull_is_answered_when_a_message_comes(client, address, queue, gr
     """
     waits_s = []
     for queue_offset in range(TRIES_TO_BE_HELD):
-        held = request(group, queue, queue_offset, sys_flag=_HELD, suspend_timeout_millis=15_000)
+        held = request(group, queue, queue_offset, sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
         results: SimpleQueue = SimpleQueue()
         client.pull_async(address, held, results.put)
 
         put(b"news")
         begin_s = time.monotonic()
-        assert bodies_of(results.get(timeout=10)) == [b"news"]
+        assert bodies_of(results.get(timeout=2 * ANSWER_S)) == [b"news"]
         waits_s.append(time.monotonic() - begin_s)
         if waits_s[-1] < 2.0:
             return
@@ -227,11 +229,11 @@ def test_a_held_pull_is_answered_when_a_message_comes(client, address, queue, gr
 def test_held_pulls_with_a_filter_bring_the_matching_message_only(client, address, queue, group, put):
     """A4: others do not wake a held pull; one that was not held yet tells of them as passed by."""
     results: SimpleQueue = SimpleQueue()
-    held = request(group, queue, subscription="red", sys_flag=_HELD, suspend_timeout_millis=15_000)
+    held = request(group, queue, subscription="red", sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
     client.pull_async(address, held, results.put)
 
     put(tagged(queue, "blue"), tagged(queue, "red"))
-    result = results.get(timeout=10)
+    result = results.get(timeout=2 * ANSWER_S)
     while result.status is PullStatus.NO_MATCHED_MSG:
         result = client.pull(address, replace(held, queue_offset=result.next_begin_offset))
 
@@ -241,14 +243,14 @@ def test_held_pulls_with_a_filter_bring_the_matching_message_only(client, addres
 def test_other_requests_overtake_a_held_pull(client, address, queue, group, put):
     """A1: one connection carries all; a held pull blocks nothing."""
     results: SimpleQueue = SimpleQueue()
-    held = request(group, queue, sys_flag=_HELD, suspend_timeout_millis=15_000)
+    held = request(group, queue, sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
     client.pull_async(address, held, results.put)
 
     quick = client.pull(address, request(group, queue))
 
     assert quick.status is PullStatus.NO_NEW_MSG
     put(b"the end")
-    assert bodies_of(results.get(timeout=10)) == [b"the end"]
+    assert bodies_of(results.get(timeout=2 * ANSWER_S)) == [b"the end"]
 
 
 def test_pulls_of_one_queue_at_several_offsets_may_be_under_way_together(client, address, queue, group, put):
@@ -262,7 +264,7 @@ def test_pulls_of_one_queue_at_several_offsets_may_be_under_way_together(client,
             request(group, queue, start, max_msg_nums=4),
             lambda result, start=start: results.put((start, bodies_of(result))),
         )
-    parts = dict(results.get(timeout=10) for _ in range(5))
+    parts = dict(results.get(timeout=2 * ANSWER_S) for _ in range(5))
 
     assert [body for start in sorted(parts) for body in parts[start]] == [b"%d" % n for n in range(20)]
 

@@ -22,6 +22,7 @@ from pyspark_rocketmq.wire.headers import (
     to_ext_fields,
 )
 from pyspark_rocketmq.wire.route import decode_route
+from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until
 
@@ -172,17 +173,19 @@ def test_a_frame_may_come_in_pieces(cluster: ClusterUnderTest, soon: Deadline):
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
 
 
-def test_a_channel_pool_connects_anew_after_a_broker_was_away(cluster, pool: ChannelPool):
+def test_a_channel_pool_connects_anew_after_a_broker_was_away(cluster, pool: ChannelPool, soon: Deadline):
     """A1: the dead channel is replaced at the next request, not before and not never."""
     address = cluster.broker_addresses["broker-b"]
-    before = pool.get(address, Deadline.after(SystemClock(), 10))
+    before = pool.get(address, soon)
     cluster.stop_broker("broker-b")
-    wait_until(lambda: not before.is_open, 60)
+    # Its own thread is told by the system.
+    wait_until(lambda: not before.is_open, reason="the end of the connection")
     cluster.start_broker("broker-b")
+    later = Deadline.after(SystemClock(), ANSWER_S)
 
-    after = pool.get(address, Deadline.after(SystemClock(), 10))
+    after = pool.get(address, later)
 
-    answer = after.request(max_offset_request("no-such-topic"), Deadline.after(SystemClock(), 10))
+    answer = after.request(max_offset_request("no-such-topic"), later)
     assert answer.code == ResponseCode.SUCCESS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.replay import tasks
 from pyspark_rocketmq.replay.sending import Sending
 from pyspark_rocketmq.replay.target_topic import TargetTopic
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
@@ -91,10 +93,9 @@ def resend(
     cluster: ClusterUnderTest,
     part: Resending,
     how: type[ResendRanges] = ResendRanges,
-    timeout_s: float = ANSWER_S,
 ) -> int:
     task = how(
-        parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=timeout_s, messages_at_once=AT_ONCE
+        parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=ANSWER_S, messages_at_once=AT_ONCE
     )
     [row] = list(task([ONE_TASK]))
     return int(row.column("sent")[0].as_py())
@@ -150,14 +151,20 @@ def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, 
 
 
 @SIM_ONLY
-def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(cluster, client, queue, copy):
-    """H3: within one task."""
+def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(
+    cluster, client, queue, copy, monkeypatch
+):
+    """H3: within one task; the queue is looked at only when nothing can be on its way any more."""
     part = part_of(cluster, queue, copy)
     cluster.backend.faults.add("cut", on=int(RequestCode.SEND_BATCH_MESSAGE))
+    slept: list[float] = []
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(sleep=slept.append))
 
-    resend(cluster, part, timeout_s=0.3)
+    resend(cluster, part)
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
 
+    assert not cluster.backend.faults.pending
+    assert slept.count(ANSWER_S) == 1
     assert [message.flag for message in messages] == list(range(MESSAGES))
 
 
@@ -177,6 +184,7 @@ def test_a_busy_broker_is_waited_for(cluster, client, queue, copy):
     busy(cluster, 3)
 
     assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES
+    assert not cluster.backend.faults.pending
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
     assert [message.flag for message in messages] == list(range(MESSAGES))
 
@@ -185,8 +193,6 @@ def test_a_busy_broker_is_waited_for(cluster, client, queue, copy):
 def test_one_that_stays_busy_ends_the_task(cluster, queue, copy):
     """H3: after retryTimeoutMs."""
     busy(cluster, 50)
-    try:
-        with pytest.raises(RocketMQError, match="TIMEOUT_CLEAN_QUEUE"):
-            resend(cluster, part_of(cluster, queue, copy, retryTimeoutMs="300"))
-    finally:
-        cluster.backend.faults.clear()
+
+    with pytest.raises(RocketMQError, match="TIMEOUT_CLEAN_QUEUE"):
+        resend(cluster, part_of(cluster, queue, copy, retryTimeoutMs="300"))

@@ -16,6 +16,7 @@ from pyspark_rocketmq.datasource.schema import planned_range, reset_target
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode
+from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import wait_until
@@ -69,8 +70,8 @@ def partition(address, queue, group, *, is_of_group: bool) -> QueuePartition:
         fail_on_data_loss=True,
         pull_batch_size=8,
         pulls_in_flight=4,
-        request_timeout_s=10.0,
-        retry_timeout_s=10.0,
+        request_timeout_s=ANSWER_S,
+        retry_timeout_s=2 * ANSWER_S,
     )
 
 

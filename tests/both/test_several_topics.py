@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.errors import OptionError, TopicNotFound
+from pyspark_rocketmq.errors import ConsumerNotOnline, OptionError, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -113,13 +114,17 @@ def test_a_heartbeat_tells_of_every_subscription(
     assert query.member.await_settled(SOON_S)
     admin = AdminClient(pool, SystemClock(), SOON_S)
 
+    wanted = {topics[0]: "paid", topics[1]: "*", retry_topic(group): "*"}
+
+    def told(address: str) -> dict[str, str]:
+        # A broker that was slow to answer a heartbeat hears the next one.
+        with suppress(ConsumerNotOnline):
+            subscriptions = admin.consumer_connection(address, group).subscriptions
+            return {topic: one.sub_string for topic, one in subscriptions.items()}
+        return {}
+
     for address in cluster.broker_addresses.values():
-        told = admin.consumer_connection(address, group).subscriptions
-        assert {topic: one.sub_string for topic, one in told.items()} == {
-            topics[0]: "paid",
-            topics[1]: "*",
-            retry_topic(group): "*",
-        }
+        wait_until(lambda address=address: told(address) == wanted, SOON_S, reason=f"{wanted} at {address}")
 
 
 def test_members_share_each_topic_by_itself(
@@ -229,7 +234,7 @@ def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commit
 
 
 def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
-    topics: tuple[str, str], start: Start, send: Any
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any
 ) -> None:
     """D13: the rest comes with the next ones, in order and once; other queues are not bounded by it."""
     sizes = {topics[0]: [1, 1, 1, 1, 1], topics[1]: [600 << 10] * 3}
@@ -238,7 +243,7 @@ def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
             send(topic, str(number).encode().ljust(size, b"."))
 
     query = start("me", pullThresholdForQueue="3", pullThresholdSizeForQueue="1")
-    wait_until(lambda: len(plannable(query)) >= 4, SOON_S)
+    wait_until(lambda: plannable(query) >= queues_of(cluster, *topics), SOON_S)
 
     batches = [query.consumed() for _ in range(3)]
     by_topic = {

@@ -23,6 +23,8 @@ from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
 
 COUNT = 1000
 COMMIT_LOG_FILE = 64 << 20
+_IN_FLIGHT = 128 << 10
+"""Bytes: so few that half of the messages cannot be on their way when the replica dies."""
 
 
 @pytest.fixture
@@ -80,14 +82,14 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
     ):
         wait_until(
             lambda: RocketMQBatchReader(options).partitions()[0].replicas,
-            40.0,
+            180.0,
             reason="The replica in the topic's route",
         )
         partitions = RocketMQBatchReader(options).partitions()
         assert partitions[0].replicas == {REPLICA_ID: server.address}
         offsets: list[int] = []
         pulled_from: list[int] = []
-        pipeline = PullPipeline([replace(each, max_in_flight_bytes=512 << 10) for each in partitions])
+        pipeline = PullPipeline([replace(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
         for arrival in chain.from_iterable(pipeline.arrivals()):
             assert arrival.failure is None
             offsets += offsets_of(b"".join(piece.body for piece in arrival.pieces))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -32,9 +33,17 @@ _SQL92 = "SQL92"
 
 
 @pytest.fixture(autouse=True)
-def property_filter(broker, soon) -> None:
-    """enablePropertyFilter is off by default."""
-    broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=true\n"), soon)
+def property_filter(cluster, broker, soon) -> Iterator[None]:
+    """enablePropertyFilter is off by default, and on at the real brokers of the harness."""
+    _filter_properties(broker, soon, is_on=True)
+    yield
+    _filter_properties(broker, soon, is_on=cluster.kind == "real")
+
+
+def _filter_properties(broker, soon, *, is_on: bool) -> None:
+    setting = b"enablePropertyFilter=%s\n" % (b"true" if is_on else b"false")
+    answer = broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=setting), soon)
+    assert answer.code == ResponseCode.SUCCESS
 
 
 @pytest.fixture
@@ -163,7 +172,7 @@ def test_a_read_brings_what_its_condition_matches(cluster, broker, queue, put, s
     close_idle_lines()
     with pytest.raises(ExpressionInvalid, match="Correct the expression"):
         planned_batch(**options, sqlFilter=ILLEGAL[0])
-    broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false\n"), soon)
+    _filter_properties(broker, soon, is_on=False)
     with pytest.raises(ExpressionInvalid, match="needs enablePropertyFilter=true"):
         planned_batch(**options, sqlFilter="amount > 10")
 
@@ -180,7 +189,7 @@ def test_a_group_subscribes_by_a_condition(cluster, client, address, queue, grou
     member = join_group(ReadOptions.parse(options), "sql-member", store, SystemClock())
     try:
         member.start()
-        member.await_settled(ANSWER_S)
+        assert member.await_settled(ANSWER_S)
         with ConnectionSettings().open_pool(SystemClock()) as pool:
             told = (
                 AdminClient(pool, SystemClock(), ANSWER_S).consumer_connection(address, group).subscriptions

@@ -16,7 +16,7 @@ from tests.helpers.stream_read import StreamUnderTest
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
 
-SOON_S = 30.0
+SOON_S = 120.0
 
 
 @pytest.fixture

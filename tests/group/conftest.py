@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -11,6 +12,7 @@ from fuzz.reconnects import Held
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
@@ -18,7 +20,7 @@ from pyspark_rocketmq.options import ReadOptions
 from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
-SOON_S = 30.0
+SOON_S = 120.0
 """More than anything here needs, so that a slow machine fails no test."""
 
 _numbers = itertools.count(1)
@@ -83,6 +85,19 @@ def await_plannable(member: RunningMember, queues: Collection[MessageQueue]) -> 
     """Wait until the member may plan exactly these."""
     wait_until(
         lambda: plannable(member) == set(queues), SOON_S, reason=f"A member with exactly {sorted(queues)}"
+    )
+
+
+def await_listed(member: RunningMember, address: str) -> None:
+    """Wait until the broker lists this member alone: it hears of who comes and goes by itself."""
+
+    def listed() -> tuple[str, ...]:
+        with suppress(BrokerError):
+            return tuple(member._calls.brokers.consumer_list(address, member._group))
+        return ()
+
+    wait_until(
+        lambda: listed() == (member._client_id,), SOON_S, reason=f"{member._client_id} alone at {address}"
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyspark_rocketmq.model import MessageQueue
-from tests.group.conftest import SOON_S, Members, await_plannable
+from tests.group.conftest import SOON_S, Members, await_listed, await_plannable
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.wait import wait_until
@@ -86,7 +86,7 @@ def test_a_process_that_ends_gives_its_queues_back(
         one, {MessageQueue(topic, name, n) for name in cluster.broker_addresses for n in range(2)}
     )
     for address in cluster.broker_addresses.values():
-        assert one._calls.brokers.consumer_list(address, members.group) == ("one",)
+        await_listed(one, address)
 
 
 def test_a_handler_that_was_there_is_called_too(

@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import SystemBusy
 from pyspark_rocketmq.model import Message, MessageQueue
 
 _PAUSE_S = 0.1
-_SEND_TIMEOUT_S = 30.0
+_SEND_TIMEOUT_S = 120.0
 """A send that was given up may be stored all the same, and the count would be wrong."""
 
 

@@ -118,7 +118,7 @@ def stored_orders(
     orders: dict[str, list[str]] = defaultdict(list)
     ends: dict[MessageQueue, int] = {}
     with ChannelPool(SystemClock()) as pool:
-        client = BrokerClient(pool, SystemClock(), request_timeout_s=10.0)
+        client = BrokerClient(pool, SystemClock(), request_timeout_s=60.0)
         for queue in queues:
             address = broker_addresses[queue.broker_name]
             ends[queue] = client.max_offset(address, queue)

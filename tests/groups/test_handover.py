@@ -20,7 +20,7 @@ from tests.helpers.retries import rows_but_retries
 
 FORGETFUL_S = 5.0
 """After so long the simulated brokers forget locks and members."""
-LONG_S = 120.0
+LONG_S = 240.0
 """More than an application takes to start on a busy machine."""
 QUEUES = 8
 
@@ -70,7 +70,7 @@ class Handover:
 
 @pytest.mark.driver
 @pytest.mark.sim
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_queues_change_hands_without_loss_doubling_or_disorder(cluster: SimCluster, tmp_path: Path) -> None:
     """B5, B7, C1, C5, H5: shared, paused beyond the locks' life, killed and back, stopped in good order."""
     group = Group(

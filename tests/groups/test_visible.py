@@ -22,12 +22,12 @@ from tests.helpers.retries import rows_but_retries
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 _TOPIC, _GROUP, _INSTANCE = "VisibleTopic", "VisibleGroup", "visible"
 _CLIENT_ID = f"{os.uname().nodename}@{_INSTANCE}"
 _MESSAGES = 50
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
 _LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} .*\n", re.MULTILINE)
 
 
@@ -161,7 +161,7 @@ def test_its_progress_is_that_of_the_offset_store(watched: Watched) -> None:
         for queue, row in rows_but_retries(watched.store.read(_GROUP)).items()
     }
 
-    wait_until(lambda: watched.progress() == expected, 10, reason="The mirrored offsets")
+    wait_until(lambda: watched.progress() == expected, _TIMEOUT_S, reason="The mirrored offsets")
 
     assert len(expected) == 4
 
@@ -214,7 +214,9 @@ def test_a_reset_that_the_broker_keeps_is_followed_without_new_messages(watched:
 @pytest.mark.usefixtures("resets_are_pushed")
 def test_a_reset_that_the_broker_tells_is_followed_at_once(watched: Watched) -> None:
     """F5: code 220."""
-    wait_until(lambda: len(watched.progress()) == 4, 10, reason="Offsets of all queues at the brokers")
+    wait_until(
+        lambda: len(watched.progress()) == 4, _TIMEOUT_S, reason="Offsets of all queues at the brokers"
+    )
 
     watched.mqadmin("resetOffsetByTime", "-g", _GROUP, "-t", _TOPIC, "-s", "0")
 

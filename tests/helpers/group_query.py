@@ -20,7 +20,7 @@ from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
 from tests.helpers.wait import wait_until
 
-SOON_S = 30.0
+SOON_S = 120.0
 """More than anything here needs, so that a slow machine fails no test."""
 
 

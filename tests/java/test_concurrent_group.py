@@ -20,7 +20,11 @@ from tests.java.conftest import REAL
 from tests.java.push import PushConsumer
 from tests.java.spark_run import Script, SparkConsumer
 
-pytestmark = [pytest.mark.spark, pytest.mark.parametrize("backend", [REAL], indirect=True, scope="package")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+    pytest.mark.parametrize("backend", [REAL], indirect=True, scope="package"),
+]
 
 _PER_QUEUE = 20
 _FAILS_ONCE = ("RECONSUME_LATER", "CONSUME_SUCCESS")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars
+from tests.real_broker.errors import HarnessError
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
-from tests.real_broker.server import Server
+from tests.real_broker.server import PortTaken, Server
 
 REPLICA_ID = 1
+_BIND_ATTEMPTS = 3
 _HEAP = ("-Xms384m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m")
 _GET_ALL_TOPIC_CONFIG, _UPDATE_BROKER_CONFIG = 21, 25
 _VIP, _LISTEN, _HA = -2, 0, 1
@@ -32,9 +34,27 @@ def replica(
     It knows the master's topics from the start; by itself it would ask for them after a minute
     (``BrokerController.initializeBrokerScheduledTasks``).
     """
+    home = Path(tempfile.mkdtemp(prefix="rocketmq-replica-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        topics = home / "store" / "config" / "topics.json"
+        topics.parent.mkdir(parents=True)
+        topics.write_bytes(plain_remoting.call(master_address, _GET_ALL_TOPIC_CONFIG).body)
+        for _ in range(_BIND_ATTEMPTS):
+            server = _replica(name_servers, broker_name, home)
+            stack.callback(server.kill)
+            server.start()
+            with suppress(PortTaken):
+                server.await_start(lambda server=server: is_up(server.address))
+                break
+        else:
+            raise HarnessError(f"No free ports were found in {_BIND_ATTEMPTS} attempts to start a replica.")
+        yield server
+
+
+def _replica(name_servers: str, broker_name: str, home: Path) -> Server:
     lib = fetch_jars()
     port = free_ports(_VIP, _LISTEN, _HA)
-    home = Path(tempfile.mkdtemp(prefix="rocketmq-replica-"))
     text = broker_conf.render(
         name=broker_name, port=port, ha_port=port + _HA, name_servers=name_servers, home=home
     )
@@ -42,23 +62,13 @@ def replica(
         text = text.replace(of_master, of_replica)
     conf = home / "broker.conf"
     conf.write_text(text + _READ_FROM.format(ratio=0), encoding="utf-8")
-    server = Server(
+    return Server(
         name=f"replica of {broker_name}",
         address=f"127.0.0.1:{port}",
         command=java_command(home, "org.apache.rocketmq.broker.BrokerStartup", ["-c", str(conf)], heap=_HEAP),
         environment=java_environment([lib / "*", compile_java(lib)]),
         log_file=home / "broker.log",
     )
-    try:
-        topics = home / "store" / "config" / "topics.json"
-        topics.parent.mkdir(parents=True)
-        topics.write_bytes(plain_remoting.call(master_address, _GET_ALL_TOPIC_CONFIG).body)
-        server.start()
-        server.await_start(lambda: is_up(server.address))
-        yield server
-    finally:
-        server.kill()
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
