@@ -69,10 +69,8 @@ class Side:
     def perform(self, step: Step, names: Names) -> dict[str, Any]:
         request = step.request(names)
         answer = self._ask(step.client, request)
-        topic = request.ext_fields.get("b", "%")
-        # What was postponed or given up is in another topic.
-        if answer.code == ResponseCode.SUCCESS and not topic.startswith("%"):
-            self._await_readable(topic, answer)
+        if answer.code == ResponseCode.SUCCESS and request.ext_fields.get("b") == names.topic:
+            self._await_readable(names, answer)
         return essence(request, answer) | {"form": answer.serialize_type}
 
     def _ask(self, client: int, request: RemotingCommand) -> RemotingCommand:
@@ -80,13 +78,13 @@ class Side:
         channel: Channel = self._pools[client].get(self.cluster.broker_addresses["broker-a"], deadline)
         return channel.request(request, deadline)
 
-    def _await_readable(self, topic: str, sent: RemotingCommand) -> None:
+    def _await_readable(self, names: Names, sent: RemotingCommand) -> None:
         # A real broker enters a stored message into the consume queue a moment later.
         count = len(sent.ext_fields["msgId"].split(","))
         queue_id, end = int(sent.ext_fields["queueId"]), int(sent.ext_fields["queueOffset"]) + count
         wait_until(
-            lambda: int(self._ask(0, _end_of(topic, queue_id)).ext_fields["offset"]) >= end,
-            reason=f"{count} messages in queue {queue_id} of {topic}",
+            lambda: int(self._ask(0, _max_offset(names, "", queue_id)).ext_fields["offset"]) >= end,
+            reason=f"{count} messages in queue {queue_id} of {names.topic}",
         )
 
 
@@ -161,11 +159,7 @@ def _group_request(code: RequestCode, names: Names, queue_id: int, **fields: obj
 
 
 def _max_offset(names: Names, _: str, queue_id: int) -> RemotingCommand:
-    return _end_of(names.topic, queue_id)
-
-
-def _end_of(topic: str, queue_id: int) -> RemotingCommand:
-    return exchange.request(RequestCode.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id})
+    return exchange.request(RequestCode.GET_MAX_OFFSET, {"topic": names.topic, "queueId": queue_id})
 
 
 def _min_offset(names: Names, _: str, queue_id: int) -> RemotingCommand:
