@@ -269,21 +269,28 @@ def test_a_failure_nobody_thought_of_is_logged_and_the_next_batch_begins_anew(
 
 _PROGRAM = """
 import sys
+from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
+from pyspark_rocketmq.streaming import offset_mirror
+# Without a wait at its end the process would show nothing; how long it waits for a broker that is late is not the question.
+offset_mirror._AT_EXIT_S = float(sys.argv[2])
 options = ReadOptions.parse({"nameServers": sys.argv[1], "topic": "orders", "consumerGroup": "order-etl",
-                             "offsetStore": "delta:/unused"})
+                             "offsetStore": "delta:/unused", "requestTimeoutMs": "60000"})
 queue = MessageQueue("orders", "broker-a", 0)
-OffsetMirror(options, None, "order-etl").show([QueueCommit(queue=queue, epoch=1, next_offset=7)])
+# Asked whether the offset is still true where the process stood still before it sent it.
+store = MemoryOffsetStore("mirror", clock=SystemClock())
+store.claim("order-etl", "me", {queue: 0})
+offset_mirror.OffsetMirror(options, store, "order-etl").show([QueueCommit(queue=queue, epoch=1, next_offset=7)])
 """
 
 
 def test_a_driver_that_ends_after_its_last_batch_has_shown_it(brokers: Brokers) -> None:
     """F1: AvailableNow; the process ends right after."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, brokers.cluster.name_server.address],
+        [sys.executable, "-c", _PROGRAM, brokers.cluster.name_server.address, str(PATIENCE_S)],
         env={"PYTHONPATH": str(_CONNECTOR)},
         capture_output=True,
         text=True,
