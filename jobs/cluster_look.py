@@ -23,6 +23,7 @@ from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class ClusterLook:
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Whether a broker told who they are; else there may be some."""
+        """Whether brokers told who they are; else there may be some that nobody told of."""
         self.members_of(group, topics)
         return group in self._listed
 
@@ -163,21 +164,23 @@ class ClusterLook:
 
     def _asked_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
         """Through the first broker that knows the group."""
+        silent = 0
         for address in addresses:
             try:
                 listed = self.brokers.consumer_list(address, group)
-            except BrokerError:
-                # "no consumer for this group", of a broker that was started a moment ago perhaps.
-                self._listed.add(group)
-                continue
             except RocketMQError as error:
-                logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
+                # Code 1 is "no consumer for this group", of a broker that was started a moment ago perhaps.
+                if not isinstance(error, BrokerError) or error.code != ResponseCode.SYSTEM_ERROR:
+                    logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
+                    silent += 1
                 continue
             self._listed.add(group)
             ask = partial(self._queues_of, address, group)
             told = dict(self._threads.map(ask, set(listed)))
             self._silent[group] = frozenset(client_id for client_id, queues in told.items() if queues is None)
             return {client_id: queues for client_id, queues in told.items() if queues is not None}
+        if addresses and not silent:
+            self._listed.add(group)
         return {}
 
     def _queues_of(self, address: BrokerAddress, group: str, client_id: str) -> tuple[str, Any]:

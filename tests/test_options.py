@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,19 @@ def test_name_servers_are_separated_by_semicolons_or_commas(text: str, addresses
     assert ReadOptions.parse(REQUIRED | {"nameServers": text}).name_servers == addresses
 
 
+class _Start(str, Enum):  # noqa: UP042 - whose text is not what str() gives
+    EARLIEST = "earliest"
+
+
 def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
     """In a map for ``Replay``, ``QueryMonitor`` or ``PushConsumer``; Spark's ``option()`` does so itself."""
-    parsed = ReadOptions.parse({**REQUIRED, "pullBatchSize": 64, "failOnDataLoss": False})
+    parsed = ReadOptions.parse(
+        {**REQUIRED, "pullBatchSize": 64, "failOnDataLoss": False, "startingOffsets": _Start.EARLIEST}
+    )
+    assert (
+        parsed.starting_offsets
+        == ReadOptions.parse({**REQUIRED, "startingOffsets": "earliest"}).starting_offsets
+    )
     assert (parsed.pull_batch_size, parsed.fail_on_data_loss) == (64, False)
 
     with pytest.raises(OptionError, match="option 'topics' is of type list; give it as text"):

@@ -235,6 +235,7 @@ def tag_expression(text: str) -> str:
         # As one tag it would match nothing, and a group would pass over every message.
         if "|" in tag or "&&" in tag:
             raise ValueError(
-                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have"
+                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; for one that has "
+                f"such characters itself ask by SQL: TAGS = '{tag.strip()}'"
             )
     return expression

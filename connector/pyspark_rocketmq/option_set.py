@@ -177,7 +177,9 @@ def _text_of(value: object) -> str | None:
     """What Spark's own ``option()`` makes of a value; None for what would make no sense."""
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, str | int | float) else None
+    if isinstance(value, str):
+        return str.__str__(value)  # a member of an enumeration of texts is its text
+    return str(value) if isinstance(value, int | float) else None
 
 
 def said_twice(given: Mapping[str, object]) -> list[str]:

@@ -161,7 +161,9 @@ def test_it_ends_at_once_if_the_process_that_started_it_has_ended_before() -> No
     """While it began, on a busy machine, it got another parent."""
     arguments = ["--exit-with-parent", str(os.getppid())]
     command = [sys.executable, "-m", "broker_sim", *arguments]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, env=ENVIRONMENT, check=False, timeout=_TIMEOUT_S
+    )
     assert done.returncode == 0
 
 

@@ -43,6 +43,3 @@ def test_the_port_of_a_broker_that_is_away_is_nobody_else_s(how: str) -> None:
             other.bind((_IP, port))
         cluster.start_broker("broker-a") if how == "stopped" else cluster.accept_connections("broker-a")
         RawClient(address).socket.close()
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind((_IP, port))

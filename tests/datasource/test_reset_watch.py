@@ -87,5 +87,25 @@ def test_a_reset_that_could_not_be_stored_is_stored_with_the_next_plan(
     assert planning.next() == [(A0, 2, 5)]
 
 
+def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_followed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F5: the new owner may have been told of a later one."""
+    watch = FakeWatch()
+    planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
+    planning.next()
+    planning.commit(A0, 5)
+
+    watch.told = {A0: 2}
+    with monkeypatch.context() as storage:
+        storage.setattr(planning.store, "reset", _unavailable)
+        assert planning.next() is None
+    planning.ownership.taken.add(A0)
+
+    assert planning.next() is None
+    assert planning.store.read("g")[A0].next_offset == 5
+    assert "reset not followed, the queue was lost before; reset it again" in caplog.text
+
+
 def _unavailable(*_: object) -> None:
     raise OffsetStoreUnavailable("The storage is away.")

@@ -258,8 +258,10 @@ def test_while_no_broker_takes_a_failed_message_the_offset_stays_and_no_row_is_t
     # The listener fails twice, and neither the request to the storing broker nor three sends to any is taken.
     faults.add("answer-code", on=RequestCode.CONSUMER_SEND_MSG_BACK, response_code=1, times=2)
     faults.add("answer-code", on=RequestCode.SEND_MESSAGE_V2, response_code=1, times=6)
+    started_s = time.monotonic()
     try:
         consumption.drain(emit_key)
+        assert time.monotonic() - started_s > 10.0, "a queue that keeps messages waits before it tries again"
         assert faults.pending == 0
     finally:
         faults.clear()

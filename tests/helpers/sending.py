@@ -32,7 +32,9 @@ def await_dispatched(name_servers: str) -> None:
     """Wait until all that was stored before can be read: a real broker enters it in its queues a moment later."""
     # The list of brokers is no JSON: it has bare integers for keys.
     listed = plain_remoting.call(name_servers, _GET_BROKER_CLUSTER_INFO).body.decode()
-    for address in _ADDRESS.findall(listed):
+    addresses = _ADDRESS.findall(listed)
+    assert addresses, f"no broker is listed: {listed}"
+    for address in addresses:
         wait_until(lambda at=address: _bytes_behind(at) == 0, reason=f"All in queues at {address}")
 
 

@@ -189,13 +189,15 @@ def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
     assert shop.now() == {A0: 0}
 
 
-def test_a_group_whose_members_no_broker_tells_is_judged_so_too(tmp_path):
-    """C5, A2: the brokers are away, which is not to say that nobody waits for them."""
+@pytest.mark.parametrize("away", [("broker-a", "broker-b"), ("broker-b",)])
+def test_a_group_whose_members_no_broker_tells_is_judged_so_too(tmp_path, away):
+    """C5, A2: brokers are away, which is not to say that nobody waits for them."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim(GROUP, "host@one", {A0: 20})
-    with SimCluster() as cluster:
+    with SimCluster(brokers=2) as cluster:
         cluster.create_topic("orders", 1)
-        cluster.refuse_connections("broker-a")
+        for name in away:
+            cluster.refuse_connections(name)
         shop = Shop(store, name_servers=(cluster.name_servers,))
 
         with pytest.raises(JobFailed, match=r"being consumed by host@one \(its offset changed \d+ s ago"):

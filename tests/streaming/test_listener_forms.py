@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, wraps
+from functools import partial, partialmethod, wraps
 from types import ModuleType
 from typing import Any
 
@@ -327,6 +327,18 @@ def form_of_error(complaint: str) -> Any:
 
 async def asynchronous(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> None:
     """For concurrent consumers."""
+
+
+class ByPart:
+    def _consume(self, topic: str, messages: Sequence[MessageExt], context: Any) -> Any:
+        """For one topic of several."""
+
+    consume_message = partialmethod(_consume, "orders")
+
+
+@pytest.mark.parametrize("listener", [ByPart, ByPart()])
+def test_a_method_may_be_made_of_another(listener: Any) -> None:
+    called(listener)
 
 
 class Unfit:

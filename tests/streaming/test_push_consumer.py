@@ -86,6 +86,12 @@ def test_an_option_that_a_parameter_sets_is_refused_by_name(key: str, instead: s
     assert problem == f"options={{'{key}': …}} would override what this consumer sets itself; use {instead}"
 
 
+@pytest.mark.parametrize("time", ["19700101000000", "19700201000000", "20260101000000"])
+def test_a_group_may_begin_at_any_time(time: str) -> None:
+    """F5: in 1970 too, whose milliseconds are few as seconds are."""
+    assert not problems_of(consume_from_where="CONSUME_FROM_TIMESTAMP", consume_timestamp=time)
+
+
 def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
     [problem] = problems_of(orderly_engine="fast")
 
@@ -139,6 +145,7 @@ def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
             {"sink": [DeltaSink("unused"), 7]},
             "sink must be a DeltaSink, a DatabaseSink or another Sink, not 7",
         ),
+        ({"sink": "jdbc:mysql://shop:secret@db/orders"}, "or another Sink, not a text"),
         ({"trigger": "1 second"}, "trigger must be a mapping such as {'processingTime': '1 second'}"),
         (
             {"trigger": {"processingtime": "1 second"}},

@@ -74,11 +74,13 @@ class AsyncSends:
 
         def done(outcome: SendResult | RocketMQError) -> None:
             self._leave(size)
-            if isinstance(outcome, RocketMQError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-            self._is_done()
+            try:
+                if isinstance(outcome, RocketMQError):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+            finally:
+                self._is_done()
 
         try:
             self._producer.send_async(message, done, sharding_key=sharding_key, queue=queue)
@@ -89,7 +91,7 @@ class AsyncSends:
         return future
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every future is done; False if that took longer."""
+        """Wait until every future is done; False if that took longer. Not from a future's callback, which it waits for, too."""
         with self._changed:
             return self._changed.wait_for(lambda: self._undone == 0, timeout_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar, Protocol
 
@@ -218,7 +218,7 @@ class GroupProgress:
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
         self._check_not_lost(rows)
-        rows |= self._follow_resets()
+        rows |= self._follow_resets(held, snapshot)
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
             claimed = self._claims.claim(new, rows, snapshot)
@@ -341,14 +341,27 @@ class GroupProgress:
         had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER and new.end <= end
         return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
 
-    def _follow_resets(self) -> dict[MessageQueue, OffsetRow]:
+    def _follow_resets(
+        self, held: Collection[MessageQueue], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        for queue in self._resets.keys() - held:
+            # Its new owner may have been told of a later one.
+            logger.warning(
+                "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s target=%d",
+                self._group,
+                queue,
+                self._resets.pop(queue),
+            )
         for queue, target in (self._reset_watch.found() if self._reset_watch is not None else {}).items():
             logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
             self._resets[queue] = target
-        if not self._resets:
+        # A broker that is away may be the store, too: its queues wait, the others go on.
+        due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
+        if not due:
             return {}
-        moved = self._store.reset(self._group, self._resets)
-        self._resets = {}
+        moved = self._store.reset(self._group, due)
+        for queue in due:
+            del self._resets[queue]
         return moved
 
     def _look_for_resets(self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot) -> None:

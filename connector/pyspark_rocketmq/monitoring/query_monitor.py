@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -162,16 +161,21 @@ class QueryMonitor(StreamingQueryListener):
         with self._guard:
             found = self._reports.pop((progress["id"], progress["batchId"]), (None, self._default_times))
             self._waiting += 1
-        self._submit(self._take_in, progress, *found)
+        if not self._submit(self._take_in, progress, *found):
+            with self._guard:
+                self._waiting -= 1
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
         """A query has ended; its figures would only grow old."""
         self._submit(self._forget, str(event.runId))
 
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        # Spark may be telling of a batch while ``close`` takes the listener away.
-        with suppress(RuntimeError):
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
+        """Whether it is taken: Spark may be telling of a batch while ``close`` takes the listener away."""
+        try:
             self._thread.submit(work, *arguments)
+        except RuntimeError:
+            return False
+        return True
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 

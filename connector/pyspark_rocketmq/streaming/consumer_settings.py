@@ -19,6 +19,7 @@ from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.streaming.parameter_kinds import kind_problem, shown
 
+_EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
 """``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
 _SET_BY = {
@@ -240,4 +241,5 @@ class ConsumerSettings:
                 problems.append(
                     f"consume_timestamp='{self.consume_timestamp}' is not a time written as yyyyMMddHHmmss"
                 )
-        return int(at.timestamp() * 1000)
+        # Nothing is stored from 1970, whose milliseconds option startingTimestamp takes for seconds.
+        return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

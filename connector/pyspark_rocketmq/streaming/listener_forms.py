@@ -70,9 +70,9 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
             "a time"
         )
     if consume_message is not None:
-        # A class's own method takes the object, too.
-        is_unbound = isinstance(listener, type) and _is_function_of(listener, "consume_message")
-        _check_parameters(listener, consume_message, given=3 if is_unbound else 2)
+        given = _parameters_given(listener)
+        if given is not None:
+            _check_parameters(listener, consume_message, given=given)
         return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
@@ -88,8 +88,14 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
     )
 
 
-def _is_function_of(owner: type, name: str) -> bool:
-    return inspect.isfunction(inspect.getattr_static(owner, name))
+def _parameters_given(listener: object) -> int | None:
+    """How many arguments ``listener.consume_message`` takes; None where only an object of the class can tell."""
+    if not isinstance(listener, type):
+        return 2
+    found = inspect.getattr_static(listener, "consume_message", None)
+    if inspect.isfunction(found):
+        return 3  # the object, too
+    return 2 if isinstance(found, staticmethod | classmethod) else None
 
 
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:

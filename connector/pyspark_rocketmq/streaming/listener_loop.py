@@ -80,6 +80,8 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     except TimeoutError:
         if not future.done():
             leave_loop_if_blocked(loop, _ANSWER_S)
+        if future.done():
+            return future.result()  # it came while this process went on again
         raise
 
 

@@ -62,11 +62,18 @@ def sink_problems(sink: object) -> list[str]:
         return []
     several = sink if isinstance(sink, Sequence) and not isinstance(sink, str) else (sink,)
     return [
-        f"sink must be a DeltaSink, a DatabaseSink or another Sink, not {shown(one)}"
-        + (f"; for a Delta table write DeltaSink({str(one)!r})" if isinstance(one, str | Path) else "")
+        f"sink must be a DeltaSink, a DatabaseSink or another Sink, not {_shown_sink(one)}"
         for one in several
-        if not hasattr(getattr(one, "sink", one), "begin")
+        if not hasattr(one, "begin") and not hasattr(getattr(one, "sink", None), "begin")
     ]
+
+
+def _shown_sink(sink: object) -> str:
+    if isinstance(sink, str) and "@" in sink:
+        return "a text"  # a database's, perhaps, with its password
+    if isinstance(sink, str | Path):
+        return f"{shown(sink)}; for a Delta table write DeltaSink({str(sink)!r})"
+    return shown(sink)
 
 
 def trigger_problems(trigger: object) -> list[str]:
