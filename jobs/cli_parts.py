@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from jobs.output import OutputForm
+from pyspark_rocketmq.option_parsers import closest
 from pyspark_rocketmq.option_set import OptionSet, specs_of
 
 PROGRAM: Final = "./spark-submit.sh"
@@ -62,12 +63,11 @@ class JobCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-").replace("-", "").lower()
-            keys = {key.lower(): key for key in self.option_keys}
-            near = difflib.get_close_matches(name, keys, n=1)
-            if not near or (error.possibilities and name not in keys):
+            near = closest(name, self.option_keys)
+            if near is None or (error.possibilities and near.lower() != name):
                 raise
             raise click.UsageError(
-                f"No such option '{error.option_name}'. Did you mean '--option {keys[near[0]]}=...'?", ctx
+                f"No such option '{error.option_name}'. Did you mean '--option {near}=...'?", ctx
             ) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's

@@ -14,8 +14,9 @@ from pyspark_rocketmq.client.sending import Batch
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
 from pyspark_rocketmq.datasource.queue_reader import read_queues
-from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueRange
+from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
 from tests.both.support import ANSWER_S, await_readable
+from tests.helpers.partitions import partition_of
 
 QUEUES = 4
 PER_QUEUE = 300
@@ -44,13 +45,10 @@ def message(topic: str, number: int) -> Message:
 
 
 def partition(queue: MessageQueue, address: str) -> QueuePartition:
-    return QueuePartition(
-        planned=QueueRange(queue=queue, start=0, end=PER_QUEUE),
-        address=BrokerAddress(address),
-        subscription="*",
+    return partition_of(
+        QueueRange(queue=queue, start=0, end=PER_QUEUE),
+        address,
         consumer_group="readers",
-        with_marker=False,
-        fail_on_data_loss=True,
         pull_batch_size=32,
         pulls_in_flight=16,
         request_timeout_s=ANSWER_S,

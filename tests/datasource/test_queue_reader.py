@@ -23,8 +23,8 @@ from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -102,16 +102,10 @@ def log() -> Log:
 def partition(log: Log) -> Iterator[QueuePartition]:
     """Offsets 10 to 60 of ``log``, in consumer mode; nothing is tried twice."""
     with ScriptedServer(log) as server:
-        yield QueuePartition(
-            planned=QueueRange(queue=QUEUE, start=10, end=60, epoch=7, reconsume_times=2),
-            address=BrokerAddress(server.address),
-            subscription="*",
-            consumer_group="g",
+        yield partition_of(
+            QueueRange(queue=QUEUE, start=10, end=60, epoch=7, reconsume_times=2),
+            server.address,
             with_marker=True,
-            fail_on_data_loss=True,
-            pull_batch_size=8,
-            pulls_in_flight=4,
-            request_timeout_s=PATIENCE_S,
             retry_timeout_s=0.0,
         )
         close_idle_lines()

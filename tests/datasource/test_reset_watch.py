@@ -74,15 +74,7 @@ def test_a_reset_that_could_not_be_stored_is_stored_with_the_next_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """F5: the broker has forgotten it by then."""
-    watch = FakeWatch()
-    planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
-    planning.next()
-    planning.commit(A0, 5)
-
-    watch.told = {A0: 2}
-    with monkeypatch.context() as storage:
-        storage.setattr(planning.store, "reset", _unavailable)
-        assert planning.next() is None
+    planning = _told_while_the_storage_is_away(monkeypatch)
 
     assert planning.next() == [(A0, 2, 5)]
 
@@ -91,6 +83,16 @@ def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_follo
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F5: the new owner may have been told of a later one."""
+    planning = _told_while_the_storage_is_away(monkeypatch)
+    planning.ownership.taken.add(A0)
+
+    assert planning.next() is None
+    assert planning.store.read("g")[A0].next_offset == 5
+    assert "reset not followed, the queue was lost before; reset it again" in caplog.text
+
+
+def _told_while_the_storage_is_away(monkeypatch: pytest.MonkeyPatch) -> Planning:
+    """A0 is at 5, and was told to go back to 2."""
     watch = FakeWatch()
     planning = Planning({A0: (0, 5)}, group=True, reset_watch=watch)
     planning.next()
@@ -100,11 +102,7 @@ def test_a_reset_that_could_not_be_stored_before_its_queue_was_lost_is_not_follo
     with monkeypatch.context() as storage:
         storage.setattr(planning.store, "reset", _unavailable)
         assert planning.next() is None
-    planning.ownership.taken.add(A0)
-
-    assert planning.next() is None
-    assert planning.store.read("g")[A0].next_offset == 5
-    assert "reset not followed, the queue was lost before; reset it again" in caplog.text
+    return planning
 
 
 def _unavailable(*_: object) -> None:

@@ -7,9 +7,8 @@ sees bursts instead of single requests.
 
 Rule 1: one thread.  Rule 2: after any error the line is of no use: close it.  Rule 3: silence is measured while
 waiting, never while the caller was busy with something else or the whole process stood still: the answers may have come
-meanwhile.  Rule 4: a pull that
-stays without an answer while others get theirs is given up alone; a broker may drop one that it cannot write
-(``DefaultPullMessageResultHandler.channelIsWritable``).
+meanwhile.  Rule 4: a pull that stays without an answer while others get theirs is given up alone; a broker may drop one
+that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``).
 """
 
 from __future__ import annotations
