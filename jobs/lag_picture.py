@@ -5,6 +5,7 @@ Altair makes both of one description; nothing else draws.
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -28,12 +29,27 @@ _TIME: Final = "time (UTC)"
 
 def write_page(history: LagHistory, file: Path) -> None:
     """Write an HTML page that holds everything it needs."""
-    _chart(history).save(str(file), format="html", inline=True, embed_options={"renderer": "svg"})
+    _chart(history).save(
+        str(file),
+        format="html",
+        inline=True,
+        embed_options={"renderer": "svg"},
+        json_kwds={"cls": _JsonInScript},
+    )
 
 
 def write_png(history: LagHistory, file: Path) -> None:
     """Write the same as a PNG, at twice the page's resolution."""
     _chart(history).save(str(file), format="png", scale_factor=2)
+
+
+class _JsonInScript(json.JSONEncoder):
+    """JSON that stands in a page's script: no name of a broker, topic or group can end the script or begin a comment."""
+
+    def encode(self, o: Any) -> str:
+        """As JSON, with the marks of HTML as escapes."""
+        text = super().encode(o)
+        return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _chart(history: LagHistory) -> alt.VConcatChart:

@@ -211,6 +211,12 @@ class BrokerData:
         return self.addresses.get(0)
 
 
+def ordered_queues(order_topic_conf: str) -> list[tuple[str, int]]:
+    """Brokers and numbers of queues of an order configuration such as ``broker-a:4;broker-b:4``, in its order."""
+    shares = (part.split(":") for part in order_topic_conf.split(";") if part)
+    return [(name, int(count)) for name, count in shares]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRoute:
     """Where a topic's queues are (``TopicRouteData``)."""
@@ -241,11 +247,10 @@ class TopicRoute:
     def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues a producer writes, in route order (``topicRouteData2TopicPublishInfo``)."""
         if self.order_topic_conf:
-            shares = (part.split(":") for part in self.order_topic_conf.split(";") if part)
             return tuple(
                 MessageQueue(topic, name, queue_id)
-                for name, count in shares
-                for queue_id in range(int(count))
+                for name, count in ordered_queues(self.order_topic_conf)
+                for queue_id in range(count)
             )
         with_master = {broker.broker_name for broker in self.brokers if broker.master is not None}
         return tuple(

@@ -54,6 +54,27 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, 
     assert screenshot.stat().st_size > 20_000
 
 
+def test_a_name_cannot_put_markup_into_the_page(tmp_path, browser):
+    """H9: brokers, topics and groups are named by others; what looks like markup is shown as it is written."""
+    markup = "</script><script>document.title='foreign'</script><!--<img src=x onerror=document.title='foreign'>"
+    queue = MessageQueue(f"t{markup}", f"b{markup}", 0)
+    moments = tuple(moment(10.0 * number, {queue: number}) for number in range(3))
+    history = LagHistory(
+        group=f"g{markup}", times_s=(0.0, 10.0, 20.0), moments=moments, ends=({queue: 5},) * 3,
+        dead_letters=(0, 0, 0), resets_s=(),
+    )  # fmt: skip
+    page = tmp_path / "lag.html"
+
+    write_page(history, page)
+
+    text = page.read_text()
+    assert markup not in text
+    assert "<script>document.title" not in text
+    document = browser.document(page, tmp_path / "screenshot.png")
+    assert "<title>foreign" not in document
+    assert "g&lt;/script&gt;&lt;script&gt;document.title" in document
+
+
 def test_the_picture_is_a_png_of_its_panels(history, tmp_path):
     file = tmp_path / "lag.png"
     write_png(history, file)

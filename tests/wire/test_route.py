@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
-from pyspark_rocketmq.wire.route import decode_route, encode_route
+from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route, encode_route
 from tests.helpers.golden import recorded_command, recorded_commands
 
 RECORDED = [command for command in recorded_commands(105) if command.is_response and command.body]
@@ -18,7 +18,8 @@ OLD_FORM = recorded_command(230, is_response=True).body
 NEW_FORM = recorded_command(229, is_response=True).body
 
 names = st.text(max_size=10)
-counts = st.integers(0, (1 << 31) - 1)
+flags = st.integers(0, (1 << 31) - 1)
+counts = st.integers(0, MAX_QUEUES // 4)
 brokers = st.builds(
     BrokerData,
     broker_name=names,
@@ -30,8 +31,8 @@ queues = st.builds(
     broker_name=names,
     read_queue_nums=counts,
     write_queue_nums=counts,
-    perm=counts,
-    topic_sys_flag=counts,
+    perm=flags,
+    topic_sys_flag=flags,
 )
 routes = st.builds(
     TopicRoute,
@@ -151,6 +152,32 @@ QUEUE = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
 def test_a_route_of_the_wrong_shape_raises(fields):
     with pytest.raises(RemoteProtocolError, match="TopicRouteData"):
         decode_route(route_json(**fields))
+
+
+@pytest.mark.parametrize("count", [MAX_QUEUES + 1, 1 << 31, (1 << 63) - 1])
+@pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums"])
+def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made(field, count):
+    """H9: 240 bytes would take gigabytes; the error names topic, broker and number."""
+    body = route_json(queueDatas=[{**QUEUE, "brokerName": "broker-b"}, {**QUEUE, field: count}])
+
+    with pytest.raises(RemoteProtocolError, match=rf"'orders' .* {count + 1} queues \({field}\), {count} .* 'b'"):
+        decode_route(body, "orders")
+
+
+def test_queues_are_counted_over_all_brokers():
+    """H9: many small numbers are as many as a large one."""
+    half = {**QUEUE, "readQueueNums": MAX_QUEUES // 2}
+
+    assert len(decode_route(route_json(queueDatas=[half, half])).subscribe_queues("T")) == MAX_QUEUES
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_QUEUES + 1} queues"):
+        decode_route(route_json(queueDatas=[half, half, QUEUE]))
+
+
+@pytest.mark.parametrize("order", ["a:999999999", f"a:1;b:{MAX_QUEUES}", "a:999;" * 999])
+def test_an_order_configuration_of_too_many_queues_is_refused(order):
+    """H9."""
+    with pytest.raises(RemoteProtocolError, match=r"queues \(orderTopicConf\)"):
+        decode_route(route_json(orderTopicConf=order), "orders")
 
 
 @given(st.recursive(

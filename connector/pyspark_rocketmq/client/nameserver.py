@@ -133,7 +133,7 @@ class NameServerClient:
     def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         answer = self._answer(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline)
-        return decode_route(answer.body)
+        return decode_route(answer.body, topic)
 
     def _answer(self, request: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """The answer of the first name server that gives one."""

@@ -1,7 +1,8 @@
 """The route of a topic: which brokers have how many of its queues.
 
 Servers write it in standard JSON for clients that show version 401 or higher, with bare broker ids as keys for
-older ones; both are read.
+older ones; both are read. A route names numbers of queues only, so a short one could announce more queues than fit into
+memory: they are counted before any is made.
 
 Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``.
 """
@@ -9,23 +10,30 @@ Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getR
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute, ordered_queues
 from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java, dumps_standard
 
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
+MAX_QUEUES: Final = 65_536
+"""Queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten megabytes."""
 
 
-def decode_route(body: bytes) -> TopicRoute:
+def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     """Read the body of the answer to 105 GET_ROUTEINFO_BY_TOPIC.
 
+    Args:
+        body: The answer's.
+        topic: Whose route it is, for errors.
+
     Raises:
-        RemoteProtocolError: If the body is not a route.
+        RemoteProtocolError: If the body is not a route, or announces more than ``MAX_QUEUES``.
     """
     route = read_object(body, "TopicRouteData")
     order_topic_conf = route.optional_text("orderTopicConf") or None
@@ -33,11 +41,27 @@ def decode_route(body: bytes) -> TopicRoute:
         raise RemoteProtocolError(
             f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {order_topic_conf!r}."
         )
+    queues = tuple(map(_queue, route.objects("queueDatas")))
+    _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
+    _check_count(topic, "writeQueueNums", [(data.broker_name, data.write_queue_nums) for data in queues])
+    _check_count(topic, "orderTopicConf", ordered_queues(order_topic_conf or ""))
     return TopicRoute(
         brokers=tuple(map(broker_from_json, route.objects("brokerDatas"))),
-        queues=tuple(map(_queue, route.objects("queueDatas"))),
+        queues=queues,
         order_topic_conf=order_topic_conf,
     )
+
+
+def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> None:
+    """Refuse more queues than a topic has; the broker named is the one with most of them."""
+    total = sum(count for _, count in shares)
+    if total > MAX_QUEUES:
+        name, count = max(shares, key=lambda share: share[1])
+        raise RemoteProtocolError(
+            f"The route of topic {brief(topic)} announces {total} queues ({field}), {count} of them on broker "
+            f"{brief(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number of "
+            "queues (mqadmin updateTopic) or its order configuration."
+        )
 
 
 def broker_from_json(data: JsonObject) -> BrokerData:
