@@ -56,7 +56,9 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, 
 
 def test_a_name_cannot_put_markup_into_the_page(tmp_path, browser):
     """H9: brokers, topics and groups are named by others; what looks like markup is shown as it is written."""
-    markup = "</script><script>document.title='foreign'</script><!--<img src=x onerror=document.title='foreign'>"
+    markup = (
+        "</script><script>document.title='foreign'</script><!--<img src=x onerror=document.title='foreign'>"
+    )
     queue = MessageQueue(f"t{markup}", f"b{markup}", 0)
     moments = tuple(moment(10.0 * number, {queue: number}) for number in range(3))
     history = LagHistory(

@@ -160,7 +160,9 @@ def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made
     """H9: 240 bytes would take gigabytes; the error names topic, broker and number."""
     body = route_json(queueDatas=[{**QUEUE, "brokerName": "broker-b"}, {**QUEUE, field: count}])
 
-    with pytest.raises(RemoteProtocolError, match=rf"'orders' .* {count + 1} queues \({field}\), {count} .* 'b'"):
+    with pytest.raises(
+        RemoteProtocolError, match=rf"'orders' .* {count + 1} queues \({field}\), {count} .* 'b'"
+    ):
         decode_route(body, "orders")
 
 
