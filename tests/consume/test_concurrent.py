@@ -311,6 +311,19 @@ def test_after_its_time_a_run_delivers_nothing_new() -> None:
     assert (machine.finished, machine.done) == (Finish.SLICE_USED, 2)
 
 
+def test_a_run_that_is_given_up_delivers_nothing_new() -> None:
+    """D7: what is out is waited for, so the offset is the first message never delivered."""
+    machine = consumption(4, threads=2)
+    deliveries(machine)
+    machine.give_up()
+    machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
+
+    assert machine.next_delivery(1.0) is None
+    assert machine.finished is None
+    machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
+    assert (machine.finished, machine.done) == (Finish.GIVEN_UP, 2)
+
+
 def test_a_slow_success_counts_as_a_time_out() -> None:
     """E7, D10: for hooks only; a call that raised or returned nothing keeps its name."""
     assert Answer(ReturnType.SUCCESS, 1, 0).ended_after(9.9, timeout_s=10) is ReturnType.SUCCESS

@@ -174,6 +174,8 @@ def test_a_finished_run_takes_no_answer_and_gives_no_delivery(finish, status, au
     deliver(machine, SUSPEND if finish is Finish.SUSPENDED else SUCCESS)
     if finish is Finish.EXHAUSTED:
         deliver(machine, SUCCESS)
+    if finish is Finish.GIVEN_UP:
+        machine.give_up()
     later_s = START_S + 61 if finish is Finish.SLICE_USED else START_S
     assert machine.next_delivery(later_s) is None
     assert machine.finished is finish
@@ -428,3 +430,18 @@ def test_a_slow_call_is_a_time_out_in_the_statistics_only(status, duration_s, re
 
     assert outcome.return_type is return_type
     assert machine.committed == (1 if status is SUCCESS else 0)
+
+
+def test_a_run_is_given_up_between_two_deliveries_only():
+    """D7"""
+    machine = consumption(3)
+    deliver(machine, SUCCESS)
+    assert machine.next_delivery(START_S) is not None
+    with pytest.raises(RuntimeError, match="still with the listener"):
+        machine.give_up()
+    answer(machine, SUCCESS)
+
+    machine.give_up()
+
+    assert machine.next_delivery(START_S) is None
+    assert (machine.finished, machine.committed) == (Finish.GIVEN_UP, 2)

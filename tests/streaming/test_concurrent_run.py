@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import (
@@ -39,6 +40,7 @@ from pyspark_rocketmq.streaming.listener_workers import (
 )
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.range_orders import GivenUpWhen
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -111,6 +113,7 @@ def run_of(
     broker: Broker | None = None,
     workers: ListenerWorkers | None = None,
     clock: Clock | None = None,
+    orders: RangeOrders = NO_ORDERS,
     **settings: Any,
 ) -> ConcurrentRun:
     clock = clock or FakeClock(1_000.0)
@@ -123,6 +126,7 @@ def run_of(
         workers=workers or InlineWorkers(clock),  # type: ignore[arg-type]
         send_back=(broker or Broker()).send_back,
         clock=clock,
+        orders=orders,
     )
 
 
@@ -154,6 +158,17 @@ def test_every_message_is_delivered_once_and_the_whole_range_is_acknowledged() -
     assert rows == [(offset, f"key-{offset}") for offset in (10, 11, 14, 17)]
     assert (ack.start, ack.next_offset, ack.epoch, ack.consumed, ack.failed) == (10, 20, 3, 4, 0)
     assert (ack.finished, ack.suspended_until_s, ack.reconsume_times) == ("EXHAUSTED", None, 0)
+
+
+def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
+    """D7: what is with the listener is waited for."""
+    seen: list[int] = []
+    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) >= 3))
+
+    rows = run.consume()
+
+    assert offsets_of(rows) == seen == [10, 11, 12]
+    assert (run.ack().finished, run.ack().next_offset) == ("GIVEN_UP", 13)
 
 
 def test_a_range_without_messages_is_acknowledged() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
@@ -19,6 +20,7 @@ from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Uncommitted, no_dead_letters
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.range_orders import GivenUpWhen
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -34,6 +36,7 @@ def run_of(
     before: Uncommitted | None = None,
     now_s: Callable[[], float] = lambda: NOW_S,
     dead_letters: DeadLetters = no_dead_letters,
+    orders: RangeOrders = NO_ORDERS,
     **settings: Any,
 ) -> OrderlyRun:
     planned = planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
@@ -46,6 +49,7 @@ def run_of(
         before=before,
         now_s=now_s,
         dead_letters=dead_letters,
+        orders=orders,
     )
 
 
@@ -218,6 +222,40 @@ def test_a_queue_yields_after_its_time_slice() -> None:
     assert run.ack().finished == "SLICE_USED"
     assert run.ack().next_offset == 10 + len(rows)
     assert run.ack().suspended_until_s is None
+
+
+def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
+    """D7: between two of them; what is done is acknowledged, as rows in their order."""
+    seen: list[int] = []
+    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) == 3))
+
+    rows = run.consume()
+
+    assert [row[0] for row in rows] == seen == [10, 11, 12]
+    ack = run.ack()
+    assert (ack.finished, ack.next_offset, ack.suspended_until_s) == ("GIVEN_UP", 13, None)
+
+
+def test_a_queue_that_is_taken_away_before_its_first_delivery_stays_where_it_is() -> None:
+    """D7"""
+    seen: list[int] = []
+    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: True))
+
+    assert run.consume() == seen == []
+    assert (run.ack().finished, run.ack().next_offset, run.ack().consumed) == ("GIVEN_UP", 10, 0)
+
+
+def test_a_range_that_is_over_is_not_given_up_any_more() -> None:
+    """D7"""
+    seen: list[int] = []
+    run = run_of(
+        emitting(lambda message: SUSPEND if message.queue_offset == 12 else SUCCESS, seen),
+        orders=GivenUpWhen(lambda: len(seen) == 3),
+    )
+    run.consume()
+
+    ack = run.ack()
+    assert (ack.finished, ack.next_offset, ack.reconsume_times) == ("SUSPENDED", 12, 1)
 
 
 def without_auto_commit(status_of: Callable[[MessageExt], ConsumeOrderlyStatus]) -> Any:

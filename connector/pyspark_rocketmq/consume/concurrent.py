@@ -13,6 +13,7 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
    and are done with that; what the call answers later no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
 7. A run that has lasted 60 s delivers nothing new, and what is out is waited for, so that a micro-batch ends.
+   A run that is given up, because its queue was taken away or reset or the query stops, does so at once.
 8. A range whose first message could not be sent back before begins with it alone: while it fails, the others, which
    would be delivered again, wait.
 
@@ -59,6 +60,8 @@ class Finish(StrEnum):
     SLICE_USED = "SLICE_USED"
     THREADS_LOST = "THREADS_LOST"
     """Every thread is in a listener call that does not return."""
+    GIVEN_UP = "GIVEN_UP"
+    """The queue goes to another member or to another offset, or the query stops."""
 
 
 class Delivery(NamedTuple):
@@ -170,6 +173,7 @@ class ConcurrentConsumption:
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._is_slice_over = False
         self._is_suspended = False
+        self._is_given_up = False
 
     @property
     def done(self) -> int:
@@ -183,6 +187,8 @@ class ConcurrentConsumption:
             return None
         if self._is_suspended:
             return Finish.SUSPENDED
+        if self._is_given_up and self._done < self._count:
+            return Finish.GIVEN_UP
         if not self._again:
             if self._next >= self._count:
                 return Finish.EXHAUSTED
@@ -206,7 +212,7 @@ class ConcurrentConsumption:
 
     def next_delivery(self, now_s: float) -> Delivery | None:
         """The next messages for the listener; None while there is no free thread or nothing to deliver now."""
-        if self._is_suspended or not self._is_free:
+        if self._is_suspended or self._is_given_up or not self._is_free:
             return None
         indexes: Sequence[int] = self._due_again(now_s) or self._fresh(now_s)
         if not indexes:
@@ -219,6 +225,10 @@ class ConcurrentConsumption:
         for index in indexes:
             self._state[index] = _WITH_LISTENER
         return Delivery(number, indexes)
+
+    def give_up(self) -> None:
+        """Make no further delivery; what is out is waited for."""
+        self._is_given_up = True
 
     def answered(self, number: int, answer: Answer) -> Settled:
         """Apply what the listener answered.
@@ -293,7 +303,7 @@ class ConcurrentConsumption:
         while self._expiry and not self._with_listener(*self._expiry[0]):
             heappop(self._expiry)
         expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
-        may_deliver = self._is_free and not self._is_suspended
+        may_deliver = self._is_free and not self._is_suspended and not self._is_given_up
         again_s = self._again[0][0] if self._again and may_deliver else inf
         return min(expires_s, again_s)
 

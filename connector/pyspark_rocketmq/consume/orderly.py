@@ -12,7 +12,8 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at once. One
    message that failed to be sent, or that may be tried again, takes the whole batch back, dead letters included,
    so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7).
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). A run that is given up, because its
+   queue was taken away or reset or the query stops, yields at once, between two deliveries.
 
 Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that the
 machine costs nothing per message: whoever drives it knows their offsets.
@@ -49,6 +50,8 @@ class Finish(StrEnum):
     EXHAUSTED = "EXHAUSTED"
     SUSPENDED = "SUSPENDED"
     SLICE_USED = "SLICE_USED"
+    GIVEN_UP = "GIVEN_UP"
+    """The queue goes to another member or to another offset, or the query stops."""
 
 
 class Delivery(NamedTuple):
@@ -224,6 +227,17 @@ class OrderlyConsumption:
         self._delivered_s = now_s
         self._stop = stop = min(start + self._batch_size, self._count)
         return Delivery(start, stop, self._times(start, stop) if self._put_back else ())
+
+    def give_up(self) -> None:
+        """Make no further delivery; nothing changes for a run that is over.
+
+        Raises:
+            RuntimeError: If the delivery before was not answered, or its dead letters were not sent.
+        """
+        if self._stop:
+            raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
+        if self._finished is None:
+            self._finished = Finish.GIVEN_UP
 
     def listener_returned(
         self, status: object, *, auto_commit: bool, suspend_millis: int, now_s: float

@@ -32,7 +32,7 @@ class QueueAck:
     failed: int
     """Deliveries the listener gave back."""
     finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED or, concurrent, THREADS_LOST."""
+    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, concurrent, THREADS_LOST."""
     listener_s: float
     """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
     read: int = 0

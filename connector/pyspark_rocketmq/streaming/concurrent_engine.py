@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
@@ -64,19 +65,23 @@ class ConcurrentEngine:
         self._rows = RowColumns(engine_schema(schema))
         self._hooks = hooks
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
         for arrived in arrived_ranges(batches):
-            yield self._consume(arrived)
+            yield self._consume(arrived, orders)
 
-    def _consume(self, arrived: ArrivedRange) -> pa.RecordBatch:
+    def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> pa.RecordBatch:
         with self._listener.lease() as listener:
-            rows, ack = self._through(listener, arrived)
+            rows, ack = self._through(listener, arrived, orders)
         ack = arrived.acknowledged(ack)
         columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
         return self._rows.to_batch(columns, len(rows) + 1)
 
-    def _through(self, listener: Call, arrived: ArrivedRange) -> tuple[list[Row], QueueAck]:
+    def _through(
+        self, listener: Call, arrived: ArrivedRange, orders: RangeOrders
+    ) -> tuple[list[Row], QueueAck]:
         if isinstance(listener, NotOpened):
             # To fail its calls would send a whole backlog back, and drop it in broadcasting.
             logger.error("%s range=%s", listener.error(), arrived.planned.queue, exc_info=listener.error())
@@ -93,6 +98,7 @@ class ConcurrentEngine:
                 send_back=self._sender,
                 clock=SystemClock(),
                 hooks=self._hooks,
+                orders=orders,
             )
             return run.consume(), run.ack()
 

@@ -31,6 +31,7 @@ from pyspark_rocketmq.consume.concurrent import (
     Finish,
     Settled,
 )
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
@@ -68,6 +69,7 @@ class ConcurrentRun:
         send_back: SendBackCall,
         clock: Clock,
         hooks: ConsumeHooks = NO_HOOKS,
+        orders: RangeOrders = NO_ORDERS,
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called."""
         self._planned = planned
@@ -79,6 +81,7 @@ class ConcurrentRun:
         self._send = send_back
         self._clock = clock
         self._hooks = hooks
+        self._orders = orders
         self._run_call = self._run_async if is_async(listener) else self._run
         self._guard = threading.Lock()
         self._wakes_s = inf
@@ -168,8 +171,13 @@ class ConcurrentRun:
             return self._machine.finished is not None
 
     def _deliver_all(self) -> None:
-        while (delivery := self._machine.next_delivery(self._clock.monotonic_s())) is not None:
+        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        while not is_given_up(queue):
+            delivery = self._machine.next_delivery(self._clock.monotonic_s())
+            if delivery is None:
+                return
             self._deliver(delivery)
+        self._machine.give_up()
 
     def _deliver(self, delivery: Delivery) -> None:
         messages = [self._message(index) for index in delivery.indexes]

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, whole_range, wrong_markers
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
@@ -40,10 +41,12 @@ class DirectEngine:
         self._uncommitted = UncommittedText(schema)
         self._rows = RowColumns(engine_schema(schema))
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
         for arrived in arrived_ranges(batches):
-            consumed = self._consumer.consume(arrived, self._uncommitted.read(arrived.planned))
+            consumed = self._consumer.consume(arrived, self._uncommitted.read(arrived.planned), orders)
             ack = replace(consumed.ack, uncommitted=self._uncommitted.write(consumed.left, consumed.ack))
             columns = self._consumer.columns(arrived.planned.queue, consumed.rows, ack)
             yield self._rows.to_batch(columns, len(consumed.rows) + 1)

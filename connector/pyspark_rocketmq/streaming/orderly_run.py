@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
@@ -52,6 +53,7 @@ def no_dead_letters(message: MessageExt) -> None:
 _GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
 _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
+_CUT_SHORT = (Finish.SLICE_USED, Finish.GIVEN_UP)
 
 
 class OrderlyRun:
@@ -69,6 +71,7 @@ class OrderlyRun:
         now_s: Callable[[], float],
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = NO_HOOKS,
+        orders: RangeOrders = NO_ORDERS,
     ) -> None:
         self._planned = planned
         self._messages = messages
@@ -77,6 +80,7 @@ class OrderlyRun:
         self._now_s = now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
+        self._orders = orders
         self._started_s = self._answered_s = now_s()
         self._before = before = before or Uncommitted(planned.start, [])
         self._offsets = RangeOffsets(planned, messages)
@@ -98,9 +102,13 @@ class OrderlyRun:
         )
 
     def consume(self) -> list[Row]:
-        """Deliver until the range, the queue's patience or its time slice is used up; the acknowledged rows."""
+        """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows."""
         acknowledged: list[Row] = []
-        while (delivery := self._machine.next_delivery(self._now_s())) is not None:
+        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        while not is_given_up(queue):
+            delivery = self._machine.next_delivery(self._now_s())
+            if delivery is None:
+                break
             self._has_delivered = True
             messages = self._messages[delivery.start : delivery.stop]
             if delivery.put_back:
@@ -124,6 +132,7 @@ class OrderlyRun:
                 self._pending += emitted
             elif outcome.effect is Effect.ROLL_BACK:
                 self._pending = []
+        self._machine.give_up()
         return acknowledged
 
     def ack(self) -> QueueAck:
@@ -154,7 +163,7 @@ class OrderlyRun:
         # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
         # more messages before it commits: it would give it longer ranges, or none until there are new messages.
         # A queue whose time was up before its first commit, or whose broker was away, may go on at once as it is.
-        is_out_of_time = self._machine.finished is Finish.SLICE_USED and not self._machine.committed
+        is_out_of_time = self._machine.finished in _CUT_SHORT and not self._machine.committed
         brought_nothing = not self._messages and self._planned.end == self._planned.start
         if is_out_of_time or brought_nothing:
             return self._now_s()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -61,8 +62,10 @@ class RangeConsumer:
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
 
-    def consume(self, arrived: ArrivedRange, before: Uncommitted | None) -> Consumed:
-        """Deliver the range's messages; ``before`` is what an earlier range has left, None if nothing."""
+    def consume(
+        self, arrived: ArrivedRange, before: Uncommitted | None, orders: RangeOrders = NO_ORDERS
+    ) -> Consumed:
+        """Deliver the range's messages, unless ``orders`` end that; ``before`` is what an earlier range has left, None if nothing."""
         planned = arrived.planned
         with self._listener.lease() as listener:
             run = OrderlyRun(
@@ -75,6 +78,7 @@ class RangeConsumer:
                 now_s=time.time,
                 dead_letters=self._dead_letters,
                 hooks=self._hooks,
+                orders=orders,
             )
             rows = run.consume()
         return Consumed(rows, arrived.acknowledged(run.ack()), run.uncommitted())

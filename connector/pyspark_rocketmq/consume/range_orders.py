@@ -1,0 +1,29 @@
+"""What a running task is told about its queues: which of them it has to give up."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from pyspark_rocketmq.model import MessageQueue
+
+
+class RangeOrders(Protocol):
+    """Looked at before every delivery, so it must cost no more than looking up an attribute."""
+
+    def is_given_up(self, queue: MessageQueue) -> bool:
+        """Whether the range of ``queue`` makes no further delivery; once true, true to the task's end.
+
+        What was delivered and answered before counts, as where a range's time is used up (D7).
+        """
+        ...
+
+
+class NoOrders:
+    """Implements :class:`RangeOrders` where nobody gives any."""
+
+    def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - the protocol's
+        """Never."""
+        return False
+
+
+NO_ORDERS: Final[RangeOrders] = NoOrders()

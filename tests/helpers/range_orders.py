@@ -1,0 +1,17 @@
+"""What a running task is told, given by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark_rocketmq.model import MessageQueue
+
+
+class GivenUpWhen:
+    """Gives every queue up from the moment on at which ``is_so``; implements ``RangeOrders``."""
+
+    def __init__(self, is_so: Callable[[], bool]) -> None:
+        self._is_so = is_so
+
+    def is_given_up(self, queue: MessageQueue) -> bool:
+        return self._is_so()
