@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pyspark_rocketmq.consume.orderly import Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
 from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
@@ -104,11 +104,7 @@ class OrderlyRun:
     def consume(self) -> list[Row]:
         """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows."""
         acknowledged: list[Row] = []
-        is_given_up, queue = self._orders.is_given_up, self._planned.queue
-        while not is_given_up(queue):
-            delivery = self._machine.next_delivery(self._now_s())
-            if delivery is None:
-                break
+        while (delivery := self._next_delivery()) is not None:
             self._has_delivered = True
             messages = self._messages[delivery.start : delivery.stop]
             if delivery.put_back:
@@ -132,8 +128,12 @@ class OrderlyRun:
                 self._pending += emitted
             elif outcome.effect is Effect.ROLL_BACK:
                 self._pending = []
-        self._machine.give_up()
         return acknowledged
+
+    def _next_delivery(self) -> Delivery | None:
+        if self._orders.is_given_up(self._planned.queue):
+            self._machine.give_up()
+        return self._machine.next_delivery(self._now_s())
 
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
