@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -25,6 +26,8 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     # Before Spark starts: a wrong name should not cost ten seconds.
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
+    # Says where the group goes on.
+    logging.getLogger("pyspark_rocketmq.streaming.lost_offsets").setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume") as spark:
         for path in settings.py_files:

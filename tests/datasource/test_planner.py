@@ -155,6 +155,22 @@ def test_a_plain_stream_goes_on_where_its_last_plan_ended() -> None:
     assert planning.next() == [(A0, 5, 6)]
 
 
+@pytest.mark.parametrize("group", [False, True], ids=["plain", "group"])
+def test_a_single_micro_batch_holds_all_that_is_stored_whatever_the_limits(group: bool) -> None:
+    """H4: ``trigger(once=True)`` runs one, and would end after a part."""
+    planning = Planning(
+        {A0: (0, 5_000), A1: (0, 2)}, group=group, maxOffsetsPerTrigger="10", minOffsetsPerTrigger="10"
+    )
+
+    offset = planning.planner.all_at_once(planning.offset)
+
+    ranges = offset_to_plan(offset)[1]
+    assert [(r.queue, r.start, r.end) for r in ranges] == [(A0, 0, 5_000), (A1, 0, 2)]
+    planning.view.bounds[A0] = (0, 5_001)
+    if not group:
+        assert planning.planner.all_at_once(offset) == offset
+
+
 def test_a_stream_from_latest_skips_what_was_there() -> None:
     planning = Planning({A0: (0, 5)}, start=StartingOffsets.latest())
 

@@ -68,6 +68,31 @@ def test_a_group_that_nobody_served_begins_where_the_options_say() -> None:
     assert brokers.offsets == {A0: 5}
 
 
+@pytest.mark.parametrize("brokers", [FakeBrokerOffsets(), None], ids=["mixed", "store alone"])
+def test_a_new_group_says_how_many_stored_messages_it_passes_over(
+    brokers: FakeBrokerOffsets | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F2: once; a user who expects them would wait in vain."""
+    bounds = {A0: (2, 5), A1: (0, 3), B0: (0, 0)}
+    planning = Planning(bounds, group=True, broker_offsets=brokers, start=StartingOffsets.latest())
+
+    assert planning.next() is planning.next() is None
+
+    told = [text for text in caplog.messages if "is new to" in text]
+    assert len(told) == 1
+    assert "group g is new to orders" in told[0]
+    assert "passes over 6 stored messages" in told[0]
+    assert "offsets reset --to earliest" in told[0]
+
+
+def test_a_group_that_begins_with_the_first_message_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """F2"""
+    planning = Planning({A0: (2, 5)}, group=True)
+
+    assert planning.next() == [(A0, 2, 5)]
+    assert not [text for text in caplog.messages if "is new to" in text]
+
+
 def test_members_that_begin_a_group_together_begin_it_at_one_place() -> None:
     """F2, A2: the second finds rows of the group, but its own queues were not made later."""
     brokers = FakeBrokerOffsets()

@@ -63,3 +63,29 @@ def test_a_stream_joined_with_itself_beside_another_is_counted_in_windows_up_to_
     # Spark writes the offset of a source down at each of its places in the query.
     logged = set((tmp_path / "offsets" / "0").read_text().splitlines()[2:])
     assert sorted(topic for line in logged for topic in json.loads(line)["plan"]) == sorted((first, second))
+
+
+def test_a_query_of_one_micro_batch_reads_all_that_is_there(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H4: ``trigger(once=True)`` with a limit per micro-batch, which does not apply then."""
+    register(spark)
+    topic = topic_of(cluster, range(25), queues=2)
+    options = {
+        "nameServers": cluster.name_servers,
+        "topic": topic,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "10",
+    }
+    rows = spark.readStream.format("rocketmq").options(**options).load()
+
+    query = (
+        rows.writeStream.format("memory")
+        .queryName("once")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(once=True)
+        .start()
+    )
+
+    assert query.awaitTermination(TIMEOUT_S)
+    assert spark.table("once").count() == 25

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_rocketmq.datasource.format import DefaultSource
 from pyspark_rocketmq.datasource.plan_offset import Offset
@@ -47,7 +46,7 @@ class StreamUnderTest:
         if not self.log:
             self.log.append(json.dumps(self._reader.initialOffset()))
         start = self._offset(-1)
-        end = self._reader.latestOffset(start, ReadAllAvailable())
+        end = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
         if end == start:
             return False
         self.log.append(json.dumps(end))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is
+from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.sink_rows import run_batch as run
 from tests.streaming.test_delta_sink import SCHEMA, rows
@@ -67,3 +68,29 @@ def test_a_group_that_is_new_to_both_begins_where_the_options_say(sink: DeltaSin
     go_on_where_the_sink_is(store, sink, "another")
 
     assert store.read("another") == {}
+
+
+@pytest.mark.parametrize(
+    ("is_known", "where", "is_told"),
+    [
+        (True, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, True),
+        (True, ConsumeFromWhere.CONSUME_FROM_TIMESTAMP, True),
+        (True, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, False),
+        (False, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, False),
+    ],
+)
+def test_a_beginning_that_is_not_used_is_told(
+    store: DeltaOffsetStore,
+    caplog: pytest.LogCaptureFixture,
+    is_known: bool,
+    where: ConsumeFromWhere,
+    is_told: bool,
+) -> None:
+    """F2: given by a user who wants to consume again what the group has consumed."""
+    if is_known:
+        store.claim(GROUP, "me", {Q0: 5})
+    with caplog.at_level(logging.INFO, "pyspark_rocketmq.streaming.lost_offsets"):
+        tell_where_it_goes_on(store, GROUP, where)
+
+    told = [text for text in caplog.messages if f"so consume_from_where={where} is not used" in text]
+    assert len(told) == is_told

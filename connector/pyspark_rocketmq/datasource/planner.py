@@ -94,6 +94,19 @@ class MicroBatchPlanner:
         snapshot = self._whole_snapshot()
         self._caps = {queue: bounds.max_offset for queue, bounds in snapshot.bounds.items()}
 
+    def all_at_once(self, start: Offset) -> Offset:
+        """The offset whose plan holds everything that is stored now, whatever the limits of a micro-batch.
+
+        For ``trigger(once=True)``, which runs one micro-batch: with limits it would end after a part.
+
+        Raises:
+            DataLoss, RocketMQError: As :meth:`latest` with AvailableNow.
+        """
+        if self._caps is None:
+            self._limits = ReadLimits()
+            self.prepare_available_now()
+        return self.latest(start)
+
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
         """The ranges of a plan to run now, with the addresses to read them from in :meth:`addresses`.
 

@@ -133,15 +133,32 @@ class QueueClaims:
         queues made later. The same goes for a Java member with other ideas of where to begin.
         """
         if self._broker_offsets is None:
-            return self._view.starting_positions(snapshot, by_option, self._default_start)
+            positions = self._view.starting_positions(snapshot, by_option, self._default_start)
+            self._tell_passed_over(positions, snapshot)
+            return positions
         topics = {queue.topic for queue in by_option}
         queues = [queue for queue in snapshot.bounds if queue.topic in topics]
         known = self._broker_offsets.read(queues, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
         self._broker_offsets.write(positions, snapshot.addresses)
+        self._tell_passed_over(positions, snapshot)
         decided = known | positions
         return {queue: decided[queue] for queue in by_option}
+
+    def _tell_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
+        """Say that a new group does not begin with the first message, which users wait for in vain."""
+        messages = sum(offset - snapshot.bounds[queue].min_offset for queue, offset in positions.items())
+        if messages <= 0:
+            return
+        logger.warning(
+            "group %s is new to %s and begins behind the first message, as consumeFromWhere or startingOffsets says "
+            "(RocketMQ's default: at the end): it passes over %d stored messages. To consume them, stop the query and "
+            "reset the group's offsets to the earliest (offsets reset --to earliest)",
+            self._group,
+            ", ".join(sorted({queue.topic for queue in positions})),
+            messages,
+        )
 
     def _moved_on(
         self, claimed: Rows, at_broker: Mapping[MessageQueue, int]

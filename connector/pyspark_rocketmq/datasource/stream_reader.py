@@ -9,11 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.process_pool import process_pool
@@ -39,6 +44,8 @@ from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
+
+_ANY_NUMBER: Final = 2**63 - 1
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -67,8 +74,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """All that is available: the source applies its own limits, which Spark's cannot express."""
-        return ReadAllAvailable()
+        """Any but ``ReadAllAvailable``, with which Spark asks under ``trigger(once=True)`` alone.
+
+        The source applies its own limits, which Spark's cannot express.
+        """
+        return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of an AvailableNow run."""
@@ -78,8 +88,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The offset before the first micro-batch."""
         return self._planner.initial()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802, ARG002 - Spark's name
-        """The next plan."""
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        """The next plan; under ``trigger(once=True)`` one of all that is there now."""
+        if isinstance(limit, ReadAllAvailable):
+            return self._planner.all_at_once(start)
         return self._planner.latest(start)
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name

@@ -1,9 +1,10 @@
-"""An offset store that knows nothing of a group whose rows are in the sink: it was deleted, or another one was named."""
+"""Where a group goes on that is started again: at its progress in the offset store, or, if the store has lost that, in the sink."""
 
 from __future__ import annotations
 
 import logging
 
+from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.streaming.sink import Sink
@@ -38,3 +39,25 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str)
         sink,
         " ".join(f"{queue}={offset}" for queue, offset in sorted(watermarks.items())),
     )
+
+
+def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
+    """Log that ``where`` is not used since the group has progress: users give it to begin anew, and see nothing come.
+
+    Nothing with the default, CONSUME_FROM_LAST_OFFSET, which nobody had to give.
+
+    Raises:
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+        return
+    rows = store.read(consumer_group)
+    if rows:
+        logger.info(
+            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is not used. To "
+            "consume messages again, stop the query and reset the group's offsets (offsets reset)",
+            consumer_group,
+            store,
+            len(rows),
+            where,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from numbers import Integral, Real
@@ -20,8 +21,21 @@ _WORDS: Final[Mapping[type, str]] = {
     bool: "True or False",
     type(None): "None",
 }
-_TRIGGERS: Final = ("processingTime", "availableNow", "once", "continuous", "realTime")
-"""Of ``DataStreamWriter.trigger``."""
+_TRIGGERS: Final = ("processingTime", "availableNow")
+"""Of ``DataStreamWriter.trigger``, those under which a consumer works."""
+_REFUSED_TRIGGERS: Final = {
+    "once": "runs a single micro-batch and would leave what is more than one or suspended; use {'availableNow': True}, "
+    "which drains what is there and ends",
+    "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; use "
+    "{'processingTime': '1 second'}",
+    "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
+    "{'processingTime': '1 second'}",
+}
+"""Of ``DataStreamWriter.trigger``, those under which it cannot, and what to use."""
+_INTERVAL: Final = re.compile(
+    r"\s*(interval\s+)?[+-]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
+)
+"""An interval of Spark's, such as ``5 minutes``; parts behind the first are left to Spark."""
 
 
 def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
@@ -83,13 +97,26 @@ def trigger_problems(trigger: object) -> list[str]:
     if not isinstance(trigger, Mapping):
         example = "{'processingTime': '1 second'} or {'availableNow': True}"
         return [f"trigger must be a mapping such as {example}, not {shown(trigger)}"]
-    problems = []
-    for key in trigger:
-        if key not in _TRIGGERS:
-            close = closest(str(key), _TRIGGERS)
-            hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TRIGGERS)}"
-            problems.append(f"trigger has the unknown key '{key}'; {hint}")
+    if not trigger:
+        return ["trigger is empty; leave it out for {'processingTime': '1 second'}"]
+    problems = [problem for key, value in trigger.items() if (problem := _trigger_problem(str(key), value))]
+    if not problems and len(trigger) > 1:
+        problems.append(f"trigger has {' and '.join(map(str, trigger))}, of which a query takes one")
     return problems
+
+
+def _trigger_problem(key: str, value: object) -> str | None:
+    if key in _REFUSED_TRIGGERS:
+        return f"trigger {{'{key}': …}} {_REFUSED_TRIGGERS[key]}"
+    if key == "availableNow" and value is not True:
+        return f"trigger {{'availableNow': …}} must be True, not {shown(value)}"
+    if key == "processingTime" and not (isinstance(value, str) and _INTERVAL.fullmatch(value)):
+        return f"trigger {{'processingTime': …}} must be an interval such as '1 second', not {shown(value)}"
+    if key in _TRIGGERS:
+        return None
+    close = closest(key, (*_TRIGGERS, *_REFUSED_TRIGGERS))
+    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TRIGGERS)}"
+    return f"trigger has the unknown key '{key}'; {hint}"
 
 
 def shown(value: Any) -> str:

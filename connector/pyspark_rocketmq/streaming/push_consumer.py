@@ -37,7 +37,7 @@ from pyspark_rocketmq.streaming.consumer_settings import ConsumerSettings
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
-from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is
+from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
 from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
@@ -245,6 +245,7 @@ class PushConsumer:
         if sink is not None:
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
             go_on_where_the_sink_is(store, sink, progress_name(parsed))
+        tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
         committer = self._committer(parsed, store, sink, started.query_id, engine)
