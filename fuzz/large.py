@@ -19,7 +19,13 @@ from fuzz.target import MAX_MEMORY_BYTES, Target
 from pyspark_rocketmq.wire.bodies import decode_consumer_list
 from pyspark_rocketmq.wire.columnar import decode_columns
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, SerializeType, decode_parts
-from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType, compress, decompress
+from pyspark_rocketmq.wire.compression import (
+    COMPRESSION_TYPE_SHIFT,
+    MAX_BODY_BYTES,
+    CompressionType,
+    compress,
+    decompress,
+)
 from pyspark_rocketmq.wire.framing import FrameDecoder
 from pyspark_rocketmq.wire.json_quirks import loads
 from pyspark_rocketmq.wire.messages import (
@@ -30,7 +36,7 @@ from pyspark_rocketmq.wire.messages import (
     encode_stored_message,
 )
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route
 from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
 
 _ROOM: Final = MAX_FRAME_LENGTH - 1024
@@ -251,16 +257,28 @@ def _bodies() -> Iterator[Large]:
     noise = random.Random(1).randbytes(_ROOM - (1 << 16))
     for kind in CompressionType:
         flags = 1 | kind << COMPRESSION_TYPE_SHIFT
-        for name, plain in (("noise", noise), ("zeros", bytes(_ROOM)), ("bomb", bytes(4 * _ROOM))):
+        bodies = {
+            "noise": _compressed_body(noise, kind),
+            "zeros": _compressed_body(bytes(MAX_BODY_BYTES), kind),
+            "bomb": _compressed_body(bytes(MAX_BODY_BYTES + 1), kind),
+            "many frames": _many_frames(kind),
+        }
+        for name, data in bodies.items():
             yield Large(
                 name=f"{kind.name} of {name}",
-                data=_compressed_body(plain, kind),
+                data=data,
                 decode=lambda body, flags=flags: decompress(body, flags),  # type: ignore[misc]
+                max_memory_bytes=EXPANDED_MEMORY_BYTES,
             )
 
 
 def _compressed_body(plain: bytes, kind: CompressionType) -> Callable[[], bytes]:
     return lambda: compress(plain, kind)[0]
+
+
+def _many_frames(kind: CompressionType) -> Callable[[], bytes]:
+    frame = compress(b"", kind)[0]
+    return lambda: frame * (_ROOM // len(frame))
 
 
 # --- texts ---------------------------------------------------------------------------------------------------
@@ -283,6 +301,18 @@ def _routed(count: int) -> bytes:
     return f'{{"brokerDatas":[{brokers}],"filterServerTable":{{}},"queueDatas":[]}}'.encode()
 
 
+def _of_many_queues(count: int) -> bytes:
+    queues = ",".join(
+        f'{{"brokerName":"b","perm":6,"readQueueNums":{count},"writeQueueNums":{count}}}' for _ in range(4)
+    )
+    return f'{{"brokerDatas":[],"orderTopicConf":"b:{count};c:{count}","queueDatas":[{queues}]}}'.encode()
+
+
+def _all_queues(body: bytes) -> object:
+    route = decode_route(body, "T")
+    return route.subscribe_queues("T"), route.publish_queues("T")
+
+
 def _texts() -> Iterator[Large]:
     yield Large(name="properties of a request", data=lambda: b"a\1" + b"x" * _ROOM, decode=decode_properties)
     yield Large(
@@ -296,6 +326,10 @@ def _texts() -> Iterator[Large]:
     for count in (19_000, 150_000):
         yield Large(name=f"statistics of {count}", data=_counted(_queues, count), decode=decode_topic_stats)
         yield Large(name=f"route of {count}", data=_counted(_routed, count), decode=decode_route)
+    for count in (MAX_QUEUES // 4, MAX_QUEUES, 999_999_999):
+        yield Large(
+            name=f"route of 4 x {count} queues", data=_counted(_of_many_queues, count), decode=_all_queues
+        )
     yield Large(
         name="consumer list",
         data=lambda: b'{"consumerIdList":[' + b",".join([b'"10.0.0.1@1"'] * 200_000) + b"]}",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES, CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_batch, encode_stored_message
 from tests.helpers.golden import golden, recorded_commands
 
@@ -102,7 +103,10 @@ def batches() -> tuple[bytes, ...]:
 
 @cache
 def compressed() -> tuple[bytes, ...]:
-    """The type's number and a compressed body; one of them, for it takes long, expands beyond any frame."""
+    """The type's number and a compressed body, one frame or several; one of them, for it takes long, expands beyond any body."""
     plain = (b"", b"0123456789" * 40)
     small = [bytes([kind]) + compress(body, kind)[0] for body in plain for kind in CompressionType]
-    return (*small, bytes([CompressionType.ZSTD]) + compress(bytes(1 << 26), CompressionType.ZSTD)[0])
+    skippable = struct.pack("<II", 0x184D2A50, 3) + b"abc"
+    several = [each + skippable + each[1:] for each in small]
+    bomb = compress(bytes(MAX_BODY_BYTES + 1), CompressionType.ZSTD)[0]
+    return (*small, *several, bytes([CompressionType.ZSTD]) + bomb)

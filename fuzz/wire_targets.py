@@ -28,7 +28,7 @@ from pyspark_rocketmq.wire.json_quirks import dumps_java, loads
 from pyspark_rocketmq.wire.message_id import decode_offset_message_id, offset_message_id
 from pyspark_rocketmq.wire.messages import decode_batch, encode_batch
 from pyspark_rocketmq.wire.properties import decode_properties, encode_properties
-from pyspark_rocketmq.wire.route import decode_route, encode_route
+from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route, encode_route
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
 
 _EXPRESSIONS: Final = (
@@ -117,6 +117,8 @@ def _run_compression(data: bytes) -> None:
 
 def _run_route(data: bytes) -> None:
     route = decode_route(data)
+    assert len(route.subscribe_queues("T")) <= MAX_QUEUES
+    assert len(route.publish_queues("T")) <= MAX_QUEUES
     with suppress(LocalProtocolError, UnicodeEncodeError):
         for standard_json in (True, False):
             again = decode_route(encode_route(route, standard_json=standard_json))
@@ -205,7 +207,12 @@ WIRE_TARGETS: Final = (
     ),
     Target(name="properties", run=_run_properties, seeds=seeds.properties),
     Target(name="batch", run=_run_batch, seeds=seeds.batches, repair=with_total_sizes),
-    Target(name="compression", run=_run_compression, seeds=seeds.compressed),
+    Target(
+        name="compression",
+        run=_run_compression,
+        seeds=seeds.compressed,
+        max_memory_bytes=MAX_MEMORY_BYTES + 2 * MAX_EXPANDED_BYTES,
+    ),
     Target(name="route", run=_run_route, seeds=seeds.json_bodies),
     Target(name="json", run=_run_json, seeds=seeds.json_bodies),
     Target(name="bodies", run=_run_bodies, seeds=seeds.json_bodies),

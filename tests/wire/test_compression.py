@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import struct
 import zlib
 
 import lz4.frame
@@ -11,12 +13,14 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.compression import (
+    MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     CompressionType,
     ExpansionBudget,
     compress,
     decompress,
 )
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS
 
 BODY = b"compress me " * 40
 TYPES = list(CompressionType)
@@ -78,12 +82,125 @@ def test_a_body_that_is_not_compressed_raises(compression_type):
 def test_bytes_after_the_frame_raise(compression_type):
     compressed, flags = compress(BODY, compression_type)
 
-    with pytest.raises(RemoteProtocolError, match=r"follow the|unused data"):
-        decompress(compressed + b"tail", flags)
+    with pytest.raises(RemoteProtocolError, match="5 bytes that are no frame follow the"):
+        decompress(compressed + b"a tail"[1:], flags)
 
 
-def test_bytes_after_a_zlib_stream_are_ignored_as_java_does():
-    assert decompress(zlib.compress(BODY) + b"tail", 0x1) == BODY
+def lz4_frame(body: bytes, **how: bool) -> bytes:
+    return bytes(lz4.frame.compress(body, block_linked=False, **how))
+
+
+def zstd_frame(body: bytes, *, tells_size: bool = True) -> bytes:
+    compressor = zstandard.ZstdCompressor(write_content_size=tells_size).compressobj(
+        size=len(body) if tells_size else -1
+    )
+    return compressor.compress(body) + compressor.flush()
+
+
+def skippable(count: int) -> bytes:
+    return struct.pack("<II", 0x184D2A53, count) + b"s" * count
+
+
+def zstd_of_window(log: int) -> bytes:
+    how = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    return compressor.compress(b"ab") + compressor.flush()
+
+
+def streamed(body: bytes) -> bytes:
+    return zstd_frame(body, tells_size=False)
+
+
+JAVA = {
+    "LZ4, two frames": (1, lz4_frame(b"a") + lz4_frame(b"b"), b"ab"),
+    "LZ4, a skippable frame first": (1, skippable(5) + lz4_frame(b"a"), b"a"),
+    "LZ4, skippable frames": (1, lz4_frame(b"a") + skippable(0) + lz4_frame(b"b") + skippable(3), b"ab"),
+    "LZ4, skippable only": (1, skippable(3), b""),
+    "LZ4, an empty frame first": (1, lz4_frame(b"") + lz4_frame(b"b"), b"b"),
+    "LZ4, checksums": (
+        1,
+        lz4_frame(b"a", content_checksum=True, block_checksum=True) + lz4_frame(b"b"),
+        b"ab",
+    ),
+    "LZ4, a byte more": (1, lz4_frame(b"a") + b"x", None),
+    "LZ4, three bytes more": (1, lz4_frame(b"a") + b"xyz", None),
+    "LZ4, four bytes more": (1, lz4_frame(b"a") + b"tail", None),
+    "LZ4, the second cut": (1, lz4_frame(b"a") + lz4_frame(b"bbbbbb")[:-3], None),
+    "LZ4, a skippable frame cut": (1, lz4_frame(b"a") + skippable(9)[:-3], None),
+    "Zstandard, two frames": (2, zstd_frame(b"a") + zstd_frame(b"b"), b"ab"),
+    "Zstandard, two that do not tell their size": (2, streamed(b"a") + streamed(b"b"), b"ab"),
+    "Zstandard, one of each": (2, streamed(b"a") + zstd_frame(b"b") + streamed(b"c"), b"abc"),
+    "Zstandard, a skippable frame first": (2, skippable(5) + zstd_frame(b"a"), b"a"),
+    "Zstandard, skippable frames": (
+        2,
+        streamed(b"a") + skippable(0) + zstd_frame(b"b") + skippable(3),
+        b"ab",
+    ),
+    "Zstandard, skippable only": (2, skippable(3), b""),
+    "Zstandard, an empty frame": (2, zstd_frame(b""), b""),
+    "Zstandard, an empty frame first": (2, zstd_frame(b"") + zstd_frame(b"b"), b"b"),
+    "Zstandard, a byte more": (2, zstd_frame(b"a") + b"x", b"a"),
+    "Zstandard, four bytes more": (2, zstd_frame(b"a") + b"tail", b"a"),
+    "Zstandard, a skippable frame cut": (2, zstd_frame(b"a") + skippable(9)[:-3], b"a"),
+    "Zstandard, the widest window": (2, zstd_of_window(27), b"ab"),
+    "Zstandard, too wide a window": (2, zstd_of_window(28), None),
+    "zlib, four bytes more": (3, zlib.compress(b"a") + b"tail", b"a"),
+    "zlib, two streams": (3, zlib.compress(b"a") + zlib.compress(b"b"), b"a"),
+    "zlib without its header": (3, zlib.compress(b"a" * 30)[2:-4], None),
+    "gzip": (3, gzip.compress(b"a"), None),
+}
+"""Type, body, and what ``Lz4Compressor``, ``ZstdCompressor`` and ``ZlibCompressor`` of RocketMQ 5.3.3 make of it: None for an exception."""
+
+
+@pytest.mark.parametrize(("compression_type", "body", "shown"), JAVA.values(), ids=JAVA)
+def test_a_body_is_shown_as_java_shows_it(compression_type, body, shown):
+    """A4: several frames behind one another, and what is around them."""
+    flags = 1 | compression_type << 8
+
+    if shown is None:
+        with pytest.raises(RemoteProtocolError):
+            decompress(body, flags)
+    else:
+        assert decompress(body, flags) == shown
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=300), min_size=1, max_size=5),
+    st.sampled_from([(0x101, lz4_frame), (0x201, zstd_frame), (0x201, streamed)]),
+    st.binary(max_size=20),
+)
+def test_frames_are_read_whole_or_refused(bodies, kind, tail):
+    """A4: nothing is cut off in silence, but for what is too short to be a frame behind those of Zstandard."""
+    flags, compressed = kind
+    frames = b"".join(map(compressed, bodies))
+
+    assert decompress(frames, flags) == b"".join(bodies)
+    for length in range(len(frames) - len(compressed(bodies[-1])) + 5, len(frames)):
+        with pytest.raises(RemoteProtocolError):
+            decompress(frames[:length], flags)
+    if len(tail) > 4 and tail[1:3] != skippable(0)[1:3]:
+        with pytest.raises(RemoteProtocolError):
+            decompress(frames + tail, flags)
+
+
+def test_a_frame_that_claims_to_be_empty_is_looked_into():
+    """A4: the library does not; Java refuses it."""
+    whole = zstd_frame(b"x" * 10)
+    liar = whole[:4] + bytes([0x20, 0]) + whole[6:]
+
+    with pytest.raises(RemoteProtocolError, match="Zstandard"):
+        decompress(liar, 0x201)
+
+
+@pytest.mark.parametrize(
+    ("flags", "empty"), [(0x101, lz4_frame(b"")), (0x201, zstd_frame(b"")), (0x201, skippable(0))]
+)
+def test_frames_without_content_are_bounded(flags, empty):
+    """H9: each costs time."""
+    assert decompress(empty * 100, flags) == b""
+    with pytest.raises(RemoteProtocolError, match="more than 65536 compressed frames"):
+        decompress(empty * 65_537, flags)
 
 
 def test_frames_that_do_not_tell_their_size_are_read():
@@ -95,7 +212,8 @@ def test_frames_that_do_not_tell_their_size_are_read():
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_a_body_expands_to_what_a_frame_could_carry_and_no_further(compression_type):
+def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type):
+    """A4, H9: Java's producers may be told to send more than 16 MiB."""
     largest, flags = compress(bytes(MAX_BODY_BYTES), compression_type)
     assert len(decompress(largest, flags)) == MAX_BODY_BYTES
 
@@ -108,8 +226,28 @@ def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well():
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     bomb = compressor.compress(bytes(MAX_BODY_BYTES + 1)) + compressor.flush()
 
-    with pytest.raises(RemoteProtocolError, match=f"at most {MAX_BODY_BYTES} bytes"):
+    with pytest.raises(RemoteProtocolError, match=f"more than {MAX_BODY_BYTES} bytes"):
         decompress(bomb, 0x201)
+
+
+@pytest.mark.parametrize("compression_type", TYPES)
+def test_an_inner_batch_expands_to_a_frame_at_most(compression_type):
+    """H9: its members become rows of ten times as many bytes."""
+    largest, flags = compress(bytes(MAX_BATCH_BYTES), compression_type)
+    assert len(decompress(largest, flags | INNER_BATCH_FLAGS)) == MAX_BATCH_BYTES
+
+    bomb, flags = compress(bytes(MAX_BATCH_BYTES + 1), compression_type)
+    with pytest.raises(RemoteProtocolError, match=f"{MAX_BATCH_BYTES} bytes"):
+        decompress(bomb, flags | INNER_BATCH_FLAGS)
+
+
+@pytest.mark.parametrize("flags", [0x101, 0x201])
+def test_frames_together_expand_no_further_than_one(flags):
+    """H9."""
+    part = compress(bytes(MAX_BODY_BYTES // 4), CompressionType(flags >> 8))[0]
+
+    with pytest.raises(RemoteProtocolError, match=f"more than {MAX_BODY_BYTES} bytes"):
+        decompress(part * 5, flags)
 
 
 def test_the_bodies_of_an_answer_expand_to_a_bounded_sum(monkeypatch):

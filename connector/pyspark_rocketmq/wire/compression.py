@@ -1,13 +1,14 @@
 """Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
-A few hundred bytes can expand to gigabytes, and any producer of a topic may send them, so what comes out is bounded
-twice: by what one frame could carry, and for the messages of an answer together by :class:`ExpansionBudget`.
+What Java's consumer shows is shown: several frames behind one another, skippable ones, and sizes far beyond a frame of
+the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a topic may send them, so what comes
+out is bounded twice: of one body, and for the messages of an answer together by :class:`ExpansionBudget`.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -17,16 +18,19 @@ import zstandard
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
+from pyspark_rocketmq.wire.compressed_frames import lz4_frames, zstd_frames
 
-MAX_BODY_BYTES: Final = MAX_FRAME_LENGTH
-"""Of one body, decompressed; a longer one could not be sent without compression."""
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
 """Of all bodies of a short answer: a broker gives at most 32 messages of at most 4 MiB by its default limits."""
+MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
+"""Of one body, decompressed; Java has no bound, but its producers send no more than 4 MiB if not told to."""
 _ZLIB_LEVEL: Final = 5
 """``DefaultMQProducer.compressLevel``."""
 MAX_EXPANSION: Final = 64
 """And of a long one, for each of its bytes; texts reach 30."""
-_BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BODY_BYTES
+MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
+"""Of one inner batch, decompressed."""
+_BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
 """How often an inner batch counts: a member of 22 bytes becomes a row of ten times as many. A batch alone is never too large."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
@@ -37,6 +41,8 @@ _ZLIB_EXPANSION: Final = 1040
 _LZ4_EXPANSION: Final = 256
 _USUAL_BYTES: Final = 1 << 16
 _USUAL_EXPANSION: Final = 32
+_LARGEST_WINDOW: Final = 1 << 27
+"""Of a Zstandard frame, in bytes: what Java's decoder takes (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
 
 
 class CompressionType(IntEnum):
@@ -51,10 +57,10 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """Return the body as it was sent; ``body`` itself when the compressed bit is clear or it is empty.
 
     Raises:
-        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) longer than one
-            frame, or expands to more than ``MAX_BODY_BYTES``.
+        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by what is
+            no frame, or expands to more than ``MAX_BODY_BYTES``, an inner batch to more than ``MAX_BATCH_BYTES``.
 
-    Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``CompressorFactory``.
+    Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``, ``ZstdCompressor``.
     """
     if not sys_flag & MessageSysFlag.COMPRESSED or not body:
         return body
@@ -65,7 +71,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
         raise RemoteProtocolError(
             f"A message body has the unknown compression type {number} (sysFlag {sys_flag:#x})."
         ) from exc
-    return decompressor(body)
+    return decompressor(body, MAX_BATCH_BYTES if sys_flag & _INNER_BATCH else MAX_BODY_BYTES)
 
 
 class ExpandsTooFar(RemoteProtocolError):
@@ -105,76 +111,101 @@ def compress(body: bytes, compression_type: CompressionType) -> tuple[bytes, int
     return _COMPRESSORS[compression_type](body), int(flags)
 
 
-def _decompress_zlib(body: bytes) -> bytes:
+def _decompress_zlib(body: bytes, most: int) -> bytes:
+    """Like Java's Inflater: one stream, and whatever follows it is ignored."""
     try:
-        if len(body) <= MAX_BODY_BYTES // _ZLIB_EXPANSION:
+        if len(body) <= most // _ZLIB_EXPANSION:
             return zlib.decompress(body)
         decompressor = zlib.decompressobj()
-        result = decompressor.decompress(body, MAX_BODY_BYTES + 1)
+        result = decompressor.decompress(body, most + 1)
     except zlib.error as exc:
         raise RemoteProtocolError(f"A message body is marked as zlib but is not: {exc}.") from exc
-    _check_size("zlib", len(result))
-    # Java's Inflater ignores what follows the stream, too.
-    _check_one_frame("zlib", is_complete=decompressor.eof, rest=None)
+    _check_size("zlib", len(result), most)
+    if not decompressor.eof:
+        raise RemoteProtocolError("A zlib message body ends inside its stream.")
     return result
 
 
-def _decompress_lz4(body: bytes) -> bytes:
+def _decompress_lz4(body: bytes, most: int) -> bytes:
     decompressor = lz4.frame.LZ4FrameDecompressor()
-    most = -1 if len(body) <= MAX_BODY_BYTES // _LZ4_EXPANSION else MAX_BODY_BYTES + 1
     try:
-        result = bytes(decompressor.decompress(body, most))
+        result = bytes(decompressor.decompress(body, -1 if len(body) <= most // _LZ4_EXPANSION else most + 1))
     except RuntimeError as exc:
         raise RemoteProtocolError(f"A message body is marked as LZ4 but is not: {exc}.") from exc
-    _check_size("LZ4", len(result))
-    _check_one_frame("LZ4", is_complete=decompressor.eof, rest=decompressor.unused_data)
+    _check_size("LZ4", len(result), most)
+    if decompressor.eof and not decompressor.unused_data and result:
+        return result
+    return _joined("LZ4", (_lz4_frame(body[begin:end], most) for begin, end in lz4_frames(body)), most)
+
+
+def _lz4_frame(frame: bytes, most: int) -> bytes:
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    try:
+        result = bytes(decompressor.decompress(frame, most + 1))
+    except RuntimeError as exc:
+        raise RemoteProtocolError(f"A message body is marked as LZ4 but is not: {exc}.") from exc
+    if not decompressor.eof and len(result) <= most:
+        raise RemoteProtocolError("A LZ4 message body ends inside its frame.")
     return result
 
 
-def _decompress_zstd(body: bytes) -> bytes:
+def _decompress_zstd(body: bytes, most: int) -> bytes:
+    # Its library leaves what follows a frame unread without a word, so frames are cut out first.
+    frames = zstd_frames(body)
     try:
-        size = zstandard.frame_content_size(body)
-        _check_size("Zstandard", size)
-        if size >= 0:
-            return _zstd_result(body, size)
-        # The frame does not tell, as Java's streams never do: a guess, then the most there may be.
-        try:
-            return _zstd_result(body, min(MAX_BODY_BYTES, _USUAL_BYTES + _USUAL_EXPANSION * len(body)))
-        except zstandard.ZstdError:
-            return _zstd_result(body, MAX_BODY_BYTES)
+        parts = (_zstd_frame(body[begin:end], most) for begin, end in frames)
+        return _joined("Zstandard", parts, most)
     except zstandard.ZstdError as exc:
         raise RemoteProtocolError(
-            f"A message body is marked as Zstandard but is not one frame of at most {MAX_BODY_BYTES} bytes: {exc}."
+            f"A message body is marked as Zstandard but is not, or expands to more than {most} bytes: {exc}."
         ) from exc
 
 
-def _zstd_result(body: bytes, most: int) -> bytes:
+def _zstd_frame(frame: bytes, most: int) -> bytes:
+    size = zstandard.frame_content_size(frame)
+    _check_size("Zstandard", size, most)
+    if size > 0:
+        return _zstd_result(frame, size)
+    if not size:
+        # Its library would not look into the frame.
+        return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(frame).read(1)
+    # The frame does not tell, as Java's streams never do: a guess, then the most there may be.
+    try:
+        return _zstd_result(frame, min(most, _USUAL_BYTES + _USUAL_EXPANSION * len(frame)))
+    except zstandard.ZstdError:
+        return _zstd_result(frame, most)
+
+
+def _zstd_result(frame: bytes, most: int) -> bytes:
     """Decompress in one go, which needs no window beside a result of known size."""
     # Making one costs more than using it, and no two threads may use the same at a time; list operations are atomic.
     try:
         decompressor = _idle_zstd.pop()
     except IndexError:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BODY_BYTES)
-    try:
-        result = decompressor.decompress(body, max_output_size=most, allow_extra_data=False)
-    finally:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+    result = decompressor.decompress(frame, max_output_size=most)
+    # One that has seen a large result, or an error, may hold a large window.
+    if len(result) <= MAX_FRAME_LENGTH:
         _idle_zstd.append(decompressor)
     # A result much smaller than its room may keep memory pages of its own: copy it.
     return result if len(result) == most else bytes(memoryview(result))
 
 
-def _check_size(name: str, size: int) -> None:
-    if size > MAX_BODY_BYTES:
-        raise RemoteProtocolError(
-            f"A {name} message body expands to more than {MAX_BODY_BYTES} bytes, which no frame could carry."
-        )
+def _joined(name: str, parts: Iterable[bytes], most: int) -> bytes:
+    """What several frames hold together."""
+    kept: list[bytes] = []
+    size = 0
+    for part in parts:
+        size += len(part)
+        _check_size(name, size, most)
+        if part:
+            kept.append(part)
+    return kept[0] if len(kept) == 1 else b"".join(kept)
 
 
-def _check_one_frame(name: str, *, is_complete: bool, rest: bytes | None) -> None:
-    if not is_complete:
-        raise RemoteProtocolError(f"A {name} message body ends inside its frame.")
-    if rest:
-        raise RemoteProtocolError(f"{len(rest)} bytes follow the {name} frame of a message body.")
+def _check_size(name: str, size: int, most: int) -> None:
+    if size > most:
+        raise RemoteProtocolError(f"A {name} message body expands to more than {most} bytes.")
 
 
 def _compress_zlib(body: bytes) -> bytes:
@@ -190,7 +221,7 @@ def _compress_zstd(body: bytes) -> bytes:
 
 
 _idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
-_DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
+_DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes, int], bytes]] = {
     CompressionType.LZ4: _decompress_lz4,
     CompressionType.ZSTD: _decompress_zstd,
     CompressionType.ZLIB: _decompress_zlib,
