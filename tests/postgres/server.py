@@ -88,10 +88,10 @@ class Postgres:
     ) -> None:
         self.close()
 
-    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+    def connect(self, user: str = _USER, **options: Any) -> psycopg.Connection[Any]:
         """A new connection."""
         return psycopg.connect(
-            host="127.0.0.1", port=self._port, user=_USER, dbname="postgres", connect_timeout=10, **options
+            host="127.0.0.1", port=self._port, user=user, dbname="postgres", connect_timeout=10, **options
         )
 
     def close(self) -> None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.errors import SinkMoved
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
+from pyspark_rocketmq.errors import OptionError, SinkMoved
+from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.postgres.server import Postgres
 from tests.real_broker.errors import HarnessError
-from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
+from tests.streaming.database_conformance import (
+    OLD_TABLE,
+    DatabaseConformance,
+    execute,
+    prepared,
+    sink_on,
+    stored_in,
+)
+from tests.streaming.sink_conformance import SCHEMA, rows, run, written_by
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +38,30 @@ def server() -> Iterator[Postgres]:
         raise pytest.fail.Exception(str(exc), pytrace=False) from None
 
 
+class PostgresDatabase:
+    """Made anew for each test."""
+
+    placeholder = "%s"
+
+    def __init__(self, server: Postgres) -> None:
+        self.server = server
+        self.clear()
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        return self.server.connect(**options)
+
+    def connect_autocommit(self) -> psycopg.Connection[Any]:
+        return self.server.connect(autocommit=True)
+
+    def clear(self) -> None:
+        with self.server.connect() as connection:
+            connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+            connection.execute("CREATE TABLE orders (queue_id INTEGER, queue_offset BIGINT, step TEXT)")
+
+
 @pytest.fixture
-def database(server: Postgres) -> Postgres:
-    """With the two tables as before the first start."""
-    with server.connect() as connection:
-        connection.execute("DROP TABLE IF EXISTS orders, rocketmq_watermarks")
-        connection.execute("CREATE TABLE orders (queue_id INTEGER, queue_offset BIGINT, step TEXT)")
-    return server
+def database(server: Postgres) -> PostgresDatabase:
+    return PostgresDatabase(server)
 
 
 def insert(cursor: psycopg.Cursor[Any], new: pa.Table) -> None:
@@ -42,44 +69,31 @@ def insert(cursor: psycopg.Cursor[Any], new: pa.Table) -> None:
     cursor.executemany("INSERT INTO orders VALUES (%s, %s, %s)", list(zip(*columns, strict=True)))
 
 
-def prepared(database: Postgres, write: Callable[[Any, pa.Table], None] = insert) -> DatabaseSink:
-    made = DatabaseSink(database.connect, write, placeholder="%s", sleep=lambda _: None)
-    made.prepare(SCHEMA)
-    return made
-
-
-def stored_in(database: Postgres) -> list[tuple[Any, ...]]:
-    with database.connect() as connection:
-        return sorted(connection.execute("SELECT * FROM orders").fetchall())
-
-
-class TestOnPostgres(SinkConformance):
-    @pytest.fixture
-    def sink(self, database: Postgres) -> DatabaseSink:
-        return prepared(database)
-
-    @pytest.fixture
-    def stored(self, database: Postgres) -> Callable[[], Any]:
-        return lambda: stored_in(database)
+class TestOnPostgres(DatabaseConformance):
+    """Its own locks and isolation."""
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["first commit of the queue", "later"])
-def test_who_comes_second_waits_for_the_first_and_is_refused(database: Postgres, known: int) -> None:
-    """H5: both have moved their watermark before either commits."""
+def test_who_comes_second_waits_for_the_first_and_is_refused(database: PostgresDatabase, known: int) -> None:
+    """H5: both have written their rows, and moved their watermark, before either commits."""
     if known:
         run(prepared(database), {Q0: 1}, rows(Q0, 0, 1))
     is_inside, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(cursor: psycopg.Cursor[Any], new: pa.Table) -> None:
-        insert(cursor, new)
-        is_inside.set()
-        assert may_go_on.wait(PATIENCE_S)
+    class Slow(FailingConnection):
+        def commit(self) -> None:
+            is_inside.set()
+            assert may_go_on.wait(PATIENCE_S)
+            super().commit()
 
-    first, second = prepared(database, slowly), prepared(database)
+    connect = Connecting(database.connect)
+    first, second = sink_on(database, connect=connect), prepared(database)
+    first.prepare(SCHEMA)
     begun = first.begin(GROUP, [Q0]), second.begin(GROUP, [Q0])
     written = [
         written_by(batch, rows(Q0, known, end, "new")) for batch, end in zip(begun, (3, 9), strict=True)
     ]
+    connect.by = lambda: Slow(database.connect(), Faults())
     failures: list[BaseException] = []
 
     def commit_second() -> None:
@@ -105,13 +119,13 @@ def test_who_comes_second_waits_for_the_first_and_is_refused(database: Postgres,
     assert second.watermarks(GROUP) == {Q0: 3}
 
 
-def _waiting(database: Postgres) -> int:
+def _waiting(database: PostgresDatabase) -> int:
     with database.connect() as connection:
         found = connection.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone()
     return int(found[0]) if found else 0
 
 
-def test_a_session_that_the_server_ends_costs_no_row_and_doubles_none(database: Postgres) -> None:
+def test_a_session_that_the_server_ends_costs_no_row_and_doubles_none(database: PostgresDatabase) -> None:
     """H1: in the middle of the transaction; the next try has a connection of its own."""
     tries: list[int] = []
 
@@ -131,7 +145,9 @@ def test_a_session_that_the_server_ends_costs_no_row_and_doubles_none(database: 
     assert len(stored_in(database)) == 3
 
 
-def test_an_error_in_the_middle_of_a_transaction_undoes_the_watermarks_too(database: Postgres) -> None:
+def test_an_error_in_the_middle_of_a_transaction_undoes_the_watermarks_too(
+    database: PostgresDatabase,
+) -> None:
     """H1: PostgreSQL lets nothing follow in a transaction that had an error."""
     with database.connect() as connection:
         connection.execute("ALTER TABLE orders ADD CONSTRAINT once UNIQUE (queue_id, queue_offset)")
@@ -146,6 +162,73 @@ def test_an_error_in_the_middle_of_a_transaction_undoes_the_watermarks_too(datab
     assert stored_in(database) == [(0, 0, "created"), (0, 1, "created")]
 
 
-def _remove_what_is_in_the_way(database: Postgres) -> None:
+def _remove_what_is_in_the_way(database: PostgresDatabase) -> None:
     with database.connect() as connection:
         connection.execute("DELETE FROM orders WHERE step = 'in the way'")
+
+
+def test_many_first_starts_at_the_same_time_make_one_table(database: PostgresDatabase) -> None:
+    """H7: PostgreSQL refuses all but one of several CREATE TABLE IF NOT EXISTS."""
+    together = threading.Barrier(6)
+
+    def start() -> Hashable:
+        sink = sink_on(database)
+        sink.sleep = time.sleep
+        together.wait(PATIENCE_S)
+        sink.prepare(SCHEMA)
+        return sink.place
+
+    with ThreadPoolExecutor(6) as pool:
+        places = {started.result() for started in [pool.submit(start) for _ in range(6)]}
+
+    assert len(places) == 1
+
+
+@pytest.fixture
+def clerk(database: PostgresDatabase) -> Callable[[], Any]:
+    """Connects as a user who may write rows and make no tables, as PostgreSQL 15 has it by default."""
+    execute(
+        database,
+        "DROP ROLE IF EXISTS clerk",
+        "CREATE ROLE clerk LOGIN",
+        "GRANT USAGE ON SCHEMA public TO clerk",
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO clerk",
+        "GRANT SELECT, INSERT ON orders TO clerk",
+    )
+    return lambda: database.connect(user="clerk")
+
+
+def test_a_table_that_an_administrator_made_needs_no_right_to_make_tables(
+    database: PostgresDatabase, clerk: Callable[[], Any]
+) -> None:
+    """H7: the statement is in the error."""
+    sink = sink_on(database, connect=clerk)
+    with pytest.raises(OptionError, match="permission denied for schema public") as caught:
+        sink.prepare(SCHEMA)
+
+    execute(database, str(caught.value).partition("UPDATE and DELETE: ")[2])
+    sink.prepare(SCHEMA)
+
+    assert run(sink, {Q0: 2}, rows(Q0, 0, 2)) == 2
+
+
+def test_an_older_table_that_may_not_be_changed_is_refused_with_the_statement(
+    database: PostgresDatabase, clerk: Callable[[], Any]
+) -> None:
+    """H7"""
+    execute(database, OLD_TABLE)
+
+    with pytest.raises(OptionError, match="must be owner of table") as caught:
+        sink_on(database, connect=clerk).prepare(SCHEMA)
+
+    assert "ALTER TABLE rocketmq_watermarks ADD COLUMN generation BIGINT DEFAULT 0 NOT NULL" in str(
+        caught.value
+    )
+
+
+def test_a_column_that_is_too_small_is_refused(database: PostgresDatabase) -> None:
+    """H7: the query would end at message 2147483648."""
+    execute(database, OLD_TABLE.replace("next_offset BIGINT", "next_offset INTEGER"))
+
+    with pytest.raises(OptionError, match="integer out of range"):
+        prepared(database)

@@ -3,19 +3,21 @@
 The batch's rows come to the driver, where a function of the user's writes them through the very transaction that moves
 the watermarks: made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver will do.
 
-Rule 1: a watermark is moved only from what it was when the batch began.  Whoever comes second, a query that was believed
-dead for example, waits for the first one's transaction and then finds no such row: it is refused.
-Rule 2: an error of a commit means "unknown".  The watermarks tell what became of it.
+Rule 1: a watermark is moved only from what it was when the batch began.  Whoever moves it second, a query that was
+believed dead for example, waits for the first one's transaction and then finds no such row: it is refused.
+Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks tells what became of it.
+Rule 3: rows first, watermarks last.  Where the user's function breaks the transaction, a watermark never stands beside
+rows that are missing, and the open attempt that is left stops every batch until somebody has looked.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+import uuid
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,18 +25,20 @@ from pyspark_rocketmq.consume.watermark import advance
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrow_text import rows_to_text, text_to_rows
+from pyspark_rocketmq.streaming.database_watermarks import (
+    PAUSES_S,
+    Connection,
+    Watermark,
+    WatermarkTable,
+)
 from pyspark_rocketmq.streaming.known_rows import drop_known_rows
 from pyspark_rocketmq.streaming.sink import RowWriter, Writing
 
 logger = logging.getLogger(__name__)
 
-Connection = Any
-"""Of DB-API 2: ``cursor()``, ``commit()``, ``rollback()``, ``close()``; not in autocommit mode."""
 WriteRows = Callable[[Any, pa.Table], None]
 """Writes rows through a cursor and neither commits nor rolls back; may be called again after an error."""
 
-_PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
-"""Before each further try of a transaction that failed."""
 _PLACEHOLDERS = ("?", "%s")
 
 
@@ -56,11 +60,11 @@ class DatabaseSink:
         """Name the database and what is done with rows.
 
         Args:
-            connect: Opens a connection, on the driver; a new one for each transaction.
+            connect: Opens a connection without autocommit, on the driver; a new one for each transaction.
             write: Called with a cursor and the rows that are not there yet, an Arrow table with the position of each
                 row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and the listener's columns.
             placeholder: How the driver writes parameters in SQL: ``?`` (sqlite3) or ``%s`` (psycopg, PyMySQL).
-            watermark_table: Name of the table of watermarks, with a schema if wanted.
+            watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its own.
             sleep: How to wait between the tries of a transaction.
 
         Raises:
@@ -76,60 +80,60 @@ class DatabaseSink:
         if problems:
             raise OptionError(tuple(problems), where="database sink")
         self._connect = connect
-        self._watermark_table = watermark_table
         self.write = write
         """See the constructor."""
-        self.sql = _Statements(watermark_table, placeholder)
-        """The statements about watermarks."""
         self.sleep = sleep
+        self.table = WatermarkTable(connect, watermark_table, placeholder)
+        """The table of watermarks."""
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
-        return f"DatabaseSink({self._connect!r}, {self.write!r})"
+        # Not what connects: it may hold a password.
+        return f"DatabaseSink(watermark_table='{self.table.name}')"
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``; of two functions that connect to one database it knows nothing."""
-        return self._connect, self._watermark_table
+        """See ``Sink.place``; before ``prepare`` it cannot tell that two functions connect to one database."""
+        return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table of watermarks if it is missing; the rows' own tables are the user's."""
-        with self.transaction() as cursor:
-            cursor.execute(self.sql.create)
+        """Make the table of watermarks if it is missing; the rows' own tables are the user's.
+
+        Raises:
+            OptionError: If the table cannot be made or has another form, or if connections commit by themselves.
+        """
+        self.table.prepare(self.sleep)
         self._schema = schema
 
-    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> DatabaseBatch:
-        """Read the group's watermarks."""
-        stored = self.watermarks(consumer_group)
+    def begin(
+        self,
+        consumer_group: str,
+        queues: Collection[MessageQueue],
+        generations: Mapping[MessageQueue, int] | None = None,
+    ) -> DatabaseBatch:
+        """Read the group's watermarks; ``generations`` says which queues' offsets began again, and how often.
+
+        Raises:
+            SinkMoved: If rows of a later generation of a queue are there.
+            SinkConflict: If ``write`` committed by itself in an attempt that did not come to its end.
+        """
+        stored = self.table.read(consumer_group)
+        if stored.open_attempts:
+            since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
+            raise _committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
         assert self._schema is not None, "prepare() comes first"
-        return DatabaseBatch(
-            self,
-            consumer_group,
-            RowCollector(self._schema, {queue: stored.get(queue, 0) for queue in queues}),
-            stored,
-        )
+        wanted = {queue: (generations or {}).get(queue, 0) for queue in queues}
+        known = {
+            queue: _known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
+            for queue, generation in wanted.items()
+        }
+        collector = RowCollector(self._schema, known)
+        return DatabaseBatch(self, consumer_group, collector, stored.watermarks, wanted)
 
     def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
         """The next offset of each queue whose rows are there up to it."""
-        with self.transaction() as cursor:
-            cursor.execute(self.sql.select, (consumer_group,))
-            return {
-                MessageQueue(topic, broker, int(queue_id)): int(at)
-                for topic, broker, queue_id, at in cursor.fetchall()
-            }
-
-    @contextmanager
-    def transaction(self) -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block, and undone by an exception."""
-        with closing(self._connect()) as connection:
-            try:
-                with closing(connection.cursor()) as cursor:
-                    yield cursor
-                connection.commit()
-            except BaseException:
-                with suppress(Exception):
-                    connection.rollback()
-                raise
+        stored = self.table.read(consumer_group)
+        return {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
 
 
 class DatabaseBatch:
@@ -140,8 +144,10 @@ class DatabaseBatch:
         sink: DatabaseSink,
         consumer_group: str,
         writer: RowCollector,
-        stored: Mapping[MessageQueue, int],
+        stored: Mapping[MessageQueue, Watermark],
+        generations: Mapping[MessageQueue, int],
     ) -> None:
+        self._generations = generations
         self._sink = sink
         self._group = consumer_group
         self._writer = writer
@@ -156,7 +162,8 @@ class DatabaseBatch:
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was added.
-            SinkConflict: If the transaction kept failing, what the user's function raised included.
+            SinkConflict: If the transaction kept failing, what the user's function raised included, or if that
+                function committed by itself.
             OffsetError: If a queue was not named to ``begin``, or there are rows although no queue grew.
         """
         unknown = [str(queue) for queue in acked if queue not in self._writer.watermarks]
@@ -174,14 +181,15 @@ class DatabaseBatch:
         self._commit(rows, grown)
 
     def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
+        attempt = str(uuid.uuid4())
         failure: Exception | None = None
-        for pause_s in (None, *_PAUSES_S):
+        for pause_s in (None, *PAUSES_S):
             try:
                 if pause_s is not None:
                     self._sink.sleep(pause_s)
-                if failure is None or not self._is_done(grown):
-                    self._write(rows, grown)
-            except SinkMoved:
+                if failure is None or not self._is_done(grown, attempt):
+                    self._write(rows, grown, attempt)
+            except SinkConflict:
                 raise
             except Exception as error:
                 logger.info("database transaction to be tried again group=%s", self._group, exc_info=True)
@@ -189,46 +197,69 @@ class DatabaseBatch:
             else:
                 return
         raise SinkConflict(
-            f"{len(rows)} rows of group {self._group} could not be written into the database in {len(_PAUSES_S) + 1} "
-            f"tries; the last error was: {type(failure).__name__}: {failure}. Nothing was added; the batch may run "
-            "again."
+            f"{len(rows)} rows of group {self._group} could not be written into the database in {len(PAUSES_S) + 1} "
+            f"tries; the last error was: {type(failure).__name__}: {failure}. The batch may run again: rows that are there by "
+            "then are left out."
         ) from failure
 
-    def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
-        with self._sink.transaction() as cursor:
-            for queue, next_offset in sorted(grown.items()):
-                self._move(cursor, queue, next_offset)
+    def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
+        table = self._sink.table
+        with table.transaction() as cursor:
             if len(rows):
-                self._sink.write(cursor, rows)
+                with table.open_attempt(cursor, self._group, attempt):
+                    self._sink.write(cursor, rows)
+            for queue, next_offset in sorted(grown.items()):
+                new = Watermark(next_offset, self._generations[queue], attempt)
+                if not table.move(cursor, self._group, queue, self._stored.get(queue), new):
+                    raise self._moved(queue)
 
-    def _is_done(self, grown: Mapping[MessageQueue, int]) -> bool:
+    def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
         """Whether a try before, whose end is not known, was committed after all.
 
         Raises:
             SinkMoved: If somebody else has been there.
+            SinkConflict: If it was committed before it was at its end.
         """
-        found = self._sink.watermarks(self._group)
-        if all(found.get(queue, 0) == self._stored.get(queue, 0) for queue in grown):
-            return False
-        if all(found.get(queue, 0) == next_offset for queue, next_offset in grown.items()):
+        found = self._sink.table.read(self._group)
+        if attempt in found.open_attempts:
+            since = {queue: self._writer.watermarks[queue] for queue in grown}
+            raise _committed_by_itself(self._sink.table, self._group, "this batch", since)
+        now = {queue: found.watermarks.get(queue) for queue in grown}
+        if any(watermark is not None and watermark.attempt == attempt for watermark in now.values()):
             return True
-        raise self._moved(next(queue for queue in grown if found.get(queue, 0) != self._stored.get(queue, 0)))
-
-    def _move(self, cursor: Any, queue: MessageQueue, next_offset: int) -> None:
-        key = (self._group, queue.topic, queue.broker_name, queue.queue_id)
-        if queue in self._stored:
-            cursor.execute(self._sink.sql.update, (next_offset, *key, self._stored[queue]))
-            if cursor.rowcount != 1:
+        for queue, watermark in now.items():
+            if watermark != self._stored.get(queue):
                 raise self._moved(queue)
-        else:
-            # Who comes second violates the primary key, and finds the other's watermark when it tries again.
-            cursor.execute(self._sink.sql.insert, (*key, next_offset))
+        return False
 
     def _moved(self, queue: MessageQueue) -> SinkMoved:
         return SinkMoved(
             f"Another consumer of group {self._group} wrote rows of {queue} into the database while this batch ran. "
             "Nothing of this batch was added. If it happens often, two queries own the same queues."
         )
+
+
+def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
+    """The next offset of the queue's generation whose row is not there."""
+    if watermark.generation > generation:
+        raise SinkMoved(
+            f"The database has rows of {queue} of generation {watermark.generation}, and group {consumer_group} was to write some of "
+            f"generation {generation}: its offsets began again, and another consumer has followed them. Nothing was added."
+        )
+    return watermark.next_offset if watermark.generation == generation else 0
+
+
+def _committed_by_itself(
+    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
+) -> SinkConflict:
+    where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
+    return SinkConflict(
+        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it was at its end: "
+        "write(cursor, rows) commits by itself (commit(), `with connection:`, executescript(), or a statement that commits implicitly, as "
+        "CREATE TABLE does in MySQL), or its connection does. Rows may be in the database without their watermarks, and would "
+        "come a second time. Have the function leave commits alone, remove the rows of "
+        f"{where or 'all queues'}, and then run: {table.forget_attempts_statement(consumer_group)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,20 +312,3 @@ class _Collecting:
 
     def abandon(self) -> None:
         self._batches.clear()
-
-
-class _Statements:
-    """SQL that SQLite, PostgreSQL, MySQL and others understand alike."""
-
-    def __init__(self, table: str, mark: str) -> None:
-        key = f"consumer_group = {mark} AND topic = {mark} AND broker_name = {mark} AND queue_id = {mark}"
-        self.create = (
-            f"CREATE TABLE IF NOT EXISTS {table} (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, "
-            "broker_name VARCHAR(127) NOT NULL, queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, "
-            "PRIMARY KEY (consumer_group, topic, broker_name, queue_id))"
-        )
-        self.select = (
-            f"SELECT topic, broker_name, queue_id, next_offset FROM {table} WHERE consumer_group = {mark}"  # noqa: S608 - a plain name
-        )
-        self.update = f"UPDATE {table} SET next_offset = {mark} WHERE {key} AND next_offset = {mark}"  # noqa: S608
-        self.insert = f"INSERT INTO {table} VALUES ({', '.join([mark] * 5)})"  # noqa: S608

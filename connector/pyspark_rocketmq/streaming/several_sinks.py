@@ -57,13 +57,11 @@ class SeveralSinks:
                 of the other, whose rows were never written then.
         """
         self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
-        places = Counter(route.sink.place for route in self._routes)
-        twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
-        if twice or not self._routes:
-            problem = f"{twice!r} have one place" if twice else "sink=[] names none"
+        if not self._routes:
             raise OptionError(
-                (f"{problem}; name each place once, or none with sink=None",), where="several sinks"
+                ("sink=[] names none; name one, or none with sink=None",), where="several sinks"
             )
+        self._check_places()
         self._columns: list[tuple[str, ...]] = []
 
     def __repr__(self) -> str:
@@ -75,11 +73,26 @@ class SeveralSinks:
         return tuple(route.sink.place for route in self._routes)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Prepare each for its rows; see ``Sink.prepare``."""
+        """Prepare each for its rows; see ``Sink.prepare``.
+
+        Raises:
+            OptionError: If two turn out to have one place.
+        """
         schemas = [route.schema_of(schema) for route in self._routes]
         for route, own in zip(self._routes, schemas, strict=True):
             route.sink.prepare(own)
+        self._check_places()
         self._columns = [tuple(own.names) for own in schemas]
+
+    def _check_places(self) -> None:
+        places = Counter(route.sink.place for route in self._routes)
+        twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
+        if twice:
+            problem = (
+                f"{twice!r} have one place, so the first one's commit would have the other drop its rows; name each Delta table "
+                "once, and give each DatabaseSink a watermark_table=… of its own"
+            )
+            raise OptionError((problem,), where="several sinks")
 
     def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
         """Where all of them are: of each queue the smallest, 0 if one has nothing of it; see ``Sink.watermarks``."""

@@ -78,7 +78,7 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Where its watermarks are: two sinks of one place cannot serve one query."""
+        """Where its watermarks are: two sinks of one place cannot serve one query. Known for sure when it is prepared."""
         ...
 
     def prepare(self, schema: pa.Schema) -> None:

@@ -1,0 +1,363 @@
+"""The table in a user's database that says how far a group's rows are there: its form, its statements, its transactions.
+
+One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a new one) and the
+id of the attempt that stored it.  Two more kinds of rows have no topic:
+
+* the row without a group is the table's identity, so that two sinks which share one table are told from two which do not;
+* an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.  Nobody
+  ever sees one, unless that function committed by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+Connection = Any
+"""Of DB-API 2: ``cursor()``, ``commit()``, ``rollback()``, ``close()``; not in autocommit mode."""
+
+PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
+"""Before each further try of a transaction that failed."""
+_SAVEPOINT = "rocketmq_rows"
+_KEY = ("consumer_group", "topic", "broker_name", "queue_id")
+_COLUMNS: Mapping[str, str] = {
+    "consumer_group": "VARCHAR(255) NOT NULL",
+    "topic": "VARCHAR(255) NOT NULL",
+    "broker_name": "VARCHAR(127) NOT NULL",
+    "queue_id": "INTEGER NOT NULL",
+    "next_offset": "BIGINT NOT NULL",
+    "generation": "BIGINT DEFAULT 0 NOT NULL",
+    "attempt": "VARCHAR(36) DEFAULT '' NOT NULL",
+}
+"""In the order of :class:`_Row`."""
+_ADDED = ("generation", "attempt")
+"""Columns that an older table lacks."""
+
+
+class Watermark(NamedTuple):
+    """How far the rows of one queue are there."""
+
+    next_offset: int = 0
+    generation: int = 0
+    attempt: str = ""
+    """Which attempt stored it; empty where the table was older."""
+
+
+class _Row(NamedTuple):
+    consumer_group: str
+    topic: str
+    broker_name: str
+    queue_id: int
+    next_offset: int = 0
+    generation: int = 0
+    attempt: str = ""
+
+
+class Stored(NamedTuple):
+    """What the table has of a group."""
+
+    watermarks: Mapping[MessageQueue, Watermark]
+    open_attempts: Sequence[str]
+    """Attempts that were committed before they were at their end."""
+
+
+class WatermarkTable:
+    """The table, reached by a new connection for each transaction."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        name: str,
+        placeholder: str,
+    ) -> None:
+        """Name it; ``placeholder`` is how the driver writes parameters in SQL."""
+        self._connect = connect
+        self.name = name
+        """As it stands in SQL."""
+        self.identity: str | None = None
+        """Of the table, whatever it is reached by; known when :meth:`prepare` is done."""
+        self._sql = _Statements(name, placeholder)
+
+    def prepare(self, sleep: Callable[[float], None]) -> None:
+        """Make the table if it is missing, add columns that an older one lacks, and try out what commits rely on.
+
+        Raises:
+            OptionError: If it cannot be made or has another form, or if connections commit by themselves.
+        """
+        with closing(self._connect()):
+            """Who cannot connect gets the driver's own error."""
+        failure: Exception | None = None
+        for pause_s in (None, *PAUSES_S):
+            if pause_s is not None:
+                sleep(pause_s)
+            try:
+                self._bring_into_form()
+                self._try_out()
+                self.identity = self._identify()
+            except OptionError:
+                raise
+            except Exception as error:
+                # Others may be making it just now, or hold it locked.
+                logger.info("table of watermarks to be tried again table=%s", self.name, exc_info=True)
+                failure = error
+            else:
+                return
+        problem = (
+            f"the table of watermarks {self.name} cannot be used: {type(failure).__name__}: {failure}. It needs this form, and the "
+            f"rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
+        )
+        raise OptionError((problem,), where="database sink") from failure
+
+    def read(self, consumer_group: str) -> Stored:
+        """What it has of the group."""
+        with self.transaction() as cursor:
+            cursor.execute(self._sql.select, (consumer_group,))
+            found = [_Row(*row) for row in cursor.fetchall()]
+        return Stored(
+            {
+                MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(
+                    int(row.next_offset), int(row.generation), row.attempt
+                )
+                for row in found
+                if row.topic
+            },
+            [row.attempt for row in found if not row.topic],
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """A cursor whose work is committed at the end of the block, and undone by an exception."""
+        with closing(self._connect()) as connection:
+            try:
+                with closing(connection.cursor()) as cursor:
+                    yield cursor
+                connection.commit()
+            except BaseException:
+                with suppress(Exception):
+                    connection.rollback()
+                raise
+
+    @contextmanager
+    def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
+        """Find out whether the block ends the cursor's transaction.
+
+        An error follows if it did. If it committed, the attempt is among ``Stored.open_attempts`` from then on.
+
+        Raises:
+            RuntimeError: If the transaction is no more what it was when the block began.
+        """
+        cursor.execute(self._sql.insert, _Row(consumer_group, "", attempt, 0, attempt=attempt))
+        cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+        yield
+        try:
+            cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:
+            raise RuntimeError(
+                f"the savepoint set before write(cursor, rows) was called cannot be released after it: {error} "
+                "The function must neither commit nor roll back, nor go on after an error of the database"
+            ) from error
+        cursor.execute(self._sql.delete_one, (consumer_group, "", attempt, 0))
+
+    def move(
+        self,
+        cursor: Any,
+        consumer_group: str,
+        queue: MessageQueue,
+        old: Watermark | None,
+        new: Watermark,
+    ) -> bool:
+        """Move a watermark on; False if it is no more what it was. With ``old`` None it is new.
+
+        Who comes second with a new one violates the primary key, and finds the other's when it tries again.
+        """
+        key = (consumer_group, queue.topic, queue.broker_name, queue.queue_id)
+        if old is None:
+            cursor.execute(self._sql.insert, (*key, *new))
+            return True
+        cursor.execute(self._sql.update, (*new, *key, *old))
+        return bool(cursor.rowcount == 1)
+
+    def forget_attempts_statement(self, consumer_group: str) -> str:
+        """The statement by which an operator says that rows of open attempts were seen to."""
+        return self._sql.forget_attempts(consumer_group)
+
+    def _bring_into_form(self) -> None:
+        if self._reading_fails(*_COLUMNS) is None:
+            return
+        unreadable = self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED))
+        if unreadable is not None:
+            self._run(self._sql.create, unreadable)
+            return
+        for column in _ADDED:
+            missing = self._reading_fails(column)
+            if missing is not None:
+                self._run(self._sql.add_column(column), missing)
+
+    def _reading_fails(self, *columns: str) -> Exception | None:
+        try:
+            with self.transaction() as cursor:
+                cursor.execute(f"SELECT {', '.join(columns)} FROM {self.name} WHERE queue_id = 0 AND 1 = 0")  # noqa: S608 - plain names
+                cursor.fetchall()
+        except Exception as error:  # noqa: BLE001 - told when the table cannot be made either
+            return error
+        return None
+
+    def _run(self, statement: str, reason: Exception) -> None:
+        try:
+            with self.transaction() as cursor:
+                cursor.execute(statement)
+        except Exception as error:
+            raise RuntimeError(
+                f"reading it says: {reason}; and the statement {statement} says: {error}"
+            ) from error
+        logger.info("table of watermarks changed statement=%s", statement)
+
+    def _try_out(self) -> None:
+        """Insert rows, roll back and look: is the key as it must be, do columns hold what they must, is it undone?
+
+        Raises:
+            OptionError: If it is not.
+        """
+        probe = _probe(str(uuid.uuid4()))
+        failure: Exception | None = None
+        with closing(self._connect()) as connection:
+            try:
+                with closing(connection.cursor()) as cursor:
+                    self._try_key_and_columns(cursor, probe)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = error
+            finally:
+                with suppress(Exception):
+                    connection.rollback()
+        if self._remove_what_stayed(probe):
+            problem = (
+                "what a connection of connect() wrote was there although it was rolled back: it commits each statement by itself "
+                f"(autocommit), or {self.name} is of a kind without transactions. Rows and watermarks could not be one "
+                "transaction. Connect without autocommit (psycopg and MySQL: autocommit=False; sqlite3: neither "
+                "isolation_level=None nor autocommit=True; MySQL's tables: ENGINE=InnoDB)"
+            )
+            raise OptionError((problem,), where="database sink")
+        if failure is not None:
+            raise failure
+
+    def _try_key_and_columns(self, cursor: Any, probe: _Row) -> None:
+        cursor.execute(self._sql.insert, probe)
+        cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+        cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        cursor.execute(self._sql.select, (probe.consumer_group,))
+        [found] = cursor.fetchall()
+        wrong = [
+            f"{name} gives {got!r} for {put!r}"
+            for name, put, got in zip(_Row._fields, probe, found, strict=True)
+            if put != got
+        ]
+        if wrong:
+            self._refuse(f"does not hold what is put into it: {'; '.join(wrong)}")
+        for column, value in _others(probe).items():
+            try:
+                cursor.execute(self._sql.insert, probe._replace(**{column: value}))
+            except Exception as error:
+                if not _is_integrity_error(error):
+                    raise
+                self._refuse(f"takes no second row that differs in {column} only: {error}")
+        try:
+            cursor.execute(self._sql.insert, probe._replace(next_offset=1, generation=1, attempt="other"))
+        except Exception as error:
+            if _is_integrity_error(error):
+                return
+            raise
+        self._refuse("takes two rows of one group and queue: its primary key is missing or another one")
+
+    def _refuse(self, what: str) -> None:
+        problem = (
+            f"the table of watermarks {self.name} {what}. Make it anew, or name another one by watermark_table=…; it must be of this "
+            f"form: {self._sql.create}"
+        )
+        raise OptionError((problem,), where="database sink")
+
+    def _remove_what_stayed(self, probe: _Row) -> bool:
+        groups = [(probe.consumer_group,), (_others(probe)["consumer_group"],)]
+        with self.transaction() as cursor:
+            stayed = False
+            for group in groups:
+                cursor.execute(self._sql.select, group)
+                stayed = stayed or bool(cursor.fetchall())
+            if stayed:
+                for group in groups:
+                    cursor.execute(self._sql.delete_group, group)
+        return stayed
+
+    def _identify(self) -> str:
+        stored = self.read("").open_attempts
+        if stored:
+            return stored[0]
+        made = str(uuid.uuid4())
+        with self.transaction() as cursor:
+            cursor.execute(self._sql.insert, _Row("", "", "", 0, attempt=made))
+        return made
+
+
+def _probe(unique: str) -> _Row:
+    """A row of the longest texts and largest numbers that the table must hold."""
+    return _Row(
+        f"try-out-{unique}".ljust(255, "x"),
+        "t" * 255,
+        "b" * 127,
+        (1 << 31) - 1,
+        (1 << 63) - 1,
+        (1 << 63) - 1,
+        unique,
+    )
+
+
+def _others(probe: _Row) -> dict[str, Any]:
+    """Of each column of the key a value that another row may have."""
+    values: list[Any] = [getattr(probe, name) for name in _KEY]
+    return {
+        name: value - 1 if isinstance(value, int) else f"{value[:-1]}o"
+        for name, value in zip(_KEY, values, strict=True)
+    }
+
+
+def _is_integrity_error(error: Exception) -> bool:
+    """Whether it is DB-API's ``IntegrityError``, which each driver has a class of its own of."""
+    return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
+
+
+class _Statements:
+    """SQL that SQLite, PostgreSQL, MySQL and others understand alike."""
+
+    def __init__(self, table: str, mark: str) -> None:
+        self._table = table
+        columns = ", ".join(_COLUMNS)
+        key = " AND ".join(f"{name} = {mark}" for name in _KEY)
+        values = [name for name in _COLUMNS if name not in _KEY]
+        self.create = (
+            f"CREATE TABLE IF NOT EXISTS {table} ("
+            + ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+            + f", PRIMARY KEY ({', '.join(_KEY)}))"
+        )
+        self.select = f"SELECT {columns} FROM {table} WHERE consumer_group = {mark}"  # noqa: S608 - plain names
+        self.update = (
+            f"UPDATE {table} SET {', '.join(f'{name} = {mark}' for name in values)} "  # noqa: S608
+            f"WHERE {key} AND {' AND '.join(f'{name} = {mark}' for name in values)}"
+        )
+        self.insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join([mark] * len(_COLUMNS))})"  # noqa: S608
+        self.delete_one = f"DELETE FROM {table} WHERE {key}"  # noqa: S608
+        self.delete_group = f"DELETE FROM {table} WHERE consumer_group = {mark}"  # noqa: S608
+
+    def add_column(self, name: str) -> str:
+        """Give an older table this column."""
+        return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
+
+    def forget_attempts(self, consumer_group: str) -> str:
+        """To be run by hand."""
+        return f"DELETE FROM {self._table} WHERE consumer_group = '{consumer_group}' AND topic = ''"  # noqa: S608

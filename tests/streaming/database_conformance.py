@@ -1,0 +1,373 @@
+"""What a ``DatabaseSink`` promises on every database, with connections that are lost at each statement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.streaming.database_sink import DatabaseSink
+from pyspark_rocketmq.streaming.several_sinks import SeveralSinks
+from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
+from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
+
+OLD_TABLE = (
+    "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, "
+    "broker_name VARCHAR(127) NOT NULL, queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, "
+    "PRIMARY KEY (consumer_group, topic, broker_name, queue_id))"
+)
+"""As it was once made."""
+_COLUMNS = (
+    "consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, broker_name VARCHAR(127) NOT NULL, "
+    "queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, generation BIGINT DEFAULT 0 NOT NULL, "
+    "attempt VARCHAR(36) DEFAULT '' NOT NULL"
+)
+
+
+class Database(Protocol):
+    """One that a test has for itself, with the table ``orders``."""
+
+    placeholder: str
+
+    def connect(self) -> Any:
+        """A connection of the driver without autocommit."""
+
+    def connect_autocommit(self) -> Any:
+        """One that commits each statement."""
+
+    def clear(self) -> None:
+        """As before the first start: no watermarks, no orders."""
+
+
+def execute(database: Database, *statements: str) -> list[Any]:
+    """Run them in one transaction; the last one's rows, if it has any."""
+    with closing(database.connect()) as connection:
+        cursor = connection.cursor()
+        for statement in statements:
+            cursor.execute(statement)
+        found = cursor.fetchall() if cursor.description else []
+        connection.commit()
+    return list(found)
+
+
+def stored_in(database: Database, table: str = "orders") -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in execute(database, f"SELECT * FROM {table}"))
+
+
+def inserting(database: Database, table: str = "orders") -> Callable[[Any, pa.Table], None]:
+    """What a user writes."""
+    marks = ", ".join([database.placeholder] * 3)
+
+    def insert(cursor: Any, new: pa.Table) -> None:
+        columns = [new.column(name).to_pylist() for name in ("queueId", "queueOffset", "step")]
+        cursor.executemany(f"INSERT INTO {table} VALUES ({marks})", list(zip(*columns, strict=True)))
+
+    return insert
+
+
+def sink_on(
+    database: Database,
+    write: Callable[[Any, pa.Table], None] | None = None,
+    *,
+    connect: Callable[[], Any] | None = None,
+    watermark_table: str = "rocketmq_watermarks",
+) -> DatabaseSink:
+    """Not prepared; it does not wait between tries."""
+    return DatabaseSink(
+        connect or database.connect,
+        write or inserting(database),
+        placeholder=database.placeholder,
+        watermark_table=watermark_table,
+        sleep=lambda _: None,
+    )
+
+
+def prepared(database: Database, write: Callable[[Any, pa.Table], None] | None = None) -> DatabaseSink:
+    made = sink_on(database, write)
+    made.prepare(SCHEMA)
+    return made
+
+
+def each_fault(database: Database, *, is_down_then: bool) -> Iterator[tuple[Faults, DatabaseSink]]:
+    """A sink for every statement and commit of a batch at which the connection can be lost, before and after it."""
+    for number, is_done in ((number, is_done) for number in itertools.count() for is_done in (False, True)):
+        database.clear()
+        prepared(database)
+        faults = Faults()
+        sink = sink_on(database, connect=lambda faults=faults: FailingConnection(database.connect(), faults))
+        sink.prepare(SCHEMA)
+        faults.seen.clear()
+        faults.at, faults.is_done, faults.is_down_then = number, is_done, is_down_then
+        yield faults, sink
+        if len(faults.seen) <= number:
+            return
+
+
+class DatabaseConformance(SinkConformance):
+    """Subclasses have the fixture ``database``."""
+
+    @pytest.fixture
+    def sink(self, database: Database) -> DatabaseSink:
+        return prepared(database)
+
+    @pytest.fixture
+    def stored(self, database: Database) -> Callable[[], Any]:
+        return lambda: stored_in(database)
+
+    @pytest.mark.parametrize("start", [0, 2], ids=["first commit of the queues", "later"])
+    def test_a_connection_lost_at_any_statement_costs_no_row_and_doubles_none(
+        self, database: Database, start: int
+    ) -> None:
+        """H7, H1: before, at and after each statement and commit; the try after it has a connection of its own."""
+        tried = 0
+        for faults, sink in each_fault(database, is_down_then=False):
+            if start:
+                run(prepared(database), {Q0: start, Q1: start}, rows(Q0, 0, start), rows(Q1, 0, start))
+            try:
+                run(
+                    sink,
+                    {Q0: start + 2, Q1: start + 1},
+                    rows(Q0, start, start + 2),
+                    rows(Q1, start, start + 1),
+                )
+            except ConnectionLost:
+                # While the batch began: nothing of it was written.
+                run(
+                    sink,
+                    {Q0: start + 2, Q1: start + 1},
+                    rows(Q0, start, start + 2),
+                    rows(Q1, start, start + 1),
+                )
+
+            at = f"{'after' if faults.is_done else 'before'} {faults.seen[min(faults.at or 0, len(faults.seen) - 1)]}"
+            offsets = [row[:2] for row in stored_in(database)]
+            expected = [(0, offset) for offset in range(start + 2)] + [
+                (1, offset) for offset in range(start + 1)
+            ]
+            assert offsets == expected, at
+            assert prepared(database).watermarks(GROUP) == {Q0: start + 2, Q1: start + 1}, at
+            tried += 1
+        assert tried >= 16
+
+    def test_a_server_that_stays_down_from_any_statement_on_loses_no_row_and_doubles_none(
+        self, database: Database
+    ) -> None:
+        """H7, H1: the query ends; the next one goes on by the watermarks."""
+        for faults, sink in each_fault(database, is_down_then=True):
+            with suppress(ConnectionLost, SinkConflict):
+                run(sink, {Q0: 2}, rows(Q0, 0, 2))
+            faults.is_down = False
+
+            run(prepared(database), {Q0: 3}, rows(Q0, 0, 3, "again"))
+
+            assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2]
+
+    @pytest.mark.parametrize("commits", ["before its rows", "between its rows", "after its rows"])
+    @pytest.mark.parametrize("fails", [False, True], ids=["and returns", "and raises"])
+    def test_a_function_that_commits_is_found_out_at_its_first_batch(
+        self, database: Database, commits: str, *, fails: bool
+    ) -> None:
+        """H7: the query stops, and so does each one after it until somebody has looked; nothing counts as written."""
+        insert = inserting(database)
+
+        def commit(cursor: Any, at: str) -> None:
+            if commits == at:
+                cursor.connection.commit()
+
+        def write(cursor: Any, new: pa.Table) -> None:
+            commit(cursor, "before its rows")
+            insert(cursor, new.slice(0, 1))
+            commit(cursor, "between its rows")
+            insert(cursor, new.slice(1))
+            commit(cursor, "after its rows")
+            if fails:
+                raise ValueError("step is not known")
+
+        run(prepared(database), {Q0: 1}, rows(Q0, 0, 1))
+        sink = prepared(database, write)
+
+        with pytest.raises(SinkConflict, match="commits by itself") as caught:
+            run(sink, {Q0: 4}, rows(Q0, 1, 4))
+        with pytest.raises(SinkConflict, match="an earlier attempt of group order-etl"):
+            run(prepared(database), {Q0: 4}, rows(Q0, 1, 4))
+
+        assert sink.watermarks(GROUP) == {Q0: 1}
+        assert f"remove the rows of {Q0} from offset 1 on" in str(caught.value)
+        statement = str(caught.value).rpartition("then run: ")[2]
+        execute(database, "DELETE FROM orders WHERE queue_offset >= 1", statement)
+        assert run(prepared(database), {Q0: 4}, rows(Q0, 1, 4)) == 3
+        assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2, 3]
+
+    def test_a_function_that_rolls_back_loses_no_row(self, database: Database) -> None:
+        """H7: what it wrote before is gone, so the batch is not done."""
+        insert = inserting(database)
+
+        def write(cursor: Any, new: pa.Table) -> None:
+            insert(cursor, new.slice(0, 1))
+            cursor.connection.rollback()
+            insert(cursor, new.slice(1))
+
+        with pytest.raises(SinkConflict, match="must neither commit nor roll back"):
+            run(prepared(database, write), {Q0: 2}, rows(Q0, 0, 2))
+
+        assert stored_in(database) == []
+        assert run(prepared(database), {Q0: 2}, rows(Q0, 0, 2)) == 2
+
+    def test_a_connection_that_commits_by_itself_is_refused_at_the_start(self, database: Database) -> None:
+        """H7: and leaves nothing in the table."""
+        prepared(database)
+        before = stored_in(database, "rocketmq_watermarks")
+        sink = sink_on(database, connect=database.connect_autocommit)
+
+        with pytest.raises(OptionError, match="commits each statement by itself"):
+            sink.prepare(SCHEMA)
+
+        assert stored_in(database, "rocketmq_watermarks") == before
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises once"])
+    def test_connections_that_begin_to_commit_by_themselves_lose_no_row(
+        self, database: Database, *, fails: bool
+    ) -> None:
+        """H7: a pool that is shared with somebody who switches it; a batch is done or the query stops."""
+        insert = inserting(database)
+        left = [1] if fails else []
+
+        def write(cursor: Any, new: pa.Table) -> None:
+            if left:
+                left.pop()
+                raise ValueError("once")
+            insert(cursor, new)
+
+        connect = Connecting(database.connect)
+        sink = sink_on(database, write, connect=connect)
+        sink.prepare(SCHEMA)
+        connect.by = database.connect_autocommit
+
+        is_refused = False
+        try:
+            run(sink, {Q0: 2}, rows(Q0, 0, 2))
+        except SinkConflict as error:
+            is_refused = "commits by itself" in str(error)
+
+        assert (len(stored_in(database)) == 2 and sink.watermarks(GROUP) == {Q0: 2}) or (
+            is_refused and sink.watermarks(GROUP) == {}
+        )
+
+    def test_two_sinks_with_one_table_of_watermarks_are_refused(self, database: Database) -> None:
+        """H8: each connects by a function of its own, so that only the table can tell."""
+        sinks = SeveralSinks(
+            [
+                sink_on(database),
+                sink_on(database, connect=lambda: FailingConnection(database.connect(), Faults())),
+            ]
+        )
+
+        with pytest.raises(OptionError, match="give each DatabaseSink a watermark_table=… of its own"):
+            sinks.prepare(SCHEMA)
+
+    def test_two_sinks_with_tables_of_their_own_get_all_rows_each(self, database: Database) -> None:
+        """H8"""
+        execute(database, "CREATE TABLE copies (queue_id INTEGER, queue_offset BIGINT, step TEXT)")
+        sinks = SeveralSinks(
+            [
+                sink_on(database),
+                sink_on(database, inserting(database, "copies"), watermark_table="rocketmq_copies"),
+            ]
+        )
+        sinks.prepare(SCHEMA)
+
+        run(sinks, {Q0: 2}, rows(Q0, 0, 2))
+
+        assert stored_in(database) == stored_in(database, "copies") == [(0, 0, "created"), (0, 1, "created")]
+
+    def test_another_sinks_attempt_is_not_taken_for_its_own(self, database: Database) -> None:
+        """H7: the same queue, the same offsets, the same group; whose commit it was is told by its id."""
+        lost = Faults()
+        one = sink_on(database, connect=lambda: FailingConnection(database.connect(), lost))
+        one.prepare(SCHEMA)
+        other = prepared(database)
+        batches = one.begin(GROUP, [Q0]), other.begin(GROUP, [Q0])
+        written = [
+            written_by(batch, rows(Q0, 0, 2, step))
+            for batch, step in zip(batches, ("one", "other"), strict=True)
+        ]
+        batches[1].commit(written[1], {Q0: 2})
+
+        with pytest.raises(SinkMoved):
+            batches[0].commit(written[0], {Q0: 2})
+
+        assert [step for *_, step in stored_in(database)] == ["other", "other"]
+
+    def test_a_later_generation_of_a_queue_begins_anew(self, database: Database, sink: DatabaseSink) -> None:
+        """F4, H7: offsets that begin again are new messages; who has not followed them is refused."""
+        run(sink, {Q0: 5}, rows(Q0, 0, 5))
+        batch = sink.begin(GROUP, [Q0], {Q0: 1})
+        late = sink.begin(GROUP, [Q0])
+
+        batch.commit(written_by(batch, rows(Q0, 0, 2, "anew")), {Q0: 2})
+
+        assert [step for *_, step in stored_in(database)].count("anew") == 2
+        assert sink.watermarks(GROUP) == {Q0: 2}
+        with pytest.raises(SinkMoved):
+            late.commit(written_by(late, rows(Q0, 5, 9)), {Q0: 9})
+        with pytest.raises(SinkMoved, match="generation 1"):
+            sink.begin(GROUP, [Q0])
+
+    def test_a_table_of_an_earlier_release_is_taken_over(self, database: Database) -> None:
+        """H7, H2: with its watermarks; and the next start finds it as it is."""
+        execute(
+            database,
+            OLD_TABLE,
+            f"INSERT INTO rocketmq_watermarks VALUES ('{GROUP}', '{Q0.topic}', '{Q0.broker_name}', 0, 3)",
+        )
+
+        sink = prepared(database)
+        assert sink.watermarks(GROUP) == {Q0: 3}
+        assert run(sink, {Q0: 5}, rows(Q0, 0, 5)) == 2
+
+        assert prepared(database).watermarks(GROUP) == {Q0: 5}
+        assert [offset for _, offset, _ in stored_in(database)] == [3, 4]
+
+    def test_columns_in_another_order_are_taken_as_they_are(self, database: Database) -> None:
+        """H7"""
+        reordered = ", ".join(reversed(_COLUMNS.split(", ")))
+        key = "PRIMARY KEY (queue_id, broker_name, topic, consumer_group)"
+        execute(database, f"CREATE TABLE rocketmq_watermarks ({reordered}, {key})")
+
+        run(prepared(database), {Q0: 2}, rows(Q0, 0, 2))
+
+        [row] = execute(
+            database, "SELECT consumer_group, topic, next_offset FROM rocketmq_watermarks WHERE topic <> ''"
+        )
+        assert tuple(row) == (GROUP, Q0.topic, 2)
+
+    @pytest.mark.parametrize(
+        ("columns", "says"),
+        [
+            (_COLUMNS, "its primary key is missing"),
+            (f"{_COLUMNS}, PRIMARY KEY (consumer_group, topic, queue_id)", "differs in broker_name only"),
+            (
+                f"{_COLUMNS}, PRIMARY KEY (consumer_group, topic, broker_name, queue_id, next_offset)",
+                "its primary key is missing or another one",
+            ),
+            ("name TEXT, place BIGINT", "cannot be used"),
+        ],
+        ids=["no key", "a key with too little", "a key with too much", "something else"],
+    )
+    def test_a_table_of_another_form_is_refused_at_the_start(
+        self, database: Database, columns: str, says: str
+    ) -> None:
+        """H7: two first commits would both succeed, or a queue's watermark be taken for another's."""
+        execute(database, f"CREATE TABLE rocketmq_watermarks ({columns})")
+
+        with pytest.raises(OptionError, match=says) as caught:
+            prepared(database)
+
+        assert "PRIMARY KEY (consumer_group, topic, broker_name, queue_id)" in str(caught.value)
+        assert stored_in(database, "rocketmq_watermarks") == []
