@@ -38,7 +38,9 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
     │  ├─ BrokerOffsetUnavailable       retryable: a broker did not tell or take a group's offset
     │  └─ SinkConflict                  the sink's table was changed in a way that this batch cannot be added to
-    │     └─ SinkMoved                  retryable: another consumer wrote a queue's rows into it
+    │     ├─ SinkMoved                  retryable: another consumer wrote a queue's rows into it
+    │     └─ SinkSetBack                the sink lacks rows that the group's offsets say it has
+    ├─ StorageNotShared                 driver and executors see different folders under one path
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    a message listener broke its contract
 
@@ -379,6 +381,10 @@ class SinkMoved(SinkConflict):
     retryable: ClassVar[bool] = True
 
 
+class SinkSetBack(SinkConflict):
+    """The sink was deleted, replaced or put back to an earlier state: it lacks rows of messages that the group has passed."""
+
+
 class OffsetStoreUnavailable(OffsetError):
     """The storage of the offset table did not give what was asked for; trying again may help."""
 
@@ -389,6 +395,10 @@ class BrokerOffsetUnavailable(OffsetError):
     """A broker did not tell a group's offset, or did not take one; without it a queue cannot be begun."""
 
     retryable: ClassVar[bool] = True
+
+
+class StorageNotShared(RocketMQError):
+    """A path names one folder on the driver's machine and another on an executor's: rows written there would be lost."""
 
 
 class SchemaError(RocketMQError):

@@ -276,8 +276,46 @@ def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_a
 
     with pytest.raises(OffsetError, match=r"is gone: .* start the query again"):
         store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+    with pytest.raises(OffsetError, match="is gone"):
+        store.read(GROUP)
     assert not DeltaTable.is_deltatable(str(path))
+
+    store.open_anew()
     assert store.read(GROUP) == {}
+
+
+@pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
+def test_a_table_that_was_made_anew_is_not_gone_on_with(path: Path, commits: int):
+    """H2: its epochs begin at 1 again, so that they would not fence."""
+    store = DeltaOffsetStore(path)
+    for _ in range(3):
+        store.claim(GROUP, "client-1", {Q0: 0})
+    shutil.rmtree(path)
+    other = DeltaOffsetStore(path)
+    for _ in range(commits):
+        other.claim(GROUP, "client-2", {Q0: 0})
+
+    with pytest.raises(OffsetError, match=r"is another one than before: .* start the query again"):
+        store.read(GROUP)
+    with pytest.raises(OffsetError, match="is another one than before"):
+        store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
+
+    assert other.read(GROUP)[Q0].next_offset == 0
+    store.open_anew()
+    assert store.read(GROUP)[Q0].epoch == commits
+
+
+def test_the_same_table_put_back_to_an_earlier_state_is_read_as_it_is_now(path: Path, tmp_path: Path):
+    """H2: what that means is for the planner to judge."""
+    store = DeltaOffsetStore(path)
+    store.claim(GROUP, "client-1", {Q0: 0})
+    shutil.copytree(path, tmp_path / "backup")
+    store.claim(GROUP, "client-1", {Q0: 0})
+    assert store.read(GROUP)[Q0].epoch == 2
+    shutil.rmtree(path)
+    (tmp_path / "backup").rename(path)
+
+    assert store.read(GROUP)[Q0].epoch == 1
 
 
 def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path):

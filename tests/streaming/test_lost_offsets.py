@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -41,18 +40,6 @@ def test_the_group_goes_on_where_the_sink_is(
     assert {queue: row.next_offset for queue, row in found.items()} == {Q0: 5, Q1: 2}
     assert not any(row.was_reset for row in found.values()), "a mixed group's brokers may know better"
     assert "going on where the sink is" in caplog.text
-
-
-def test_a_store_that_was_read_before_its_table_was_deleted_is_no_witness(
-    sink: DeltaSink, store: DeltaOffsetStore, tmp_path: Path
-):
-    store.reset(GROUP, {Q0: 1})
-    store.read(GROUP)
-    shutil.rmtree(tmp_path / "offsets")
-
-    go_on_where_the_sink_is(store, sink, GROUP)
-
-    assert DeltaOffsetStore(tmp_path / "offsets").read(GROUP)[Q0].next_offset == 5
 
 
 def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore):

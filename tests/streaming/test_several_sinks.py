@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,4 +140,25 @@ def test_a_column_that_the_rows_do_not_have_is_refused(tmp_path: Path) -> None:
     sinks = SeveralSinks([Route(sink=delta(tmp_path / "orders"), columns=("stepp",))])
 
     with pytest.raises(OptionError, match="columns names stepp, which the rows do not have; they have topic"):
+        sinks.prepare(SCHEMA)
+
+
+@pytest.mark.parametrize("other", ["x/../lake", "file", "link"])
+def test_one_delta_table_under_two_names_is_refused(tmp_path: Path, other: str) -> None:
+    """H8: the first one's commit would have the other drop its rows."""
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "link").symlink_to("lake")
+    second = f"file://{tmp_path}/lake" if other == "file" else f"{tmp_path}/{other}"
+
+    with pytest.raises(OptionError, match="have one place"):
+        SeveralSinks([DeltaSink(tmp_path / "lake"), DeltaSink(second)])
+
+
+def test_one_delta_table_that_no_name_tells_is_known_by_its_id(tmp_path: Path) -> None:
+    """H8: a folder mounted twice."""
+    DeltaSink(tmp_path / "lake").prepare(SCHEMA)
+    shutil.copytree(tmp_path / "lake", tmp_path / "mounted")
+    sinks = SeveralSinks([DeltaSink(tmp_path / "lake"), DeltaSink(tmp_path / "mounted")])
+
+    with pytest.raises(OptionError, match="have one place"):
         sinks.prepare(SCHEMA)

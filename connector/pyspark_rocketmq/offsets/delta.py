@@ -50,7 +50,7 @@ from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_
 from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
 from pyspark_rocketmq.offsets.history import StoredChange
 from pyspark_rocketmq.offsets.history_table import HistoryTable
-from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, LogFiles, action_text
+from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, CommitFile, LogFiles, action_text
 from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -103,7 +103,9 @@ class DeltaOffsetStore(RuledOffsetStore):
         self._known: dict[str, _Known] = {}
         """The newest rows read or written of each group: whoever asks again at the same version need not read."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows)
+        self._log_files = LogFiles(self._path)
         self._handles = threading.local()
+        self._table_id: str | None = None
 
     def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
         return DeltaOffsetStore, (self._path,)
@@ -176,6 +178,12 @@ class DeltaOffsetStore(RuledOffsetStore):
         older = {change.version for change in changes} - found.keys()
         return {**HistoryTable(self._path).rows_of(consumer_group, older), **found} if older else found
 
+    def open_anew(self) -> None:
+        """Begin with whatever table is there now, as a new object would: for a query that starts."""
+        self._handles = threading.local()
+        self._known.clear()
+        self._table_id = None
+
     def wait_for_upkeep(self, timeout_s: float) -> None:
         """Until the upkeep that is running beside the commits, if one is, has ended.
 
@@ -234,36 +242,56 @@ class DeltaOffsetStore(RuledOffsetStore):
         """A handle reads on from what it knows when the table is deleted; only a commit finds out."""
         if DeltaTable.is_deltatable(self._path):
             return
-        self._handles.table = None
         raise OffsetError(
-            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. The {action} for group "
-            f"{consumer_group} was not stored. Put the table back and start the query again; started without it, the "
-            "query goes on where its sink's table is, or, without a sink, where the brokers know the group to be."
+            self._gone(f"The {action} for group {consumer_group} was not stored. ")
         ) from failure
 
     def _newest(self) -> DeltaTable:
         """This thread's handle, moved to the newest version."""
-        table: DeltaTable | None = getattr(self._handles, "table", None)
-        if table is not None:
+        handle: _Handle | None = getattr(self._handles, "handle", None)
+        if handle is not None:
             try:
-                table.update_incremental()
+                # delta-rs does not notice when another table has come in its place that has as many commits.
+                if self._log_files.commit_file(handle.tip.version) == handle.tip:
+                    handle.table.update_incremental()
+                    return self._kept(handle.table)
+                logger.info("offset table to be opened again path=%s", self._path)
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
                 logger.info("offset table to be opened again path=%s", self._path, exc_info=True)
-            else:
-                return table
-        # Perhaps another table at the same place, whose versions count from 0 again.
+        # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
-        self._handles.table = table = self._open()
+        return self._kept(self._open())
+
+    def _kept(self, table: DeltaTable) -> DeltaTable:
+        self._handles.handle = _Handle(table, self._log_files.commit_file(table.version()))
         return table
 
     def _open(self) -> DeltaTable:
         try:
             table = DeltaTable(self._path)
-        except TableNotFoundError:
+        except TableNotFoundError as error:
+            if self._table_id is not None:
+                raise OffsetError(self._gone("")) from error
             table = self._create()
         _check_form(self._path, read_form(table))
+        table_id = str(table.metadata().id)
+        if self._table_id not in (None, table_id):
+            raise OffsetError(
+                f"The offset table {self._path} is another one than before: it was deleted and made anew, or replaced, while "
+                "this query ran. Nothing was stored in it. Put the former table back, or start the query again: it goes on "
+                "where the new table says, or, of a group that is not in it, where the sink is, or, without a sink, where "
+                "the brokers know the group to be."
+            )
+        self._table_id = table_id
         return table
+
+    def _gone(self, action: str) -> str:
+        return (
+            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. {action}Put the table back and "
+            "start the query again; started without it, the query goes on where its sink's table is, or, without a sink, "
+            "where the brokers know the group to be."
+        )
 
     def _create(self) -> DeltaTable:
         if "://" not in self._path:
@@ -281,6 +309,14 @@ class DeltaOffsetStore(RuledOffsetStore):
             return DeltaTable(self._path)
         logger.info("offset table created path=%s", self._path)
         return table
+
+
+class _Handle(NamedTuple):
+    """A table at its newest version, as of a look at its log."""
+
+    table: DeltaTable
+    tip: CommitFile
+    """Of that version: another table's of the same number is another file."""
 
 
 class _Known(NamedTuple):

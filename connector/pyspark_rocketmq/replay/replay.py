@@ -43,6 +43,7 @@ from pyspark_rocketmq.replay.tasks import (
     run_tasks,
 )
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
+from pyspark_rocketmq.streaming.shared_storage import check_shared, is_on_one_machine
 from pyspark_rocketmq.wire.namespace import without_namespace
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class Replay:
         Raises:
             SchemaError: If the table has other columns than the messages.
             OptionError: If a column of the position is not read.
+            StorageNotShared: If an executor has another folder there.
             RocketMQError: If messages cannot be read.
         """
         options = self._options
@@ -124,6 +126,9 @@ class Replay:
         DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
         table = DeltaTable.forPath(self._spark, path)
         _check_columns(path, table.toDF().columns, names.fieldNames())
+        if not is_on_one_machine(self._spark):
+            # A path without a scheme is on Spark's own file system here, which only Spark knows.
+            check_shared(self._spark, {"table": table.detail().select("location").collect()[0]["location"]})
 
         def write(parts: list[QueuePartition]) -> int:
             rows = run_tasks(self._spark, ReadRanges(parts), len(parts), names)
@@ -151,6 +156,7 @@ class Replay:
 
         Raises:
             OptionError: If the topic is one of those that are read, or the session runs tasks twice.
+            StorageNotShared: If ``record`` is a folder that other machines do not have.
             DataLoss: If an earlier run ended within a step and the target does not tell any more what it had sent.
             RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not sent again.
         """
@@ -174,6 +180,7 @@ class Replay:
             lambda source: options.subscription_of(source).expression,
             namespace=options.namespace or "",
         )
+        check_shared(self._spark, {"record": record})
         self._take_up(recorded, targets)
         run = uuid.uuid4().hex
 

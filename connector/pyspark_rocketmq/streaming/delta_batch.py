@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.consume.watermark import advance, app_id
-from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+
+
+_PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
+"""After each look at files that a mount may show late."""
+_SHOWN_FILES = 3
 
 
 class DeltaBatch:
@@ -72,6 +77,7 @@ class DeltaBatch:
             SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing was
                 added; the batch may run again.
             OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
+            StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
         unknown = [str(queue) for queue in acked if queue not in self.watermarks]
         if unknown:
@@ -86,7 +92,25 @@ class DeltaBatch:
                 f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages that were "
                 "not acknowledged must not be written."
             )
-        return self._commit(files, grown) if grown else None
+        if not grown:
+            return None
+        self._check_seen(files)
+        return self._commit(files, grown)
+
+    def _check_seen(self, files: Sequence[WrittenFile]) -> None:
+        """Refuse files that are not where the table's readers will look for them."""
+        unseen: list[str] = []
+        for pause_s in _PAUSES_OF_STORAGE_S:
+            unseen = self._log.unseen(files)
+            if not unseen:
+                return
+            self._sleep(pause_s)
+        raise StorageNotShared(
+            f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for the driver: "
+            f"{'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset was moved. Driver and executors "
+            "see different folders under this path, or something removes files there: put the table on storage that all "
+            "machines share (an object store, HDFS, a mount), and start the query again."
+        )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
@@ -95,9 +119,7 @@ class DeltaBatch:
         failure: Exception | None = None
         for pause_s in (None, *_PAUSES_S):
             try:
-                if pause_s is not None:
-                    self._sleep(pause_s)
-                    self._log.refresh()
+                self._look_again(pause_s)
                 if self._log.version != self._version:
                     done_at = self._look_at_changes(commit_id, grown)
                     if done_at is not None:
@@ -116,6 +138,18 @@ class DeltaBatch:
             f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what else changes this table; "
             "the batch may run again."
         ) from failure
+
+    def _look_again(self, pause_s: float | None) -> None:
+        """Before a try: move to the newest version, but for the first one."""
+        if pause_s is not None:
+            self._sleep(pause_s)
+        if not self._log.is_still_there():
+            raise SinkMoved(
+                f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state while this batch "
+                "ran. Nothing of this batch was added."
+            )
+        if pause_s is not None:
+            self._log.refresh()
 
     def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int | None:
         """The version of the commit; None if the log is to be looked at for it."""

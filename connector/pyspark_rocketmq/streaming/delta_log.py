@@ -18,6 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
+from pyspark_rocketmq.offsets.log_files import LogFiles
 from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
@@ -49,6 +50,31 @@ class TableLog:
         """By group: the version up to which no RESTORE took rows of its last commit away."""
         self._newest_commits: dict[str, tuple[int, Mapping[str, Any] | None]] = {}
         """By group: its newest commit as of a version."""
+        self._log_files = LogFiles(table.table_uri)
+        self._tip = self._log_files.commit_file(self.version)
+
+    @property
+    def table_id(self) -> str:
+        """What tells this table from every other one; a copy of its folder has it, too."""
+        return str(self._table.metadata().id)
+
+    def is_still_there(self) -> bool:
+        """Whether the log has the very commit that was the newest one at the last look.
+
+        It has not when the table was deleted, made anew or put back to an earlier state.  delta-rs does not notice when
+        another table has as many commits, and would add a commit to the log of that one.
+        """
+        return self._log_files.commit_file(self._tip.version) == self._tip
+
+    def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
+        """What of ``files`` is not in the table's folder, or not as long as its task said, as this machine sees it."""
+        found = self._filesystem.get_file_info([f"{self._folder}/{file.path}" for file in files])
+        pairs = zip(files, found, strict=True)
+        return [
+            f"{file.path} ({'not there' if info.size is None else f'{info.size} bytes'} instead of {file.size} bytes)"
+            for file, info in pairs
+            if info.size != file.size
+        ]
 
     @property
     def version(self) -> int:
@@ -68,6 +94,7 @@ class TableLog:
         """Move to the newest version."""
         before = self.version
         self._table.update_incremental()
+        self._tip = self._log_files.commit_file(self.version)
         if not self._versions or self.version == before:
             return
         changed = self._transactions_between(before, self.version)

@@ -31,6 +31,7 @@ from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_batch import DeltaBatch
 from pyspark_rocketmq.streaming.delta_files import TaskWriter
 from pyspark_rocketmq.streaming.delta_log import TableLog
+from pyspark_rocketmq.streaming.shared_storage import normal_place
 from pyspark_rocketmq.streaming.sink_table import SinkTable
 from pyspark_rocketmq.streaming.spark_delta import GroupCommit, group_app_id
 from pyspark_rocketmq.streaming.table_protocol import given_columns, is_commit_of
@@ -88,8 +89,10 @@ class DeltaSink:
         """Where the table is: a storage URI or an absolute path."""
         return self._table.path
 
-    place = path
-    """See ``Sink.place``."""
+    @property
+    def place(self) -> str:
+        """See ``Sink.place``: the table's id once it is prepared, which is the same under every name of its folder."""
+        return self._table.table_id or normal_place(self.path)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check that rows of ``schema`` can be added to it.

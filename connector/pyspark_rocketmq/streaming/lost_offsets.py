@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.streaming.sink import Sink
 
@@ -22,8 +21,6 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str)
         OffsetError: If the sink's log cannot be read.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
-    # A handle that was used before would read on from what it knows of a table that is gone.
-    store = open_offset_store(store.spec)
     if store.read(consumer_group):
         return
     watermarks = sink.watermarks(consumer_group)

@@ -25,15 +25,17 @@ from pyspark_rocketmq.datasource.sessions import check_classic, check_speculatio
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.store_spec import StoreKind
+from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.streaming.batch_task import ArrowEngine
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener
 from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.streaming.consumer_settings import ConsumerSettings
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
@@ -46,6 +48,7 @@ from pyspark_rocketmq.streaming.parameter_kinds import member_of, start_problems
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
@@ -223,6 +226,7 @@ class PushConsumer:
         Raises:
             OptionError: With everything that is wrong with the configuration.
             SchemaError: If the sink's table does not fit the listener's output.
+            StorageNotShared: If an executor has another folder at the path of a table.
             RocketMQError: If the executors' Python lacks this package, or the session is one of Spark Connect.
         """
         options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
@@ -242,9 +246,12 @@ class PushConsumer:
             messages = tickets_alone(messages)
         rows, engine, schema = self._rows(messages, parsed)
         store = self._store(parsed)
+        tables = _tables(sink, store)
+        check_apart(tables)
         if sink is not None:
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
             go_on_where_the_sink_is(store, sink, progress_name(parsed))
+        check_shared(spark, tables)
         tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
@@ -294,7 +301,12 @@ class PushConsumer:
 
     def _store(self, options: ReadOptions) -> OffsetStore:
         store = self._settings.offset_store
-        return open_group_store(options) if isinstance(store, str) else store
+        if isinstance(store, str):
+            return open_group_store(options)
+        if isinstance(store, DeltaOffsetStore):
+            # Another query may have used it, before its table was deleted.
+            store.open_anew()
+        return store
 
     def _committer(
         self,
@@ -353,6 +365,15 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
+
+
+def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
+    """Where the query's tables are, by what they are called."""
+    sinks = sink.sinks if isinstance(sink, SeveralSinks) else [sink]
+    paths = [each.path for each in sinks if isinstance(each, DeltaSink)]
+    tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
+    spec = StoreSpec.parse(store.spec)
+    return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
 
 
 class _Started:

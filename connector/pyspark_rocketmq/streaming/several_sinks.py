@@ -68,6 +68,11 @@ class SeveralSinks:
         return f"SeveralSinks({[route.sink for route in self._routes]!r})"
 
     @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Those that it is made of."""
+        return tuple(route.sink for route in self._routes)
+
+    @property
     def place(self) -> Hashable:
         """See ``Sink.place``."""
         return tuple(route.sink.place for route in self._routes)

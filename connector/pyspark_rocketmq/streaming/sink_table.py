@@ -51,6 +51,8 @@ class SinkTable:
         self._wanted: TableForm | None = None
         self.schema = pa.schema([])
         """Of the rows; empty until the table is prepared."""
+        self.table_id: str | None = None
+        """Known once the table is prepared."""
         self._spark: SparkSession | None = None
         self._thread = threading.local()
 
@@ -75,6 +77,7 @@ class SinkTable:
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
         self._wanted, self.schema = wanted, schema
         self._thread.log = log
+        self.table_id = log.table_id
         refused = self.refused(form)
         logger.info(
             "sink writes files and commits by %s path=%s version=%d",
@@ -88,17 +91,17 @@ class SinkTable:
         log: TableLog | None = getattr(self._thread, "log", None)
         if log is not None:
             try:
-                log.refresh()
+                if log.is_still_there():
+                    log.refresh()
+                    return log
+                logger.warning("sink table is not what it was, opening it again path=%s", self.path)
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
                 logger.info("sink table to be opened again path=%s", self.path, exc_info=True)
-            else:
-                return log
         log = open_log(self.path)
         if log is None:
             raise SchemaError(
-                f"There is no Delta table at {self.path}. Start the query again to have it made, "
-                "or call prepare with the columns it shall have."
+                f"There is no Delta table at {self.path}. Put it back if it was there before, and start the query again."
             )
         self._thread.log = log
         return log

@@ -1,0 +1,174 @@
+"""Whether paths of a table name one folder on all machines, and tables that lie within each other: asked before a query starts.
+
+A path without a scheme is each machine's own disk, unless all of them have mounted the same storage there.  Which of the two
+it is can be seen: the driver puts an empty file beside the table, and tasks look for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TimedOut
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.errors import OptionError, StorageNotShared
+
+logger = logging.getLogger(__name__)
+
+_LOOK_TIMEOUT_S: Final = 60.0
+"""For so long the start of a query waits for executors that could look; after that the first batch finds out."""
+_MOST_LOOKS: Final = 200
+_HIDDEN: Final = ("_", ".")
+"""How a folder's name begins that Delta's VACUUM leaves alone."""
+
+
+def normal_place(path: str) -> str:
+    """One text for all ways to write a path or a storage URI; links are followed."""
+    folder = folder_here(path)
+    if folder is not None:
+        return os.path.realpath(folder)
+    scheme, _, rest = path.partition("://")
+    scheme = "s3" if scheme.lower() == "s3a" else scheme.lower()
+    return f"{scheme}://{posixpath.normpath(rest)}"
+
+
+def folder_here(path: str) -> str | None:
+    """The folder on this machine that a path or a URI names; None for other storage."""
+    if path.startswith("file:"):
+        return unquote(urlsplit(path).path)
+    return None if "://" in path else path
+
+
+def check_apart(places: Mapping[str, str]) -> None:
+    """Refuse tables that are one, or of which one lies where another's VACUUM removes files.
+
+    Args:
+        places: By what they are called, as a user wrote them.
+
+    Raises:
+        OptionError: With every such pair.
+    """
+    problems = tuple(
+        f"{one}={first!r} and {other}={second!r} {_relation(normal_place(first), normal_place(second))}"
+        for (one, first), (other, second) in combinations(places.items(), 2)
+        if _relation(normal_place(first), normal_place(second))
+    )
+    if problems:
+        raise OptionError(problems, where="tables of a query")
+
+
+def _relation(one: str, other: str) -> str:
+    """What is wrong with two places; empty if nothing is."""
+    if one == other:
+        return "are one place; give each table a folder of its own"
+    outer, inner = sorted((one, other), key=len)
+    within = inner.removeprefix(outer.rstrip("/") + "/")
+    if within == inner or within.startswith(_HIDDEN):
+        return ""
+    return (
+        f"lie within each other: what looks after the outer table ({outer}) removes files that it does not know, those of the "
+        "inner one; put them beside each other, or the inner one into a folder whose name begins with _"
+    )
+
+
+def is_on_one_machine(spark: SparkSession) -> bool:
+    """Whether driver and executors are one process."""
+    master = str(spark.sparkContext.master)
+    return master == "local" or master.startswith("local[")
+
+
+def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
+    """See that the executors have the folders of these paths, where that can be doubted.
+
+    Args:
+        spark: A classic session; nothing is looked for where driver and executors are one process's threads.
+        places: By what they are called; those that are URIs of shared storage are not looked for.
+
+    Raises:
+        StorageNotShared: With the host that has another folder.
+    """
+    if is_on_one_machine(spark):
+        return
+    folders = {name: folder for name, path in places.items() if (folder := folder_here(path)) is not None}
+    if not folders:
+        return
+    with _marked(folders) as markers:
+        missing = _looked_for(spark, list(markers))
+        for marker, host in missing.items():
+            name = markers[marker]
+            raise StorageNotShared(
+                f"{name}={folders[name]!r} is another folder on {host} than on the driver's machine {socket.gethostname()}, or none: what "
+                "an executor writes there is not seen by the driver, and what the driver writes not by another machine. Name storage that "
+                "all machines share: an object store, HDFS, or a folder where all of them have mounted the same storage."
+            )
+
+
+@contextmanager
+def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """A file in each folder that has never been there before → what the folder is called."""
+    markers = {f"{folder}/_rocketmq_{uuid.uuid4()}": name for name, folder in folders.items()}
+    try:
+        for marker in markers:
+            Path(marker).parent.mkdir(parents=True, exist_ok=True)
+            Path(marker).touch()
+        yield markers
+    finally:
+        for marker in markers:
+            Path(marker).unlink(missing_ok=True)
+
+
+def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
+    """Marker → a host that does not see it."""
+    context = spark.sparkContext
+    group = f"rocketmq-shared-storage-{uuid.uuid4()}"
+
+    def look() -> dict[str, str]:
+        context.setJobGroup(group, "Do all machines see the tables' folders?", interruptOnCancel=True)
+        looks = min(max(context.defaultParallelism, 2), _MOST_LOOKS)
+        rows = spark.range(0, looks, 1, looks).mapInArrow(Look(markers), "marker string, host string")
+        return {row["marker"]: row["host"] for row in rows.collect()}
+
+    thread = ThreadPoolExecutor(1, "rocketmq-shared-storage")
+    looking = thread.submit(look)
+    thread.shutdown(wait=False)
+    try:
+        return looking.result(_LOOK_TIMEOUT_S)
+    except TimedOut:
+        context.cancelJobGroup(group)
+        logger.warning(
+            "whether all machines share the tables' folders was not found out within %g s, for no executor was there; the first "
+            "commit will tell",
+            _LOOK_TIMEOUT_S,
+        )
+        return {}
+
+
+class Look:
+    """Run in tasks: a row for each file that is not there."""
+
+    def __init__(self, markers: list[str]) -> None:
+        self._markers = markers
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See the class."""
+        for _ in batches:
+            pass
+        missing = [marker for marker in self._markers if not Path(marker).exists()]
+        yield pa.RecordBatch.from_pydict(
+            {
+                "marker": pa.array(missing, pa.string()),
+                "host": pa.array([socket.gethostname()] * len(missing), pa.string()),
+            }
+        )
