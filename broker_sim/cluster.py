@@ -118,6 +118,14 @@ class SimCluster:
         """Start a stopped broker or replica on its former port."""
         self._await(lambda: self._cluster.machines(name).start(broker_id))
 
+    def restart_name_server(self) -> None:
+        """Let the name server forget all brokers until :meth:`register_brokers`."""
+        self.call(self._cluster.name_server.restart)
+
+    def register_brokers(self) -> None:
+        """Let the brokers register at the name server that forgot them."""
+        self.call(self._cluster.name_server.register_forgotten)
+
     def refuse_connections(self, name: str) -> None:
         """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
         self.call(lambda: self._cluster.machines(name).refuse_connections())

@@ -44,6 +44,8 @@ class NameServer:
         """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
         self._mirror_header_form = mirror_header_form
         self._brokers: dict[str, _Registration] = {}
+        self._forgotten: dict[str, _Registration] = {}
+        """Living brokers that have not registered since the restart."""
         self._hidden: dict[tuple[str, str], Topic] = {}
         self._tables: dict[str, dict[str, str]] = {}
         self._config = {
@@ -71,15 +73,27 @@ class NameServer:
         registration = self._brokers.setdefault(broker_name, _Registration(topics))
         registration.topics = topics
         registration.addresses[broker_id] = address
+        self._forgotten.pop(broker_name, None)
         self._hidden = {key: config for key, config in self._hidden.items() if key[0] != broker_name}
+
+    def restart(self) -> None:
+        """Know no broker until it registers; connections and what is on disk stay."""
+        self._forgotten |= self._brokers
+        self._brokers = {}
+
+    def register_forgotten(self) -> None:
+        """The brokers that were known before :meth:`restart` register, as living ones do within 30 s."""
+        self._brokers |= self._forgotten
+        self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
         """A machine stopped: with the last one of its name, the queues leave every route at once."""
-        registration = self._brokers.get(broker_name)
-        if registration is not None:
-            registration.addresses.pop(broker_id, None)
-            if not registration.addresses:
-                del self._brokers[broker_name]
+        for known in (self._brokers, self._forgotten):
+            registration = known.get(broker_name)
+            if registration is not None:
+                registration.addresses.pop(broker_id, None)
+                if not registration.addresses:
+                    del known[broker_name]
 
     def route(self, topic: str) -> TopicRoute | None:
         """Where the topic's queues are, None when no live broker has it."""

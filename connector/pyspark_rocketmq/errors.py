@@ -16,6 +16,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     ├─ BrokerError                      the peer answered with an error code
     │  ├─ SystemBusy                    retryable
     │  ├─ TopicNotFound
+    │  │  └─ TopicAway                  retryable: the topic was there before
     │  ├─ NoPermission
     │  ├─ GroupNotFound
     │  ├─ ConsumerNotOnline             nobody of the group is there to be asked
@@ -176,6 +177,15 @@ class TopicNotFound(BrokerError):
 
     def __str__(self) -> str:
         return f"{super().__str__()} Create the topic or correct option 'topic'."
+
+
+class TopicAway(TopicNotFound):
+    """The server does not know a topic that was there before; it may be back soon."""
+
+    retryable: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"{BrokerError.__str__(self)} Start the brokers that had it, or create the topic again."
 
 
 class NoPermission(BrokerError):

@@ -233,6 +233,11 @@ class TopicRoute:
                 return broker.addresses[min(broker.addresses)]
         return None
 
+    def brokers_shown(self) -> str:
+        """The brokers' names and masters, for a person."""
+        masters = ((broker.broker_name, broker.master) for broker in self.brokers)
+        return ", ".join(f"{name} ({master})" if master else name for name, master in sorted(masters))
+
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues a consumer reads, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""
         return tuple(

@@ -53,10 +53,10 @@ def read_topic(
         lambda: sum(ends().values()) >= count, ANSWER_S, reason=f"{count} messages in {queues[0].topic}"
     )
     assert sum(ends().values()) == count
-    return {queue: _read_queue(client, cluster, queue, end) for queue, end in ends().items()}
+    return {queue: read_queue(client, cluster, queue, end) for queue, end in ends().items()}
 
 
-def _read_queue(
+def read_queue(
     client: BrokerClient, cluster: ClusterUnderTest, queue: MessageQueue, end: int
 ) -> list[MessageExt]:
     address = cluster.broker_addresses[queue.broker_name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds
+from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, TopicRoute
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay import tasks
 from pyspark_rocketmq.replay.sending import Sending
@@ -24,6 +25,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.wait import wait_until
 
 MESSAGES = 30
 AT_ONCE = 8
@@ -66,19 +68,24 @@ def message_of(topic: str, number: int) -> Message:
     )
 
 
-def part_of(
-    cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue, **options_of_source: str
-) -> Resending:
-    """All of ``queue`` to ``copy``, as a step of a replay."""
-    options = ReadOptions.parse(
+def options_for(cluster: ClusterUnderTest, queue: MessageQueue, **more: str) -> ReadOptions:
+    """Those of a replay of the queue's topic."""
+    return ReadOptions.parse(
         {
             "nameServers": cluster.name_servers,
             "topic": queue.topic,
             "decodeProperties": "true",
             "requestTimeoutMs": str(int(ANSWER_S * 1000)),
         }
-        | options_of_source
+        | more
     )
+
+
+def part_of(
+    cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue, **options_of_source: str
+) -> Resending:
+    """All of ``queue`` to ``copy``, as a step of a replay."""
+    options = options_for(cluster, queue, **options_of_source)
     [partition] = RocketMQBatchReader(options).partitions()
     target = TargetTopic(options, copy.topic)
     [sending] = target.sendings("r1", [partition.planned])
@@ -196,3 +203,38 @@ def test_one_that_stays_busy_ends_the_task(cluster, queue, copy):
 
     with pytest.raises(RocketMQError, match="TIMEOUT_CLEAN_QUEUE"):
         resend(cluster, part_of(cluster, queue, copy, retryTimeoutMs="300"))
+
+
+@SIM_ONLY
+def test_a_task_sends_to_the_target_the_driver_saw_while_a_restarted_name_server_knows_no_broker(
+    cluster, client, queue, copy
+):
+    """G7, H3: other brokers would make the topic."""
+    part = part_of(cluster, queue, copy)
+    route = TargetTopic(options_for(cluster, queue), copy.topic).route()
+    task = ResendRanges(parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=2.0, route=route)
+    cluster.restart_name_server()
+    cluster.backend.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
+
+    [row] = list(task([ONE_TASK]))
+
+    assert row.to_pydict() == {"task": [0], "sent": [MESSAGES]}
+    assert cluster.routed_brokers(copy.topic) == set()
+    [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
+    assert [message.flag for message in messages] == list(range(MESSAGES))
+
+
+@SIM_ONLY
+def test_a_target_nobody_knows_is_looked_for_before_brokers_make_it(cluster, queue, copy, caplog):
+    """G7, H3: its broker may be restarting."""
+    found: list[TopicRoute] = []
+    cluster.restart_name_server()
+    looking = threading.Thread(
+        target=lambda: found.append(TargetTopic(options_for(cluster, queue), copy.topic).route())
+    )
+    looking.start()
+    wait_until(lambda: "topic is not there, looking for it" in caplog.text)
+    cluster.register_brokers()
+    looking.join(3 * ANSWER_S)
+
+    assert [one.publish_queues(copy.topic) for one in found] == [(copy,)]

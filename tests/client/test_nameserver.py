@@ -81,6 +81,52 @@ def test_a_route_is_kept_for_thirty_seconds(
     assert script.count == 2
 
 
+def test_a_route_to_send_by_is_kept_while_nobody_has_the_topic(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G7: the name server is asked again each second, and believed as soon as it knows the topic."""
+    clock, script = FakeClock(), RouteScript(None)
+    server.script = script
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
+    with pytest.raises(TopicNotFound):
+        client.lasting_route("orders", soon)
+    script.route = route_with(3)
+    client.lasting_route("orders", soon)
+    client.invalidate("orders")
+    script.route = None
+    kept = [client.lasting_route("orders", soon) for _ in range(3)]
+    asked = script.count
+    clock.advance(1.1)
+    kept.append(client.lasting_route("orders", soon))
+    known = client.last_known("orders")
+    script.route = route_with(8)
+    clock.advance(1.1)
+
+    assert kept == [route_with(3)] * 4
+    assert (asked, script.count) == (3, 4)
+    assert known is not None
+    assert known.is_denied
+    assert (
+        caplog.text.count("going on with what was known topic=orders brokers=broker-a (10.0.0.1:10911)") == 1
+    )
+    assert client.lasting_route("orders", soon) == route_with(8)
+
+
+def test_a_kept_route_is_no_answer_to_who_asks_what_there_is(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2, G7: only those who send go by it; consumers have rules of their own for a topic that is gone."""
+    script = RouteScript(route_with(3))
+    server.script = script
+    client = NameServerClient((server.address,), pool, FakeClock(), PATIENCE_S)
+    client.route("orders", soon)
+    client.invalidate("orders")
+    script.route = None
+
+    with pytest.raises(TopicNotFound):
+        client.route("orders", soon)
+
+
 def test_an_invalidated_route_is_asked_for_again(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:

@@ -20,6 +20,7 @@ from pyspark_rocketmq.errors import (
     NoWritableQueue,
     RequestTimeout,
     RocketMQError,
+    TopicAway,
     TopicNotFound,
 )
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -240,6 +241,52 @@ def test_all_attempts_share_one_deadline(cluster: ScriptedCluster, monkeypatch: 
     ):
         producer.send(message())
     assert sum(broker.server.requests.qsize() for broker in cluster.brokers.values()) == 1
+
+
+def test_a_topic_that_was_seen_is_sent_to_where_it_was(cluster: ScriptedCluster, producer: Producer) -> None:
+    """G7: TBW102 is for topics that nobody has ever seen."""
+    first = producer.send(message(), sharding_key="order-1")
+    del cluster.routes["orders"]
+    cluster.routes["TBW102"] = cluster.route({"broker-a": 8}, perm=7)
+    with pytest.raises(ConnectFailed):
+        producer.send(message(), queue=MessageQueue("orders", "broker-x", 0))
+    later = [producer.send(message(), sharding_key="order-1") for _ in range(3)]
+
+    assert {result.queue for result in later} == {first.queue}
+    assert "TBW102" not in cluster.route_requests
+
+
+@pytest.mark.parametrize("how", ["send", "batch", "batches", "anywhere"])
+def test_a_broker_that_denies_a_topic_that_was_seen_may_have_it_again(
+    cluster: ScriptedCluster, producer: Producer, how: str
+) -> None:
+    """G7: retryable, with what was known; of a topic never seen it is not."""
+    for broker in cluster.brokers.values():
+        broker.fault = refuse(ResponseCode.TOPIC_NOT_EXIST)  # type: ignore[assignment]
+
+    def attempt() -> None:
+        match how:
+            case "send":
+                producer.send(message(), queue=B0)
+            case "batch":
+                producer.send_batch([message()], B0)
+            case "batches":
+                outcome = producer.send_batches({B0: [message()]})[B0]
+                assert isinstance(outcome, RocketMQError)
+                raise outcome
+            case _:
+                producer.send(message())
+
+    with pytest.raises(
+        TopicAway, match=r"as told\. The topic was on broker-a \(.*\), broker-b \(.*\) before"
+    ) as caught:
+        attempt()
+    assert caught.value.retryable
+
+    cluster.routes["TBW102"] = cluster.route({"broker-a": 4}, perm=7)
+    with pytest.raises(TopicNotFound) as never_seen:
+        producer.send(Message(topic="new", body=b"x"))
+    assert not never_seen.value.retryable
 
 
 def test_a_missing_topic_is_left_for_the_broker_to_create(

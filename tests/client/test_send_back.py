@@ -236,3 +236,16 @@ def test_settings_travel_to_a_worker_without_showing_their_secrets() -> None:
 
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert "hidden" not in repr(settings)
+
+
+def test_a_message_goes_back_to_its_broker_while_the_name_server_does_not_know_its_topic(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """E3, G7: as after the name server's restart."""
+    cluster.brokers["broker-a"].fault_of_sent_back = lambda peer, request: peer.close()
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+    cluster.brokers["broker-a"].fault_of_sent_back = None
+    cluster.routes.clear()
+    send_back.send(failed(), delay_level=0, max_reconsume_times=16)
+
+    assert len(cluster.brokers["broker-a"].sent_back) == 2

@@ -45,6 +45,14 @@ class Backend(Protocol):
         """Bring a stopped broker back at its old address."""
         ...
 
+    def restart_name_server(self) -> None:
+        """Have the name server forget all brokers; a real one's register again by themselves within 30 s."""
+        ...
+
+    def register_brokers(self) -> None:
+        """Have the brokers register again now."""
+        ...
+
 
 class ClusterUnderTest:
     """One test's view of a backend that is shared by the whole run.
@@ -58,6 +66,7 @@ class ClusterUnderTest:
         self.kind = kind
         """``sim`` or ``real``."""
         self._stopped: set[str] = set()
+        self._is_forgetful = False
 
     @property
     def name_servers(self) -> str:
@@ -117,10 +126,22 @@ class ClusterUnderTest:
         self.backend.start_broker(name)
         self._stopped.discard(name)
 
+    def restart_name_server(self) -> None:
+        """Have the name server forget all brokers until :meth:`register_brokers` or the end of the test, or up to 30 s."""
+        self.backend.restart_name_server()
+        self._is_forgetful = True
+
+    def register_brokers(self) -> None:
+        """Have the brokers register at the name server that forgot them."""
+        self.backend.register_brokers()
+        self._is_forgetful = False
+
     def restore(self) -> None:
-        """Start every broker this test stopped, and let no fault of its script meet the next test."""
+        """Start every broker this test stopped, let the name server know all, and let no fault of its script meet the next test."""
         for name in tuple(self._stopped):
             self.start_broker(name)
+        if self._is_forgetful:
+            self.register_brokers()
         if self.kind == "sim":
             self.backend.faults.clear()  # type: ignore[attr-defined]
 

@@ -130,6 +130,20 @@ class RealCluster(Closing):
         self._brokers[name].start()
         self._await_broker(name)
 
+    def restart_name_server(self) -> None:
+        """Kill the name server and start it again at its address; it knows no broker until one registers, within 30 s."""
+        if self._name_server is None:
+            raise HarnessError("The cluster is not running: enter its context first.")
+        self._name_server.kill()
+        self._name_server.start()
+        self._await_name_server()
+
+    def register_brokers(self) -> None:
+        """Have the brokers that run register now; returns when the name server lists them."""
+        for name, server in self._brokers.items():
+            if server.process is not None:
+                self._await_broker(name)
+
     def mqadmin(self, *arguments: str) -> str:
         """Output of RocketMQ's admin tool, to which the name server is told; takes about 1.5 s.
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.datasource import sink_task, writer
+from pyspark_rocketmq.datasource.seen_routes import seen_routes
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter, SentMessage
@@ -68,20 +69,53 @@ def test_fixed_values_are_those_of_every_message(cluster: ScriptedCluster) -> No
     assert [{name: each.properties.get(name) for name in wanted} for each in members(cluster)] == 2 * [wanted]
 
 
-def test_a_topic_that_is_missing_fails_the_write_at_once_unless_brokers_make_topics(
+def test_a_topic_that_is_missing_for_all_the_time_fails_the_write_unless_brokers_make_topics(
     cluster: ScriptedCluster,
 ) -> None:
-    """G1: as with Kafka, that is up to the cluster: its template is then named in the request."""
+    """G1, G7: as with Kafka, that is up to the cluster: its template is then named in the request."""
     with pytest.raises(TopicNotFound, match=r"nowhere.*Create the topic or correct option 'topic'"):
-        send(cluster, b"1", topic="nowhere")
+        send(cluster, b"1", topic="nowhere", retryTimeoutMs=200)
     assert requests(cluster) == []
+    assert cluster.route_requests.count("nowhere") > 2
 
     cluster.routes["TBW102"] = cluster.only({"broker-a": 8})
-    send(cluster, b"1", topic="nowhere")
+    send(cluster, b"1", topic="nowhere", retryTimeoutMs=0)
 
     assert [[request.ext_fields[name] for name in "bc"] for request in requests(cluster)] == [
         ["nowhere", "TBW102"]
     ]
+
+
+def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCluster) -> None:
+    """G7: also one that begins while the name server does not know the topic, or tells of some of its brokers only."""
+    options = write_options(nameServers=cluster.name_server.address, requestTimeoutMs="60000")
+    seen = seen_routes(options)
+    rows = pa.RecordBatch.from_pylist([{"body": b"%d" % n, "shardingKey": str(n % 9)} for n in range(40)])
+    stored = []
+    for route in (cluster.only({"broker-a": 2}), None):
+        cluster.routes = {} if route is None else {TOPIC: route}
+        cluster.routes["TBW102"] = cluster.only({"broker-a": 8})
+        send_rows(iter([rows]), options, {"body": 0, "shardingKey": 1}, RowKeys("w", 0, 0), seen)
+        stored.append({name: dict(broker.stored) for name, broker in cluster.brokers.items()})
+        for broker in cluster.brokers.values():
+            broker.stored.clear()
+
+    chosen = [QUEUES[select_by_hash(str(key), 4)] for key in range(9)]
+    assert stored[0] == stored[1]
+    for key, queue in enumerate(chosen):
+        bodies = [b"%d" % n for n in range(key, 40, 9)]
+        assert [body for body in stored[0][queue.broker_name][queue.queue_id] if body in bodies] == bodies
+
+
+def test_a_driver_that_sees_no_topic_leaves_it_to_the_tasks(cluster: ScriptedCluster) -> None:
+    """G7"""
+    address = cluster.name_server.address
+
+    assert seen_routes(write_options(nameServers=address)).keys() == {TOPIC}
+    assert seen_routes(write_options(nameServers=address, topic="nowhere")) == {}
+    assert seen_routes(WriteOptions.parse({"nameServers": address})) == {}
+    # Nobody listens there.
+    assert seen_routes(write_options(nameServers="127.0.0.1:1", requestTimeoutMs="1000")) == {}
 
 
 def test_one_sharding_key_or_one_queue_is_that_of_every_message(cluster: ScriptedCluster) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.answers import checked
 from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.errors import TransportError
+from pyspark_rocketmq.errors import TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, TopicRoute
 from pyspark_rocketmq.wire.admin_bodies import decode_cluster_info, decode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -22,10 +22,19 @@ from pyspark_rocketmq.wire.route import decode_route
 
 logger = logging.getLogger(__name__)
 
+_LOOK_AGAIN_S: Final = 1.0
+"""How long a route is trusted that the name server denied when it was last asked."""
 
-class _Known(NamedTuple):
+
+class KnownRoute(NamedTuple):
+    """What a client last knew of a topic."""
+
     route: TopicRoute
     since_s: float
+    is_expected: bool = False
+    """Nobody has the topic yet: its first messages will make it so."""
+    is_denied: bool = False
+    """When the name server was last asked, no living broker had the topic."""
 
 
 class NameServerClient:
@@ -55,7 +64,7 @@ class NameServerClient:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._current = 0
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, KnownRoute] = {}
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The topic's route, at most ``route_max_age_s`` old.
@@ -76,10 +85,47 @@ class NameServerClient:
             if known is None:
                 raise
             logger.warning("route not refreshed, going on with the known one topic=%s: %s", topic, error)
-            route = known.route
+            fresh = known._replace(since_s=self._clock.monotonic_s())
+        else:
+            fresh = KnownRoute(route, self._clock.monotonic_s())
         with self._lock:
-            self._known[topic] = _Known(route, self._clock.monotonic_s())
-        return route
+            self._known[topic] = fresh
+        return fresh.route
+
+    def lasting_route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        """The route that messages are sent by: as :meth:`route`, but what was ever known of the topic is kept.
+
+        A name server denies a topic while the topic's only broker restarts, and every topic from its own restart until
+        brokers have registered again. A message that went to another broker meanwhile would leave its key's queue.
+
+        Raises:
+            TopicNotFound: If no living broker has the topic and nothing was ever known of it.
+            TransportError: As :meth:`route`.
+
+        Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``, which changes nothing at TOPIC_NOT_EXIST.
+        """
+        try:
+            return self.route(topic, deadline)
+        except TopicNotFound as error:
+            with self._lock:
+                known = self._known.get(topic)
+                if known is None:
+                    raise
+                since_s = self._clock.monotonic_s() - self._route_max_age_s + _LOOK_AGAIN_S
+                self._known[topic] = known._replace(since_s=since_s, is_denied=True)
+            if not known.is_denied and not known.is_expected:
+                logger.warning(
+                    "the name server does not know the topic any more, going on with what was known topic=%s brokers=%s: %s",
+                    topic,
+                    known.route.brokers_shown(),
+                    error,
+                )
+            return known.route
+
+    def last_known(self, topic: str) -> KnownRoute | None:
+        """What is remembered of the topic, however old; asks nobody."""
+        with self._lock:
+            return self._known.get(topic)
 
     def invalidate(self, topic: str) -> None:
         """Ask for the topic's route anew next time: it led to a broker that is gone or denies the topic.
@@ -94,7 +140,12 @@ class NameServerClient:
     def expect(self, topic: str, route: TopicRoute) -> None:
         """Give ``route`` for a topic that its first messages will make, until it is as old as any other."""
         with self._lock:
-            self._known[topic] = _Known(route, self._clock.monotonic_s())
+            self._known[topic] = KnownRoute(route, self._clock.monotonic_s(), is_expected=True)
+
+    def know(self, topic: str, route: TopicRoute) -> None:
+        """Take ``route`` as if a name server had just told it: another process has seen it."""
+        with self._lock:
+            self._known[topic] = KnownRoute(route, self._clock.monotonic_s())
 
     def known_master(self, broker_name: str) -> BrokerAddress | None:
         """Where a route of any topic says that the broker's master is; asks nobody.

@@ -8,6 +8,9 @@ methods here see to.
 A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that create it by
 themselves do so one by one, each at its own first message.  As Java's, a producer that found no topic sends as if all had it,
 for as long as it trusts a route; then it goes by those that have, and so does every producer that comes later.
+
+Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name server that restarts
+moves no key; sends to a broker that is away fail until it is back, and may be tried again.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from pyspark_rocketmq.errors import (
     ConnectFailed,
     NoWritableQueue,
     RocketMQError,
+    TopicAway,
     TopicNotFound,
     TransportError,
 )
@@ -141,14 +145,30 @@ class Producer(Closing):
         # As Java: producers do not all begin with the first queue.
         self._turns = itertools.count(random.SystemRandom().getrandbits(16))
 
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+    def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
         """The queues messages go to, in route order; the order that sharding keys count in.
 
+        Args:
+            topic: If it was never seen, brokers are expected to create it, where any does so.
+            may_create: False asks for a topic that there is, or was.
+
         Raises:
-            TopicNotFound: If the topic does not exist and brokers do not create topics.
+            TopicNotFound: If the topic was never seen and brokers do not create topics, or may not.
             NoWritableQueue: If no living master has a queue to write to.
         """
-        return self._publication(topic, self._deadline())[1]
+        return self._publication(topic, self._deadline(), may_create=may_create)[1]
+
+    def route(self, topic: str) -> TopicRoute:
+        """The route messages go by; for :meth:`know` of another process's producer.
+
+        Raises:
+            RocketMQError: As of :meth:`queues`.
+        """
+        return self._publication(topic, self._deadline())[0]
+
+    def know(self, topic: str, route: TopicRoute) -> None:
+        """Go by ``route``, which another process has seen, until it is as old as any other."""
+        self._name_servers.know(topic, route)
 
     def master_of(self, queue: MessageQueue) -> str:
         """Where the broker of ``queue`` takes messages.
@@ -298,12 +318,16 @@ class Producer(Closing):
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._send_timeout_s)
 
-    def _publication(self, topic: str, deadline: Deadline) -> tuple[TopicRoute, tuple[MessageQueue, ...]]:
+    def _publication(
+        self, topic: str, deadline: Deadline, *, may_create: bool = True
+    ) -> tuple[TopicRoute, tuple[MessageQueue, ...]]:
         try:
-            route = self._name_servers.route(topic, deadline)
+            route = self._name_servers.lasting_route(topic, deadline)
         except TopicNotFound as missing:
+            if not may_create:
+                raise
             try:
-                default = self._name_servers.route(AUTO_CREATE_TOPIC, deadline)
+                default = self._name_servers.lasting_route(AUTO_CREATE_TOPIC, deadline)
             except TopicNotFound:
                 raise missing from None
             route = route_to_create(default)
@@ -353,7 +377,10 @@ class Producer(Closing):
                 is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
                     self._name_servers.invalidate(message.topic)
-                    raise
+                    told = self._told_as(message.topic, error)
+                    if told is error:
+                        raise
+                    raise told from error
                 failed_broker = queue.broker_name
             else:
                 self._note(queue, begun_s, SendOutcome.ANSWERED)
@@ -414,9 +441,12 @@ class Producer(Closing):
     def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
         try:
             return send()
-        except _SIGNS_OF_AN_OLD_ROUTE:
+        except _SIGNS_OF_AN_OLD_ROUTE as error:
             self._name_servers.invalidate(topic)
-            raise
+            told = self._told_as(topic, error)
+            if told is error:
+                raise
+            raise told from error
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
         """``on_result``, told after a route that may be old is forgotten: the next send must see the new one."""
@@ -424,6 +454,21 @@ class Producer(Closing):
         def told(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
                 self._name_servers.invalidate(topic)
+                outcome = self._told_as(topic, outcome)
             on_result(outcome)
 
         return told
+
+    def _told_as(self, topic: str, error: RocketMQError) -> RocketMQError:
+        """The error, with what was known of a topic that is away, and retryable then."""
+        known = self._name_servers.last_known(topic)
+        if known is None or known.is_expected:
+            return error
+        was_on = known.route.brokers_shown()
+        if isinstance(error, TopicNotFound) and not error.retryable:
+            remark = f"{error.remark.rstrip('. ')}. The topic was on {was_on} before."
+            return TopicAway(error.code, remark, request=error.request, address=error.address)
+        if known.is_denied and isinstance(error, ConnectFailed):
+            detail = f"{error.detail}; the name server does not know topic {topic} for the moment, which was on {was_on} before"
+            return type(error)(error.address, detail)
+        return error

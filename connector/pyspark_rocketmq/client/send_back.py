@@ -162,7 +162,7 @@ class SendBack:
         deadline = Deadline.after(self._clock, self._back_timeout_s)
         for topic in self._routed_topics(message):
             with suppress(TopicNotFound):
-                yield self._name_servers.route(topic, deadline)
+                yield self._name_servers.lasting_route(topic, deadline)
 
     def _routed_topics(self, message: MessageExt) -> tuple[str, str]:
         # A message that comes back may lie on a broker that its own topic has no queue on.

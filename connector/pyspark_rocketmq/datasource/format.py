@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.datasource.seen_routes import seen_routes
 from pyspark_rocketmq.datasource.sessions import is_classic, is_speculative
 from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
@@ -92,7 +93,7 @@ class DefaultSource(DataSource):
                 ("mode 'overwrite' is not possible: messages cannot be taken back. Use mode('append')",)
             )
         options = self._write_options()
-        return RocketMQWriter(options, column_positions(schema, options))
+        return RocketMQWriter(options, column_positions(schema, options), seen_routes(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
         """An unbounded write, of output mode ``append`` or ``update``.
@@ -102,7 +103,7 @@ class DefaultSource(DataSource):
             SchemaError: With every problem of the columns.
         """
         options = self._write_options()
-        return RocketMQStreamWriter(options, column_positions(schema, options))
+        return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
     def _write_options(self) -> WriteOptions:
         return WriteOptions.parse(_without_sparks_own(self.options))

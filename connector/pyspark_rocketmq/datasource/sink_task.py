@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -10,16 +9,16 @@ import pyarrow as pa
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.fault_tolerance import FaultTable
+from pyspark_rocketmq.client.patient_lookup import PatientLookup
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.retry import UNTIL_DEADLINE, call_with_retry
 from pyspark_rocketmq.client.sending import EncodedBatch
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.datasource.key_sample import KeySample, KeySampler
 from pyspark_rocketmq.datasource.outbox import Outbox
 from pyspark_rocketmq.datasource.places import Places
+from pyspark_rocketmq.datasource.seen_routes import SeenRoutes
 from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel, compression_of
 from pyspark_rocketmq.datasource.sink_rows import RowKeys, RowReader
 from pyspark_rocketmq.errors import RocketMQError
@@ -32,6 +31,7 @@ def send_rows(
     options: WriteOptions,
     positions: Mapping[str, int],
     row_keys: RowKeys,
+    seen: SeenRoutes | None = None,
 ) -> tuple[int, KeySample]:
     """Send all rows; the number of messages and, if they are checked, the sharding keys, when every one is acknowledged.
 
@@ -40,6 +40,7 @@ def send_rows(
         options: Of the sink.
         positions: Of the columns.
         row_keys: Make the messages' UNIQ_KEYs.
+        seen: Routes that all tasks of the write go by.
 
     Raises:
         RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
@@ -67,8 +68,10 @@ def send_rows(
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
         )
         sampler = KeySampler()
-        lookups = _PatientLookups(producer, clock, options.retry_timeout_ms / 1000)
-        places = Places(lookups.queues, sampler if options.check_sharding_keys else None)
+        for topic, route in (seen or {}).items():
+            producer.know(topic, route)
+        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
+        places = Places(lookup.queues, sampler if options.check_sharding_keys else None)
         reader = RowReader(options=options, positions=positions, row_keys=row_keys)
         for parcel in _parcels(batches, reader, Gatherer(options), places):
             destination = parcel.destination
@@ -103,16 +106,3 @@ class _Sends:
             self.producer.send_async(parcel.delayed, on_result, queue=queue)
         except RocketMQError as error:
             on_result(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _PatientLookups:
-    """Looks for a topic's queues as long as sends are tried."""
-
-    producer: Producer
-    clock: Clock
-    timeout_s: float
-
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        deadline = Deadline.after(self.clock, self.timeout_s)
-        return call_with_retry(lambda: self.producer.queues(topic), UNTIL_DEADLINE, deadline, time.sleep)

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_rocketmq.datasource.key_sample import KeySample, keys_of_several_tasks
+from pyspark_rocketmq.datasource.seen_routes import SeenRoutes
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
 from pyspark_rocketmq.errors import KeysOutOfOrder, RocketMQError
@@ -50,11 +51,12 @@ class _Sink:
 
     options: WriteOptions
     positions: Mapping[str, int]
+    seen: SeenRoutes
 
     def send(self, batches: Iterator[pa.RecordBatch], write_id: str, batch_id: int) -> SentMessage:
         partition_id = _task().partitionId()
         row_keys = RowKeys(write_id, batch_id, partition_id)
-        messages, keys = send_rows(batches, self.options, self.positions, row_keys)
+        messages, keys = send_rows(batches, self.options, self.positions, row_keys, self.seen)
         return SentMessage(messages, keys)
 
     def check(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -73,8 +75,10 @@ class _Sink:
 class RocketMQWriter(DataSourceArrowWriter):
     """``df.write.format("rocketmq")``."""
 
-    def __init__(self, options: WriteOptions, positions: Mapping[str, int]) -> None:
-        self._sink = _Sink(options=options, positions=positions)
+    def __init__(
+        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
+    ) -> None:
+        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
@@ -96,8 +100,10 @@ class RocketMQWriter(DataSourceArrowWriter):
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     """``df.writeStream.format("rocketmq")``."""
 
-    def __init__(self, options: WriteOptions, positions: Mapping[str, int]) -> None:
-        self._sink = _Sink(options=options, positions=positions)
+    def __init__(
+        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
+    ) -> None:
+        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
         self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:

@@ -195,6 +195,7 @@ class Replay:
                 parts=resendings,
                 name_servers=options.name_servers,
                 send_timeout_s=options.request_timeout_ms / 1000,
+                route=targets.route(),
             )
             sent = run_tasks(self._spark, send, len(parts), SENT_SCHEMA).collect()
             recorded.finish(sendings)

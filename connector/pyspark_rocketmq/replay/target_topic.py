@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.patient_lookup import PatientLookup
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, TopicRoute
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.replay.ranges import target_queue
 from pyspark_rocketmq.replay.sending import Sending
@@ -23,7 +24,7 @@ class TargetTopic:
     """Asked by the driver."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
-        """Ask for the topic's queues; they stay the same from here on.
+        """Ask for the topic's queues; they stay the same from here on. Looks for them as long as ``retryTimeoutMs``.
 
         Raises:
             RocketMQError: If it has none.
@@ -39,8 +40,18 @@ class TargetTopic:
             send_timeout_s=timeout_s,
             namespace=namespace,
         )
-        self._brokers = BrokerClient(pool, SystemClock(), timeout_s, namespace=namespace)
-        self._queues = self._producer.queues(topic)
+        clock = SystemClock()
+        self._brokers = BrokerClient(pool, clock, timeout_s, namespace=namespace)
+        self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
+        self._topic = topic
+
+    def route(self) -> TopicRoute:
+        """What the tasks need to know of the topic, so that they find its brokers when these have just restarted.
+
+        Raises:
+            RocketMQError: If it cannot be had.
+        """
+        return self._producer.route(self._topic)
 
     def sendings(self, run: str, sources: Sequence[QueueRange]) -> list[Sending]:
         """Where the ranges go, and where that ends now; nothing is sent yet.

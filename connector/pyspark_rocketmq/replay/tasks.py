@@ -25,7 +25,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
+from pyspark_rocketmq.model import Message, MessageQueue, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.queue_sender import QueueSender
 from pyspark_rocketmq.replay.resent_message import resent_message
 from pyspark_rocketmq.replay.sending import Sending
@@ -109,6 +109,8 @@ class ResendRanges:
     parts: Sequence[Resending]
     name_servers: tuple[str, ...]
     send_timeout_s: float
+    route: TopicRoute | None = None
+    """Of the target topic, as the driver has seen it."""
     messages_at_once: int = 1024
     """Of one batch at most; it has a body of 4 MiB at most besides."""
 
@@ -134,6 +136,8 @@ class ResendRanges:
             send_timeout_s=self.send_timeout_s,
             namespace=partition.namespace,
         )
+        if self.route is not None:
+            producer.know(part.sending.target.topic, self.route)
         target = _Target(self, producer, part)
         sender = QueueSender(
             target.send,

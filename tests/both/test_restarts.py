@@ -1,0 +1,184 @@
+"""Sends while a topic's only broker, or the name server, restarts: keys stay where they are, and writes go on (G7)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.datasource.sink_rows import RowKeys
+from pyspark_rocketmq.datasource.sink_task import send_rows
+from pyspark_rocketmq.errors import ConnectFailed, TransportError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.write_options import WriteOptions
+from tests.both.support import ANSWER_S
+from tests.both.test_java_interop import read_queue
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.wait import wait_until
+
+ROWS = 60
+
+
+@pytest.fixture
+def topic(cluster: ClusterUnderTest) -> str:
+    """Two queues, on broker-b alone, while both brokers make topics by themselves."""
+    return cluster.create_topic(queues=2, brokers=["broker-b"])
+
+
+@pytest.fixture
+def producer(cluster: ClusterUnderTest) -> Iterator[Producer]:
+    """Gives a send that must fail a few seconds."""
+    with Producer(cluster.name_servers, "tests", send_timeout_s=ANSWER_S) as producer:
+        yield producer
+
+
+@contextmanager
+def running(work: Any) -> Iterator[None]:
+    """Do ``work`` on a thread meanwhile, and raise what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(10 * ANSWER_S)
+    assert not thread.is_alive()
+    if raised:
+        raise raised[0]
+
+
+def keyed_rows(cluster: ClusterUnderTest, topic: str, batches: Iterator[pa.RecordBatch]) -> int:
+    """Send rows of columns body, shardingKey, keys as one task."""
+    options = WriteOptions.parse(
+        {
+            "nameServers": cluster.name_servers,
+            "topic": topic,
+            "batchSize": "2",
+            "requestTimeoutMs": str(int(ANSWER_S * 1000)),
+            "retryTimeoutMs": "300000",
+        }
+    )
+    return send_rows(batches, options, {"body": 0, "shardingKey": 1, "keys": 2}, RowKeys("w", 0, 0))[0]
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    numbers = range(first, first + count)
+    return pa.RecordBatch.from_pylist(
+        [{"body": b"%d" % n, "shardingKey": f"k{n % 5}", "keys": f"k{n % 5}"} for n in numbers]
+    )
+
+
+def first_copies(client: BrokerClient, cluster: ClusterUnderTest, topic: str) -> dict[str, list[int]]:
+    """What consumers of the topic see of each key, without copies of what was sent again."""
+    address = cluster.broker_addresses["broker-b"]
+    queues = [MessageQueue(topic, "broker-b", number) for number in range(2)]
+
+    def read() -> dict[str, dict[int, None]]:
+        by_key: dict[str, dict[int, None]] = {}
+        for queue in queues:
+            for message in read_queue(client, cluster, queue, client.max_offset(address, queue)):
+                by_key.setdefault(message.keys or "", {}).setdefault(int(message.body))
+        return by_key
+
+    wait_until(lambda: sum(map(len, read().values())) == ROWS, ANSWER_S, reason=f"{ROWS} rows in {topic}")
+    return {key: list(found) for key, found in read().items()}
+
+
+IN_ORDER = {f"k{key}": list(range(key, ROWS, 5)) for key in range(5)}
+
+
+def test_a_key_keeps_its_queue_while_its_topic_s_only_broker_restarts(cluster, producer, topic):
+    """G7 ★: no other broker makes the topic meanwhile, which would spread keys over its queues from then on."""
+    [before, *_] = [producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7") for _ in range(2)]
+    queues = producer.queues(topic)
+
+    cluster.stop_broker("broker-b")
+    for _ in range(4):
+        with pytest.raises(TransportError):
+            producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7")
+    with pytest.raises(
+        TransportError, match=rf"does not know topic {topic} for the moment, which was on broker-b"
+    ):
+        producer.send(Message(topic=topic, body=b"x"))
+    cluster.start_broker("broker-b")
+    after = producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7")
+
+    assert after.queue == before.queue
+    with Producer(cluster.name_servers, "newcomer", send_timeout_s=ANSWER_S) as newcomer:
+        assert newcomer.queues(topic) == queues
+    assert {queue.broker_name for queue in queues} == {"broker-b"}
+
+
+def test_a_task_goes_on_over_the_restart_of_its_topic_s_only_broker(cluster, client, topic):
+    """G5, G7 ★: as long as ``retryTimeoutMs``, and every key in its order."""
+    is_half_done, may_go_on = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(0, ROWS // 2)
+        is_half_done.set()
+        assert may_go_on.wait(10 * ANSWER_S)
+        yield rows(ROWS // 2, ROWS // 2)
+
+    with running(lambda: keyed_rows(cluster, topic, batches())):
+        assert is_half_done.wait(ANSWER_S)
+        cluster.stop_broker("broker-b")
+        may_go_on.set()
+        cluster.start_broker("broker-b")
+
+    assert first_copies(client, cluster, topic) == IN_ORDER
+    assert cluster.routed_brokers(topic) == {"broker-b"}
+
+
+@SIM_ONLY
+def test_a_task_that_begins_while_the_broker_is_away_waits_for_it(cluster, client, topic, caplog):
+    """G7: it has never seen the topic, and looks for it before it has another broker make it."""
+    cluster.stop_broker("broker-b")
+    with running(lambda: keyed_rows(cluster, topic, iter([rows(0, ROWS)]))):
+        wait_until(lambda: "topic is not there, looking for it up to 300 s" in caplog.text)
+        cluster.start_broker("broker-b")
+
+    assert first_copies(client, cluster, topic) == IN_ORDER
+    assert cluster.routed_brokers(topic) == {"broker-b"}
+
+
+def test_sends_go_on_while_a_restarted_name_server_knows_no_broker(cluster, producer, topic):
+    """G7 ★: brokers register again after up to 30 s; they are there all the time."""
+    first = producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7")
+
+    cluster.restart_name_server()
+    assert cluster.kind == "real" or cluster.routed_brokers(topic) == set()
+    # After a failure a route is asked for again, as it is every 30 s.
+    with pytest.raises(ConnectFailed, match="names no master for this broker"):
+        producer.send(Message(topic=topic, body=b"x"), queue=MessageQueue(topic, "broker-x", 0))
+    later = [producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7") for _ in range(5)]
+    later.append(producer.send_batch([Message(topic=topic, body=b"x")], first.queue))
+
+    assert {one.queue for one in later} == {first.queue}
+
+
+@SIM_ONLY
+def test_a_task_goes_on_while_a_restarted_name_server_knows_no_broker(cluster, client, topic):
+    """G7: also where a send was cut off, so that the route is asked for again."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(0, ROWS // 2)
+        cluster.restart_name_server()
+        cluster.backend.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
+        yield rows(ROWS // 2, ROWS // 2)
+
+    keyed_rows(cluster, topic, batches())
+
+    assert cluster.routed_brokers(topic) == set()
+    assert first_copies(client, cluster, topic) == IN_ORDER
