@@ -116,6 +116,7 @@ def test_the_page_of_errors_has_all_of_them_and_says_which_are_tried_again() -> 
         errors.ConnectFailed,
         errors.DataLoss,
         errors.SinkConflict,
+        errors.TopicNotFound,
     }
     known = {cls.__name__: "yes" if cls.retryable else "no" for cls in _errors() if cls not in parents}
     assert told == known
