@@ -279,8 +279,6 @@ class QueueRange:
     """Fencing token under which the range was planned; 0 without a consumer group."""
     reconsume_times: int = 0
     """How often the message at ``start`` was given back by the listener so far."""
-    uncommitted: str = field(default="", repr=False)
-    """What a listener without autoCommit consumed from ``start`` on, in the words of the engine that wrote it."""
     put_back: str = ""
     """How often messages from ``start`` on were given back so far, as text of ``consume.put_back``; empty when the first
     message alone was, or none."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
-from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.consume.plan import Had, Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 
@@ -31,7 +31,7 @@ def plan(
     *,
     limits: ReadLimits = NO_LIMITS,
     caps: dict[int, int] | None = None,
-    stalled: dict[int, int] | None = None,
+    had: dict[int, Had] | None = None,
     skip_gaps: bool = False,
 ) -> Plan:
     return plan_ranges(
@@ -40,7 +40,7 @@ def plan(
         limits=limits,
         now_s=NOW_S,
         caps=None if caps is None else {queue(i): cap for i, cap in caps.items()},
-        stalled=None if stalled is None else {queue(i): count for i, count in stalled.items()},
+        had=None if had is None else {queue(i): count for i, count in had.items()},
         skip_gaps=skip_gaps,
     )
 
@@ -50,7 +50,7 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
 
 
 def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end():
-    stored = {"epoch": 3, "reconsume_times": 2, "uncommitted": "{}", "put_back": "[[20,22,2]]"}
+    stored = {"epoch": 3, "reconsume_times": 2, "put_back": "[[20,22,2]]"}
     made = plan({0: (5, 90)}, {0: QueueProgress(20, **stored)})
 
     assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, **stored),)
@@ -94,10 +94,6 @@ def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_deli
     [
         pytest.param(QueueProgress(0, reconsume_times=1), id="given back, then passed"),
         pytest.param(QueueProgress(0, suspended_until_s=NOW_S - 1), id="rolled back"),
-        pytest.param(
-            QueueProgress(0, reconsume_times=1, suspended_until_s=NOW_S - 1, uncommitted="5000"),
-            id="failed behind what is not committed",
-        ),
     ],
 )
 def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueProgress):
@@ -177,20 +173,58 @@ def test_with_more_queues_than_the_limit_every_queue_gets_one_offset():
     assert spans(made) == dict.fromkeys(range(5), (0, 1))
 
 
-def test_a_stalled_queue_gets_a_longer_range_each_time():
-    """D4: without autoCommit the messages after which the listener commits must come into reach."""
-    limits = ReadLimits(max_offsets_per_trigger=20, pull_threshold_for_queue=50)
+def test_a_listener_that_committed_nothing_gets_twice_as_much():
+    """D4: without autoCommit the messages after which the listener commits must come into reach, whatever the shares are."""
+    limits = ReadLimits(max_offsets_per_trigger=20)
 
-    made = plan({0: (0, 1000), 1: (0, 1000), 2: (0, 25)}, {}, limits=limits, stalled={0: 3, 2: 9})
+    made = plan(
+        {0: (0, 1000), 1: (0, 1000), 2: (0, 25)},
+        {},
+        limits=limits,
+        had={0: Had(90, rests=True), 2: Had(20, rests=False)},
+    )
 
-    assert spans(made) == {0: (0, 4 * 8), 1: (0, 8), 2: (0, 25)}
+    assert spans(made) == {0: (0, 180), 1: (0, 9), 2: (0, 25)}
+    assert made.held_up == ()
 
 
-def test_a_stalled_queue_outgrows_the_threshold():
-    """D4, D13."""
-    limits = ReadLimits(pull_threshold_for_queue=10)
+def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more():
+    """D4: it has had these messages, and has answered."""
+    made = plan({0: (0, 25), 1: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=True)})
 
-    assert spans(plan({0: (0, 100)}, {}, limits=limits, stalled={0: 2})) == {0: (0, 30)}
+    assert spans(made) == {1: (0, 25)}
+    assert (made.held_up, made.next_due_s) == ((), None)
+
+
+def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while():
+    """D4: it may commit for another reason, or what it answered may have been lost."""
+    assert spans(plan({0: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=False)})) == {0: (5, 25)}
+
+
+def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit():
+    """D4, D13: as in Java; it is said, because the queue goes on no more."""
+    limits = ReadLimits(pull_threshold_for_queue=30)
+
+    assert spans(plan({0: (0, 100)}, {}, limits=limits, had={0: Had(20, rests=True)})) == {0: (0, 30)}
+
+    made = plan({0: (0, 100)}, {}, limits=limits, had={0: Had(30, rests=True)})
+    assert made.ranges == ()
+    assert [(held.queue, held.start, held.end) for held in made.held_up] == [(queue(0), 0, 30)]
+
+
+@given(share=st.integers(1, 50), needed=st.integers(1, 5000))
+def test_ranges_grow_until_the_listener_can_commit(share, needed):
+    """D4: and all deliveries together are at most four times the messages."""
+    limits = ReadLimits(max_offsets_per_trigger=share)
+    had, delivered = 0, 0
+    while had < needed:
+        (planned,) = plan(
+            {0: (0, 10_000)}, {}, limits=limits, had={0: Had(had, rests=True)} if had else None
+        ).ranges
+        had = planned.count
+        delivered += had
+
+    assert delivered <= 4 * max(needed, share)
 
 
 def test_deleted_messages_are_a_gap_and_the_queue_is_left_out():

@@ -1,74 +1,102 @@
-"""Counting plans that brought no progress."""
+"""Remembering what a listener has had and not committed."""
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.plan import QueueProgress
-from pyspark_rocketmq.consume.stalls import StallCounter
+from pyspark_rocketmq.consume.plan import Had, QueueProgress
+from pyspark_rocketmq.consume.stalls import REST_S, StallCounter
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 OTHER = MessageQueue("orders", "broker-a", 1)
+NOW_S = 100.0
 
 
-def planned_range(start: int, *, epoch: int = 1) -> QueueRange:
-    return QueueRange(queue=QUEUE, start=start, end=start + 10, epoch=epoch)
+def planned_range(start: int, *, count: int = 10, epoch: int = 1) -> QueueRange:
+    return QueueRange(queue=QUEUE, start=start, end=start + count, epoch=epoch)
 
 
-def count_after(counter: StallCounter, progress: QueueProgress) -> int:
-    return counter.counts({QUEUE: progress}).get(QUEUE, 0)
+def had_after(counter: StallCounter, progress: QueueProgress) -> int:
+    return counter.had({QUEUE: progress}, NOW_S).get(QUEUE, Had(0, rests=True)).offsets
 
 
-def stalled_twice() -> StallCounter:
+def stalled() -> StallCounter:
     counter = StallCounter()
-    for expected in (1, 2):
-        counter.planned([planned_range(5)])
-        assert count_after(counter, QueueProgress(5, epoch=1)) == expected
+    for count in (10, 20):
+        counter.planned([planned_range(5, count=count)], NOW_S)
+        assert had_after(counter, QueueProgress(5, epoch=1)) == count
     return counter
 
 
-def test_nothing_planned_yet_is_nothing_stalled():
-    assert StallCounter().counts({QUEUE: QueueProgress(5)}) == {}
+def test_nothing_planned_yet_is_nothing_had():
+    assert StallCounter().had({QUEUE: QueueProgress(5)}, NOW_S) == {}
 
 
-def test_each_plan_without_progress_counts():
+def test_a_plan_without_progress_was_had_in_vain():
     """D4: autoCommit=false accumulates."""
-    stalled_twice()
+    stalled()
 
 
-def test_looking_again_without_planning_does_not_count():
-    counter = stalled_twice()
+def test_a_queue_that_is_not_planned_still_has_had_it():
+    counter = stalled()
 
-    assert count_after(counter, QueueProgress(5, epoch=1)) == 2
-
-
-def test_progress_forgets_the_count():
-    counter = stalled_twice()
-    counter.planned([planned_range(5)])
-
-    assert count_after(counter, QueueProgress(6, epoch=1)) == 0
+    assert had_after(counter, QueueProgress(5, epoch=1)) == 20
+    counter.planned([], NOW_S)
+    assert had_after(counter, QueueProgress(5, epoch=1)) == 20
 
 
-def test_a_suspension_neither_counts_nor_forgets():
-    """D3, D4: what was accumulated before the suspension still stands in front of the next message."""
-    counter = stalled_twice()
-    counter.planned([planned_range(5)])
+def test_progress_forgets_it():
+    counter = stalled()
+    counter.planned([planned_range(5)], NOW_S)
 
-    assert count_after(counter, QueueProgress(5, epoch=1, suspended_until_s=9.0)) == 2
+    assert had_after(counter, QueueProgress(6, epoch=1)) == 0
 
 
-def test_a_new_epoch_forgets_the_count():
-    """F5: after a reset or a change of owner nothing is accumulated."""
-    counter = stalled_twice()
-    counter.planned([planned_range(5)])
+def test_a_suspension_neither_adds_nor_forgets():
+    """D3, D4: the listener still needs the messages behind those it has had."""
+    counter = stalled()
+    counter.planned([planned_range(5, count=40)], NOW_S)
 
-    assert count_after(counter, QueueProgress(5, epoch=2)) == 0
+    assert had_after(counter, QueueProgress(5, epoch=1, suspended_until_s=9.0)) == 20
+
+
+def test_a_new_epoch_forgets_it():
+    """F5: after a reset or a change of owner everything is new."""
+    counter = stalled()
+    counter.planned([planned_range(5)], NOW_S)
+
+    assert had_after(counter, QueueProgress(5, epoch=2)) == 0
+
+
+def test_a_reset_of_a_queue_that_was_not_planned_forgets_it_too():
+    """F5: else the queue would wait for more messages than it has had elsewhere."""
+    counter = stalled()
+
+    assert had_after(counter, QueueProgress(0, epoch=2)) == 0
+    assert had_after(counter, QueueProgress(5, epoch=3)) == 0
 
 
 def test_a_queue_that_went_away_is_forgotten():
     """B5."""
-    counter = stalled_twice()
-    counter.planned([planned_range(5)])
+    counter = stalled()
+    counter.planned([planned_range(5)], NOW_S)
 
-    assert counter.counts({OTHER: QueueProgress(0)}) == {}
-    counter.planned([planned_range(5)])
-    assert count_after(counter, QueueProgress(5, epoch=1)) == 1
+    assert counter.had({OTHER: QueueProgress(0)}, NOW_S) == {}
+    counter.planned([planned_range(5)], NOW_S)
+    assert had_after(counter, QueueProgress(5, epoch=1)) == 10
+
+
+def test_a_batch_of_which_another_queue_was_claimed_says_nothing():
+    """C5: it is dropped whole, and the other queues are to be delivered again at once."""
+    counter = StallCounter()
+    other = QueueRange(queue=OTHER, start=0, end=3, epoch=1)
+    counter.planned([planned_range(5), other], NOW_S)
+
+    assert counter.had({QUEUE: QueueProgress(5, epoch=1), OTHER: QueueProgress(0, epoch=2)}, NOW_S) == {}
+
+
+def test_a_queue_rests_for_a_minute():
+    counter = stalled()
+    progress = {QUEUE: QueueProgress(5, epoch=1)}
+
+    assert counter.had(progress, NOW_S + REST_S - 1) == {QUEUE: Had(20, rests=True)}
+    assert counter.had(progress, NOW_S + REST_S) == {QUEUE: Had(20, rests=False)}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.stalls import REST_S
 from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import Snapshot
@@ -133,6 +134,7 @@ class Planning:
         if latest == self.offset:
             return None
         self.offset = latest
+        self.planner.runnable(latest)
         return [(r.queue, r.start, r.end) for r in offset_to_plan(latest)[1] if r.count]
 
     def commit(self, queue: MessageQueue, next_offset: int, **facts: Any) -> bool:
@@ -262,7 +264,6 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
 
     planning.view.bounds[A1] = (0, 12)
     assert planning.next() == [(A1, 10, 12)]
-    assert planning.next() == [(A1, 10, 12)], "not committed yet, so it is planned again"
     planning.commit(A1, 12)
     assert planning.next() is None
     planning.clock.advance(2)
@@ -333,7 +334,8 @@ def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pyte
     assert first.commit(A1, 5)
     with caplog.at_level(logging.WARNING):
         assert first.next() == [(A1, 5, 10)]
-        assert first.next() == [(A1, 5, 10)]
+        first.commit(A1, 7)
+        assert first.next() == [(A1, 7, 10)]
     assert caplog.text.count("queue lost group=g") == 1
     assert "new_owner=other" in caplog.text
 
@@ -358,6 +360,7 @@ def test_a_broker_that_was_away_finds_its_queues_claimed_as_before() -> None:
     planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
     planning.next()
     planning.view.down = {}
+    planning.clock.advance(REST_S)
 
     assert planning.next() == [(A0, 0, 10), (B0, 0, 10)]
     assert {row.epoch for row in planning.store.read("g").values()} == {1}
@@ -413,7 +416,7 @@ def test_available_now_ends_although_a_listener_never_commits_the_last_messages(
 
     plans = [planning.next() for _ in range(5)]
 
-    assert plans == [[(A0, 5, 7)]] * 3 + [None] * 2
+    assert plans == [[(A0, 5, 7)]] + [None] * 4
 
 
 def test_a_listener_that_commits_rarely_gets_longer_ranges() -> None:
@@ -422,9 +425,51 @@ def test_a_listener_that_commits_rarely_gets_longer_ranges() -> None:
 
     assert planning.next() == [(A0, 0, 10)]
     assert planning.next() == [(A0, 0, 20)]
-    assert planning.next() == [(A0, 0, 30)]
+    assert planning.next() == [(A0, 0, 40)]
     planning.commit(A0, 25)
     assert planning.next() == [(A0, 25, 35)]
+
+
+def test_a_listener_gets_what_it_did_not_commit_again_when_there_is_more() -> None:
+    """D4: until then it has nothing to do."""
+    planning = Planning({A0: (0, 3), A1: (0, 1)}, group=True)
+    assert planning.next() == [(A0, 0, 3), (A1, 0, 1)]
+    planning.commit(A1, 1)
+    assert planning.next() is None
+
+    planning.view.bounds[A1] = (0, 2)
+    assert planning.next() == [(A1, 1, 2)]
+    planning.view.bounds[A0] = (0, 4)
+    assert planning.next() == [(A0, 0, 4)]
+    assert planning.next() is None
+    planning.clock.advance(REST_S)
+    assert planning.next() == [(A0, 0, 4), (A1, 1, 2)]
+
+
+def test_a_plan_that_waits_for_more_messages_was_delivered_to_nobody() -> None:
+    """D4: with minOffsetsPerTrigger a plan may be put off; its messages are delivered when the wait is over."""
+    planning = Planning({A0: (0, 9)}, group=True, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
+    assert planning.next() == [(A0, 0, 9)]
+    planning.commit(A0, 8)
+
+    assert planning.next() is None
+    assert planning.next() is None
+    planning.clock.advance(61)
+    assert planning.next() == [(A0, 8, 9)]
+
+
+def test_a_listener_that_has_had_what_the_threshold_allows_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D4, D13: the queue stands still until somebody acts."""
+    planning = Planning({A0: (0, 100)}, group=True, pullThresholdForQueue="30")
+    with caplog.at_level(logging.ERROR):
+        plans = [planning.next() for _ in range(4)]
+
+    assert plans == [[(A0, 0, 30)], None, None, None]
+    (record,) = caplog.records
+    assert "has had 30 messages from offset 0 on without a COMMIT" in record.getMessage()
+    assert "raise pullThresholdForQueue. group=None topic=orders" in record.getMessage()
 
 
 def test_lost_messages_end_the_query_with_the_queue_and_the_offsets() -> None:

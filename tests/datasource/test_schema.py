@@ -7,9 +7,11 @@ import pytest
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import (
     CONSUMER_SCHEMA,
+    RangeEnd,
     marker_row,
     planned_range,
     pull_figures,
+    range_end,
     reset_target,
     with_consumer_columns,
 )
@@ -47,12 +49,20 @@ def test_a_marker_row_tells_what_reading_took() -> None:
     assert pull_figures(row["plannedRange"]) == Figures(pulled=8, pulls=3, pull_ms=4.6)
 
 
-def test_a_marker_row_brings_back_what_an_engine_has_left() -> None:
-    """D4, D6"""
-    planned = replace(PLANNED, uncommitted='{"to": 15}', put_back="[[12,15,1]]")
+def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:
+    """D6"""
+    planned = replace(PLANNED, put_back="[[12,15,1]]")
     (row,) = marker_row(planned, rows=8).to_pylist()
 
     assert planned_range(QUEUE, row["plannedRange"], rows=8) == planned
+
+
+@pytest.mark.parametrize("ended", list(RangeEnd))
+def test_a_marker_row_says_why_the_range_ends_there(ended: RangeEnd) -> None:
+    """D4, D13"""
+    (row,) = marker_row(PLANNED, rows=8, ended=ended).to_pylist()
+
+    assert range_end(row["plannedRange"]) is ended
 
 
 def test_no_number_and_no_time_of_a_marker_row_is_null() -> None:

@@ -191,30 +191,6 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].statistics == "first"
 
-    def test_what_was_consumed_without_a_commit_stays_until_the_next_commit(self, store: OffsetStore):
-        """D4: with the offset it goes on from, in one row."""
-        store.claim(GROUP, "client-1", {Q0: 0})
-
-        store.commit(GROUP, [committed(Q0, 5, uncommitted='{"to": 9}')], query_id="q", batch_id=3)
-        assert store.read(GROUP)[Q0].uncommitted == '{"to": 9}'
-
-        store.commit(GROUP, [committed(Q0, 5, uncommitted='{"to": 12}')], query_id="q", batch_id=4)
-        assert store.read(GROUP)[Q0].uncommitted == '{"to": 12}'
-
-        store.commit(GROUP, [committed(Q0, 12)], query_id="q", batch_id=5)
-        assert store.read(GROUP)[Q0].uncommitted == ""
-
-    def test_a_claim_and_a_reset_forget_what_was_not_committed(self, store: OffsetStore):
-        """D4, F5: whoever comes next is given those messages again."""
-        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
-        carried = [committed(queue, 5, uncommitted='{"to": 9}') for queue in (Q0, Q1)]
-        store.commit(GROUP, carried, query_id="q", batch_id=3)
-
-        store.claim(GROUP, "client-2", {Q0: 0})
-        store.reset(GROUP, {Q1: 5})
-
-        assert [row.uncommitted for row in store.read(GROUP).values()] == ["", ""]
-
     def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock):
         """F1: what a batch achieved is in the store when commit returns."""
         store.claim(GROUP, "client-1", {Q0: 0})
@@ -357,7 +333,7 @@ class OffsetStoreConformance(PositionConformance):
     def test_the_same_store_opened_anew_sees_everything(self, store: OffsetStore, again):
         """H2: nothing but the storage is needed to go on."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 3})
-        suspended = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, uncommitted="{}")
+        suspended = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, put_back="[[8,9,1]]")
         store.commit(GROUP, [suspended], query_id="q", batch_id=4)
 
         assert again().read(GROUP) == store.read(GROUP)

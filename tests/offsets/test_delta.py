@@ -387,7 +387,7 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
 
 # ------------------------------------------------------------------------------------------ tables of other releases
 
-ADDED_SINCE = ("uncommitted", "put_back", "statistics")
+ADDED_SINCE = ("put_back", "statistics")
 FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_SINCE])
 
 
@@ -405,7 +405,7 @@ def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path):
 
     row = DeltaOffsetStore(path).read(GROUP)[Q0]
 
-    assert (row.next_offset, row.uncommitted, row.put_back, row.statistics) == (11, "", "", "")
+    assert (row.next_offset, row.put_back, row.statistics) == (11, "", "")
     assert version(path) == before
 
 
@@ -415,20 +415,43 @@ def test_the_first_change_brings_a_table_to_the_newest_form(path: Path):
     store = DeltaOffsetStore(path)
 
     store.claim(GROUP, "client-1", {Q0: 0})
-    store.commit(GROUP, [committed(Q0, 12, epoch=2, uncommitted="{}")], query_id="q", batch_id=1)
+    store.commit(GROUP, [committed(Q0, 12, epoch=2, put_back="[[12,13,1]]")], query_id="q", batch_id=1)
 
     assert pa.schema(DeltaTable(path).schema().to_arrow()) == SCHEMA
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
-    assert DeltaOffsetStore(path).read(GROUP)[Q0].uncommitted == "{}"
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].put_back == "[[12,13,1]]"
 
 
 def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path):
     """H2: the column is there, the version is not."""
     make_first_table(path)
-    DeltaTable(path).alter.add_columns([Field("uncommitted", PrimitiveType("string"))])
+    DeltaTable(path).alter.add_columns([Field("put_back", PrimitiveType("string"))])
 
     DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
 
+    assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
+
+
+THIRD_SCHEMA = SCHEMA.insert(SCHEMA.get_field_index("put_back"), pa.field("uncommitted", pa.string()))
+
+
+def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: Path):
+    """F1, D4: version 3 kept there what was consumed without a commit; it is forgotten with the first change."""
+    DeltaTable.create(path, schema=THIRD_SCHEMA, partition_by=["consumer_group"])
+    DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: "3"}, raise_if_not_exists=False)
+    row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1, "uncommitted": "no JSON"}
+    delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=THIRD_SCHEMA), mode="append")
+    store = DeltaOffsetStore(path)
+
+    assert store.read(GROUP)[Q0].next_offset == 11
+    store.claim(GROUP, "client-1", {Q0: 0, Q1: 5})
+    store.commit(GROUP, [committed(Q0, 12, epoch=2)], query_id="q", batch_id=1)
+
+    assert {queue: row.next_offset for queue, row in DeltaOffsetStore(path).read(GROUP).items()} == {
+        Q0: 12,
+        Q1: 5,
+    }
+    assert DeltaTable(path).to_pyarrow_table().column("uncommitted").null_count == 2
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
 
 
@@ -444,13 +467,15 @@ def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 11
 
 
-@pytest.mark.parametrize("found", ["4", "two"])
+@pytest.mark.parametrize("found", [str(NEWEST_VERSION + 1), "two"])
 def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str):
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: found}, raise_if_not_exists=False)
 
-    with pytest.raises(SchemaError, match=f"has version '{found}' .* this release knows versions 1 to 3"):
+    with pytest.raises(
+        SchemaError, match=f"has version '{found}' .* this release knows versions 1 to {NEWEST_VERSION}"
+    ):
         DeltaOffsetStore(path).read(GROUP)
     with pytest.raises(SchemaError, match="Use the release that wrote it"):
         store.claim(GROUP, "client-1", {Q0: 0})

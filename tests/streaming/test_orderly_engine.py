@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
 import time
@@ -18,7 +17,7 @@ from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
-from pyspark_rocketmq.errors import ListenerError, RocketMQError
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
@@ -26,10 +25,8 @@ from pyspark_rocketmq.streaming.direct_engine import DirectEngine, arrived_range
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
-from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather, _uncommitted
-from pyspark_rocketmq.streaming.orderly_run import Uncommitted
+from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
-from pyspark_rocketmq.streaming.uncommitted_text import MAX_TEXT_LENGTH, UncommittedText
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import Row, batches_of, row_of, rows_of
 
@@ -88,8 +85,8 @@ class State:
         self.exists = bool(values)
         self.get = values
 
-    def update(self, values: tuple[Any, ...]) -> None:
-        self.exists, self.get = True, values
+    def remove(self) -> None:
+        self.exists = False
 
 
 @in_state_engine
@@ -286,8 +283,7 @@ class Store:
         planned = QueueRange(queue=QUEUE, start=start, end=end, epoch=epoch)
         if self._ack is None:
             return planned
-        uncommitted = self._ack.uncommitted if epoch == self._ack.epoch else ""
-        return replace(planned, uncommitted=uncommitted, put_back=self._ack.put_back)
+        return replace(planned, put_back=self._ack.put_back)
 
     def commit(self, text: str) -> QueueAck:
         self._ack = QueueAck.from_json(text)
@@ -300,12 +296,19 @@ def read_rows(planned: QueueRange, reset_to: int | None) -> list[Row]:
     return [*messages, *marker_row(planned, rows=planned.count, reset_to=reset_to).to_pylist()]
 
 
+class Bomb:
+    """What whoever may write the checkpoint could put into its state."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return pytest.fail, ("code from the checkpoint ran",)
+
+
 class StateEngine:
-    """A queue's ranges, one after the other, with the state that Spark would keep."""
+    """A queue's ranges, one after the other, with state of an earlier release that Spark has kept."""
 
     def __init__(self, listener: Callable[..., Any]) -> None:
         self._engine = OrderlyEngine(consumer_of(listener))
-        self._state = State()
+        self._state = State(100, 3, 110, pickle.dumps(Bomb()))
         self._store = Store()
 
     def consume(
@@ -348,8 +351,8 @@ def commit_every_tenth(
 
 
 @in_each_engine
-def test_what_was_consumed_without_a_commit_goes_on_in_the_next_range(engine: Callable[..., Any]) -> None:
-    """D4: the accumulated messages are not delivered again, and their rows leave with the COMMIT."""
+def test_what_was_consumed_without_a_commit_is_consumed_again(engine: Callable[..., Any]) -> None:
+    """D4: the next range begins at the committed offset, and each row leaves once, with the COMMIT."""
     consumption = engine(commit_every_tenth)
 
     names, ack = consumption.consume(100, 115)
@@ -388,34 +391,14 @@ def give_one_back_twice(
 
 @in_each_engine
 def test_how_often_a_message_was_given_back_goes_on_too(engine: Callable[..., Any]) -> None:
-    """D2, D4: that of the message after the accumulated ones."""
+    """D2, D4: each message has its own count, those before it, which come again, none."""
     SEEN.clear()
     consumption = engine(give_one_back_twice)
 
     for _ in range(3):
         consumption.consume(100, 103)
 
-    assert SEEN == [(100, 0), (101, 0), (102, 0), (102, 1), (102, 2)]
-
-
-@in_each_engine
-def test_another_owner_goes_on_counting(engine: Callable[..., Any]) -> None:
-    """D6, B5: it is given everything that was not committed again, each message with its own count."""
-    SEEN.clear()
-    consumption = engine(give_one_back_twice)
-    consumption.consume(100, 103)
-
-    consumption.consume(100, 103, epoch=4)
-    consumption.consume(100, 103, epoch=4)
-
-    assert SEEN[3:] == [(100, 0), (101, 0), (102, 1), (102, 2)]
-
-
-def note_what_is_delivered(
-    messages: Sequence[MessageExt], context: ConsumeOrderlyContext
-) -> ConsumeOrderlyStatus:
-    SEEN.extend((message.queue_offset, message.reconsume_times) for message in messages)
-    return commit_every_tenth(messages, context)
+    assert [(at, times if at == 102 else 0) for times in range(3) for at in (100, 101, 102)] == SEEN
 
 
 @in_each_engine
@@ -431,23 +414,6 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
 
 
 @in_each_engine
-def test_what_was_accumulated_past_an_early_end_is_neither_forgotten_nor_delivered_again(
-    engine: Callable[..., Any],
-) -> None:
-    """D4: rows of messages that were accumulated must reach the sink once."""
-    consumption = engine(note_what_is_delivered)
-    consumption.consume(100, 108)
-    SEEN.clear()
-
-    names, ack = consumption.consume(100, 105)
-    assert (names, ack.next_offset, SEEN) == ([], 100, [])
-
-    names, ack = consumption.consume(100, 110)
-    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(100, 110)], 110)
-    assert [offset for offset, _ in SEEN] == [108, 109]
-
-
-@in_each_engine
 def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer(engine: Callable[..., Any]) -> None:
     """F5: beside what was consumed until then."""
     consumption = engine(commit_every_tenth)
@@ -458,52 +424,12 @@ def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer(engine: Cal
     assert consumption.consume(110, 112)[1].reset_to is None
 
 
-def emit_much(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    context.auto_commit = False
-    context.emit(name=random.Random(7).randbytes(MAX_TEXT_LENGTH).hex())
-    return ConsumeOrderlyStatus.SUCCESS
+def test_state_of_an_earlier_release_is_forgotten_unread() -> None:
+    """D4, H9: it held pickled rows, and whoever may write a checkpoint must not run code by it."""
+    state = State(100, 3, 110, pickle.dumps(Bomb()))
+    engine = OrderlyEngine(consumer_of(commit_every_tenth))
 
+    (frame,) = engine(QUEUE, iter(chunks_of(rows_of(PLANNED), 7)), state)  # type: ignore[arg-type]
 
-def test_more_rows_than_an_offset_row_should_hold_are_refused_with_the_remedy() -> None:
-    """D4: Spark's state has no such bound."""
-    StateEngine(emit_much).consume(100, 101)
-
-    with pytest.raises(
-        ListenerError,
-        match=r"emitted 1 rows for messages 100 to 101 without a COMMIT.*orderly_engine='state'",
-    ):
-        DirectEngineAndStore(emit_much).consume(100, 101)
-
-
-def test_rows_of_a_listener_with_other_columns_are_not_taken_over() -> None:
-    """D4: after a restart with another listener its messages are delivered again."""
-    consumption = DirectEngineAndStore(commit_every_tenth)
-    _, ack = consumption.consume(100, 115)
-    assert json.loads(ack.uncommitted)["to"] == 115
-    planned = QueueRange(queue=QUEUE, start=110, end=115, epoch=3, uncommitted=ack.uncommitted)
-
-    assert UncommittedText(StructType().add("name", "binary")).read(planned) is None
-
-
-def test_what_the_range_before_left_is_kept_where_the_plan_continues_it() -> None:
-    """D4: accumulated messages are not delivered again, and their rows wait on."""
-    rows = [(100, "a"), (104, "b")]
-
-    before = _uncommitted(State(100, 3, 110, pickle.dumps(rows)), PLANNED)  # type: ignore[arg-type]
-
-    assert before == Uncommitted(110, rows)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        pytest.param(State(), id="there is none"),
-        pytest.param(State(99, 3, 110, b""), id="it ended elsewhere"),
-        pytest.param(State(101, 3, 110, b""), id="the plan went back"),
-        pytest.param(State(100, 2, 110, b""), id="of an older epoch"),
-        pytest.param(State(100, 4, 110, b""), id="of a newer epoch"),
-    ],
-)
-def test_state_that_does_not_continue_in_the_plan_is_only_advice(state: State) -> None:
-    """D4, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
-    assert _uncommitted(state, PLANNED) is None  # type: ignore[arg-type]
+    assert frame["queueOffset"].iloc[0] == 100
+    assert not state.exists

@@ -23,7 +23,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Uncommitted
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
 from tests.helpers.messages import QUEUE, message_at
 
 STEPS = int(os.environ.get("ORDERLY_STEPS", "100000"))
@@ -89,7 +89,6 @@ class Episode:
         self.most = draw.choice([-1, 0, 1, 2, 5])
         self.failures = draw.choice([0.05, 0.3, 0.6])
         self.start, self.times, self.put_back = 0, 0, ""
-        self.left: Uncommitted | None = None
         self.model = Reference(self.offsets, self.most)
         self.now_s = 0.0
 
@@ -98,7 +97,7 @@ class Episode:
         return self.start == self.end
 
     def next_range(self) -> None:
-        """Plan, consume and commit a range; or crash before the commit, or lose what was not committed."""
+        """Plan, consume and commit a range; or crash before the commit."""
         planned = QueueRange(
             queue=QUEUE,
             start=self.start,
@@ -107,19 +106,16 @@ class Episode:
             reconsume_times=self.times,
             put_back=self.put_back,
         )
-        if self.draw.random() < 0.1:
-            self.left = None
-            self.model.forget()
         before = deepcopy(self.model)
-        ack, left = self._consume(planned)
+        ack = self._consume(planned)
+        self.model.forget()
         if self.draw.random() < 0.1:
             # The dead letters are sent; everything else happens again.
             self.model = before
             return
         self.start, self.times, self.put_back = ack.next_offset, ack.reconsume_times, ack.put_back
-        self.left = left
 
-    def _consume(self, planned: QueueRange) -> tuple[QueueAck, Uncommitted]:
+    def _consume(self, planned: QueueRange) -> QueueAck:
         batch_size, goes_on = self.draw.randint(1, 7), True
         sent: list[int] = []
         refused: set[int] = set()
@@ -162,18 +158,16 @@ class Episode:
             settings=OrderlySettings(
                 consume_message_batch_max_size=batch_size, max_reconsume_times=self.most
             ),
-            before=self.left,
             now_s=lambda: self.now_s,
             dead_letters=send,
         )
-        rows, ack, left = run.consume(), run.ack(), run.uncommitted()
+        rows, ack = run.consume(), run.ack()
 
         assert rows == self.model.rows[already_out:]
-        assert left.rows == self.model.pending
         assert sent == self.model.dead[already_dead:]
         assert ack.next_offset == self.model.next_offset(planned.end)
         assert (ack.finished == "SUSPENDED") == (not goes_on)
-        return ack, left
+        return ack
 
     def _status(self) -> object:
         if self.draw.random() < self.failures:
@@ -183,7 +177,7 @@ class Episode:
 
 @pytest.mark.timeout(3600)
 def test_whatever_happens_to_a_queue_it_is_consumed_as_rocketmq_would() -> None:
-    """D1-D7: answers, batch sizes, autoCommit, limits, ranges cut anywhere, replays, lost state, time slices."""
+    """D1-D7: answers, batch sizes, autoCommit, limits, ranges cut anywhere, replays, time slices."""
     logging.disable(logging.CRITICAL)
     draw, steps, ranges = random.Random(SEED), itertools.count(1), 0
     try:

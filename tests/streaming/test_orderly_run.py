@@ -13,12 +13,13 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.datasource.schema import RangeEnd
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Uncommitted, no_dead_letters
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, no_dead_letters
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.range_orders import GivenUpWhen
 
@@ -33,7 +34,7 @@ def run_of(
     *,
     offsets: Sequence[int] = range(10, 20),
     planned: QueueRange | None = None,
-    before: Uncommitted | None = None,
+    ended: RangeEnd = RangeEnd.WHOLE,
     now_s: Callable[[], float] = lambda: NOW_S,
     dead_letters: DeadLetters = no_dead_letters,
     orders: RangeOrders = NO_ORDERS,
@@ -46,7 +47,7 @@ def run_of(
         listener=listener,
         output=OUTPUT,
         settings=OrderlySettings(**settings),
-        before=before,
+        ended=ended,
         now_s=now_s,
         dead_letters=dead_letters,
         orders=orders,
@@ -277,26 +278,27 @@ def test_without_auto_commit_rows_wait_for_the_commit() -> None:
 
     assert [offset for offset, _ in rows] == [10, 11, 12, 13, 14]
     assert run.ack().next_offset == 15
-    left = run.uncommitted()
-    assert left.accumulated_offset == 20
-    assert [offset for offset, _ in left.rows] == [15, 16, 17, 18, 19]
+    assert run.ack().suspended_until_s is None
 
 
-def test_what_was_accumulated_is_not_delivered_again_and_leaves_with_a_later_commit() -> None:
-    """D4 across micro-batches."""
+def test_a_range_that_ends_without_a_commit_leaves_nothing_behind() -> None:
+    """D4: the next one begins at the committed offset and delivers everything again; each row reaches the sink once."""
     seen: list[int] = []
 
-    def commit_at_12(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    def commit_at_19(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         seen.append(messages[0].queue_offset)
         context.auto_commit = False
         context.emit(name=messages[0].keys)
-        return ConsumeOrderlyStatus.COMMIT
+        return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 19 else SUCCESS
 
-    before = Uncommitted(12, [(10, "key-10"), (11, "key-11")])
-    rows = run_of(commit_at_12, offsets=[10, 11, 12], before=before).consume()
+    first = run_of(commit_at_19, offsets=range(10, 15), planned=QueueRange(queue=QUEUE, start=10, end=15))
+    assert first.consume() == []
+    assert (first.ack().next_offset, first.ack().consumed) == (10, 0)
 
-    assert seen == [12]
-    assert rows == [(10, "key-10"), (11, "key-11"), (12, "key-12")]
+    rows = run_of(commit_at_19, planned=next_range(first)).consume()
+
+    assert seen == [*range(10, 15), *range(10, 20)]
+    assert [offset for offset, _ in rows] == list(range(10, 20))
 
 
 def test_rollback_puts_everything_accumulated_back() -> None:
@@ -308,7 +310,6 @@ def test_rollback_puts_everything_accumulated_back() -> None:
     assert run.consume() == []
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
     assert run.ack().suspended_until_s is not None
-    assert run.uncommitted() == Uncommitted(10, [])
 
 
 def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
@@ -327,7 +328,7 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
     run.consume()
 
     assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
-    assert (run.uncommitted().accumulated_offset, run.ack().put_back) == (12, "[[12,13,1]]")
+    assert run.ack().put_back == "[[12,13,1]]"
 
     seen: list[tuple[int, int]] = []
 
@@ -335,12 +336,8 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
         seen.append((messages[0].queue_offset, messages[0].reconsume_times))
         return ConsumeOrderlyStatus.COMMIT
 
-    run_of(look, before=run.uncommitted(), planned=next_range(run)).consume()
-    assert seen[:2] == [(12, 1), (13, 0)]
-
-    seen.clear()
     run_of(look, planned=next_range(run)).consume()
-    assert seen[:4] == [(10, 0), (11, 0), (12, 1), (13, 0)], "another owner counts on"
+    assert seen[:4] == [(10, 0), (11, 0), (12, 1), (13, 0)]
 
 
 def rows_of(listener: Any) -> list[Any]:
@@ -450,17 +447,43 @@ def test_a_value_of_the_wrong_type_suspends_the_queue_at_its_message(
     assert "given 12 of type int for column 'name', which is of type string" in caplog.text
 
 
-def test_a_queue_whose_time_was_up_before_a_commit_is_not_taken_for_one_that_waits_for_messages() -> None:
-    """D4, D7: the planner gives a longer range to a queue that stands still without a suspension."""
+def test_a_queue_does_not_yield_before_it_has_committed_what_it_consumed() -> None:
+    """D4, D7: a listener that takes longer than 60 s to its COMMIT would begin anew for ever."""
     clock = itertools.count(NOW_S, 7.0)
-    run = run_of(without_auto_commit(lambda _: SUCCESS), now_s=lambda: next(clock))
+    run = run_of(
+        without_auto_commit(lambda m: ConsumeOrderlyStatus.COMMIT if m.queue_offset == 17 else SUCCESS),
+        now_s=lambda: next(clock),
+    )
+
+    assert [offset for offset, _ in run.consume()] == list(range(10, 18))
+
+    assert (run.ack().finished, run.ack().next_offset) == ("SLICE_USED", 18)
+
+
+@pytest.mark.parametrize("offsets", [[], [10, 11]])
+def test_a_queue_whose_range_ended_early_is_not_taken_for_one_that_waits_for_messages(
+    offsets: list[int],
+) -> None:
+    """D4: the planner gives a queue nothing before there is more than its listener has had."""
+    planned = QueueRange(queue=QUEUE, start=10, end=10 + len(offsets), epoch=3)
+    run = run_of(
+        without_auto_commit(lambda _: SUCCESS), offsets=offsets, planned=planned, ended=RangeEnd.EARLY
+    )
 
     assert run.consume() == []
+    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)
 
-    ack = run.ack()
-    assert (ack.finished, ack.next_offset, ack.consumed) == ("SLICE_USED", 10, 0)
-    assert ack.suspended_until_s is not None
-    assert ack.suspended_until_s < next(clock)
+
+def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D4, D13: it will never get more; tried again after the longest pause, for its COMMIT may hang on something else."""
+    run = run_of(without_auto_commit(lambda _: SUCCESS), ended=RangeEnd.FULL)
+    with caplog.at_level(logging.ERROR):
+        run.consume()
+
+    assert run.ack().suspended_until_s == NOW_S + 30
+    assert "has had 10 messages without a COMMIT, and pullThresholdSizeForQueue allows no more" in caplog.text
 
 
 def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> None:
@@ -527,21 +550,6 @@ def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once
 
     assert run.consume() == []
     assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)
-
-
-def test_a_range_cut_short_keeps_what_was_consumed_beyond_its_end() -> None:
-    """D4: delivered again, its rows would be emitted twice."""
-    before = Uncommitted(20, [(10, "key-10"), (19, "key-19")])
-    run = run_of(
-        lambda m, c: SUCCESS,
-        offsets=range(10, 15),
-        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3, put_back="[[12,17,2]]"),
-        before=before,
-    )
-
-    assert run.consume() == []
-    assert run.uncommitted() == before
-    assert (run.ack().next_offset, json.loads(run.ack().put_back)) == (10, [[12, 15, 2], [15, 17, 2]])
 
 
 class Sent:
@@ -645,7 +653,6 @@ def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_w
 
     assert [offset for offset, _ in run.consume()] == [10, 12, 13]
     assert run.ack().next_offset == 14
-    assert [offset for offset, _ in run.uncommitted().rows] == [14]
 
 
 def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,8 +12,9 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at once. One
    message that failed to be sent, or that may be tried again, takes the whole batch back, dead letters included,
    so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). A run that is given up, because its
-   queue was taken away or reset or the query stops, yields at once, between two deliveries.
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). It does not yield while messages
+   are consumed without a commit: the next run would begin before them, and might never come further. A run that is given up,
+   because its queue was taken away or reset or the query stops, yields at once, between two deliveries.
 
 Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that the
 machine costs nothing per message: whoever drives it knows their offsets.
@@ -142,7 +143,6 @@ class OrderlyConsumption:
         count: int,
         settings: OrderlySettings,
         started_s: float,
-        accumulated: int = 0,
         put_back: Mapping[int, int] = MappingProxyType({}),
         stored_times: Callable[[int], int] = lambda _: 0,
     ) -> None:
@@ -152,21 +152,17 @@ class OrderlyConsumption:
             count: Messages of the range.
             settings: The consumer's.
             started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
-            accumulated: Messages at the front that an earlier run consumed without commit; not delivered again
-                unless rolled back. May exceed ``count``.
             put_back: How often messages were put back before, by index; those never put back may be left out.
             stored_times: The reconsumptions that the broker has stored with a message; asked for only when it failed
                 and there is a limit.
         """
-        if count < 0 or accumulated < 0 or any(times < 0 for times in put_back.values()):
-            raise ValueError(
-                f"count={count}, accumulated={accumulated} and put_back={dict(put_back)} must not be negative."
-            )
+        if count < 0 or any(times < 0 for times in put_back.values()):
+            raise ValueError(f"count={count} and put_back={dict(put_back)} must not be negative.")
         self._count = count
         self._settings = settings
         self._batch_size = settings.consume_message_batch_max_size
         self._committed = 0
-        self._next = accumulated
+        self._next = 0
         """First index not consumed; the start of the delivery in hand, if there is one."""
         self._stop = 0
         """End of the delivery in hand; 0 while there is none."""
@@ -220,7 +216,7 @@ class OrderlyConsumption:
         if start >= self._count:
             self._finished = Finish.EXHAUSTED
             return None
-        if now_s > self._yield_after_s:
+        if now_s > self._yield_after_s and start == self._committed:
             self._finished = Finish.SLICE_USED
             return None
         self._yield_after_s = self._slice_end_s

@@ -11,15 +11,16 @@ The rules, in the order in which they apply to a queue:
    its first message is tried with one delivery's worth: it may well stop there again, and the more its backlog
    grows the less of the others' share is to go into reading what is not delivered.
 5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
-6. A stalled queue (nothing committed although read: autoCommit=false accumulates) gets its share times the
-   plans it has stood still plus one, or it would read the same messages for ever.
+6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at least as
+   many new ones, up to the flow-control threshold; until there are new ones it is left out for a while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from math import ceil
+from dataclasses import KW_ONLY, dataclass
+from math import ceil, inf
+from typing import NamedTuple
 
 from pyspark_rocketmq.consume.gaps import OffsetGap
 from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
@@ -38,16 +39,21 @@ class QueueProgress:
     """How often the message at ``next_offset`` was given back so far."""
     suspended_until_s: float | None = None
     """Seconds since the epoch; from this moment on the queue may be planned again."""
-    uncommitted: str = field(default="", repr=False)
-    """What an engine consumed without a commit, for the range that goes on from ``next_offset``."""
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back, where the first was not the only one."""
 
     @property
     def is_on_trial(self) -> bool:
         """Whether the queue was suspended because of the message at ``next_offset``."""
-        was_suspended = self.suspended_until_s is not None
-        return was_suspended and self.reconsume_times > 0 and not self.uncommitted
+        return self.suspended_until_s is not None and self.reconsume_times > 0
+
+
+class Had(NamedTuple):
+    """What a queue's listener has had, from its next offset on, and committed nothing of."""
+
+    offsets: int
+    rests: bool
+    """Whether it is not to get the same again so soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +80,13 @@ class Plan:
     """Offsets that could be read now if nothing were limited."""
     next_due_s: float | None
     """When the first suspended queue with something to read is due; None when none is suspended."""
+    held_up: tuple[QueueRange, ...] = ()
+    """What listeners have had in full and committed nothing of, although the threshold allows no more; sorted by queue."""
 
 
 _LARGEST_DELIVERY = 1024
 """The most messages that ``consumeMessageBatchMaxSize`` may give a listener at once."""
-_NOT_STALLED: Mapping[MessageQueue, int] = {}
+_NONE_HAD: Mapping[MessageQueue, Had] = {}
 
 
 def plan_ranges(
@@ -88,7 +96,7 @@ def plan_ranges(
     limits: ReadLimits,
     now_s: float,
     caps: Mapping[MessageQueue, int] | None = None,
-    stalled: Mapping[MessageQueue, int] | None = None,
+    had: Mapping[MessageQueue, Had] | None = None,
     skip_gaps: bool = False,
     message_bytes: Callable[[MessageQueue], float] | None = None,
 ) -> Plan:
@@ -96,7 +104,7 @@ def plan_ranges(
 
     The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up when there is enough to read,
     with two exceptions: with more non-empty queues than the limit each still gets one offset (as in Spark's
-    Kafka source, so that no queue starves), and stalled queues get multiples of their share.
+    Kafka source, so that no queue starves), and a queue with messages had in vain gets more than its share.
 
     Args:
         bounds: The queues to plan (owned and locked) and what their brokers hold.
@@ -104,14 +112,14 @@ def plan_ranges(
         limits: See :class:`ReadLimits`.
         now_s: Seconds since the epoch.
         caps: Exclusive ends not to go beyond (``availableNow``); queues missing here are left out.
-        stalled: Plans in a row after which a queue's next offset stood still without a suspension.
+        had: What queues' listeners have had in vain.
         skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
         message_bytes: How large a message of a queue is, about; needed for a limit in bytes.
     """
     planner = _Planner(
         limits=limits,
         now_s=now_s,
-        stalled=stalled or _NOT_STALLED,
+        had=had or _NONE_HAD,
         skip_gaps=skip_gaps,
         message_bytes=message_bytes,
     )
@@ -128,14 +136,14 @@ class _Planner:
         *,
         limits: ReadLimits,
         now_s: float,
-        stalled: Mapping[MessageQueue, int],
+        had: Mapping[MessageQueue, Had],
         skip_gaps: bool,
         message_bytes: Callable[[MessageQueue], float] | None,
     ) -> None:
         self._message_bytes = message_bytes
         self._limits = limits
         self._now_s = now_s
-        self._stalled = stalled
+        self._had = had
         self._skip_gaps = skip_gaps
         self._candidates: list[tuple[MessageQueue, QueueProgress, int]] = []
         """Queue, progress at the offset to read from, offsets that may be read."""
@@ -163,23 +171,28 @@ class _Planner:
             self._candidates.append((queue, progress, readable))
 
     def plan(self) -> Plan:
-        lengths = self._lengths()
+        ranges: list[QueueRange] = []
+        held_up: list[QueueRange] = []
+        for (queue, progress, readable), length in zip(self._candidates, self._lengths(), strict=True):
+            planned = QueueRange(
+                queue=queue,
+                start=progress.next_offset,
+                end=progress.next_offset + length,
+                epoch=progress.epoch,
+                reconsume_times=progress.reconsume_times,
+                put_back=progress.put_back,
+            )
+            had = self._had.get(queue)
+            if had is None or length > had.offsets or not had.rests:
+                ranges.append(planned)
+            elif length < readable:
+                held_up.append(planned)
         return Plan(
-            ranges=tuple(
-                QueueRange(
-                    queue=queue,
-                    start=progress.next_offset,
-                    end=progress.next_offset + length,
-                    epoch=progress.epoch,
-                    reconsume_times=progress.reconsume_times,
-                    uncommitted=progress.uncommitted,
-                    put_back=progress.put_back,
-                )
-                for (queue, progress, _), length in zip(self._candidates, lengths, strict=True)
-            ),
+            ranges=tuple(ranges),
             gaps=tuple(self._gaps),
             readable=sum(length for _, _, length in self._candidates),
             next_due_s=self._next_due_s,
+            held_up=tuple(held_up),
         )
 
     def _report_gap(
@@ -189,7 +202,7 @@ class _Planner:
         if gap is None:
             return progress
         self._gaps.append(gap)
-        # Counts and uncommitted messages belonged to what is gone.
+        # Counts belonged to what is gone.
         return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:
@@ -202,10 +215,13 @@ class _Planner:
         limit = self._limits.max_offsets_per_trigger
         shares = wanted if limit is None else share_limit(wanted, limit)
         shares = self._within_bytes(shares)
-        if not self._stalled:
+        if not self._had:
             return shares
+        most = inf if threshold is None else threshold
         return [
-            min(share * (1 + self._stalled.get(queue, 0)), length)
+            share
+            if queue not in self._had
+            else int(min(max(share, 2 * self._had[queue].offsets), length, most))
             for (queue, _, length), share in zip(self._candidates, shares, strict=True)
         ]
 

@@ -1,8 +1,8 @@
 """Spark's offset of one micro-batch: the plan itself, as JSON.
 
 Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
-with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``uncommitted`` (text of the direct
-engine) and ``putBack`` when they are empty.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
+with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when it is empty.  Of plans
+of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
 queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
 """
 
@@ -31,8 +31,6 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
             entry["epoch"] = planned.epoch
         if planned.reconsume_times:
             entry["times"] = planned.reconsume_times
-        if planned.uncommitted:
-            entry["uncommitted"] = planned.uncommitted
         if planned.put_back:
             entry["putBack"] = planned.put_back
         plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
@@ -73,7 +71,6 @@ def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
             end=entry["to"],
             epoch=entry.get("epoch", 0),
             reconsume_times=entry.get("times", 0),
-            uncommitted=entry.get("uncommitted", ""),
             put_back=entry.get("putBack", ""),
         )
         for topic, brokers in plan.items()

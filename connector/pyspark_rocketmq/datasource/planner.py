@@ -70,6 +70,8 @@ class MicroBatchPlanner:
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
         """Queues of the newest checkpoint that are no longer there: what comes under their names is new."""
+        self._held_up: frozenset[QueueRange] = frozenset()
+        """As of the last plan: told already."""
         self._caps: dict[MessageQueue, int] | None = None
         self._in_contact = False
         self._is_ready = False
@@ -288,7 +290,7 @@ class MicroBatchPlanner:
             limits=self._limits,
             now_s=self._clock.now_s(),
             caps=self._caps,
-            stalled=self._progress.stalled(progress),
+            had=self._progress.had_in_vain(progress),
             skip_gaps=not self._options.fail_on_data_loss,
             message_bytes=None if self._sizes is None else self._sizes.of,
         )
@@ -296,7 +298,22 @@ class MicroBatchPlanner:
             if self._options.fail_on_data_loss:
                 raise gap.to_error()
             logger.warning("offset gap skipped %s", gap)
+        self._tell_held_up(plan.held_up)
         return plan
+
+    def _tell_held_up(self, held_up: Sequence[QueueRange]) -> None:
+        """Once a minute, when they have been given out again: nothing moves on before somebody acts."""
+        for had in held_up:
+            if had not in self._held_up:
+                logger.error(
+                    "The listener has had %d messages from offset %d on without a COMMIT, and pullThresholdForQueue allows "
+                    "no more: the queue stands still. COMMIT after fewer messages, or raise pullThresholdForQueue. group=%s %s",
+                    had.count,
+                    had.start,
+                    self._options.consumer_group,
+                    had.queue,
+                )
+        self._held_up = frozenset(held_up)
 
     def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
         """Why an AvailableNow query cannot end yet although nothing is planned: a queue is out of sight."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
-from pyspark_rocketmq.consume.plan import Plan, QueueProgress
+from pyspark_rocketmq.consume.plan import Had, Plan, QueueProgress
 from pyspark_rocketmq.consume.stalls import StallCounter
 from pyspark_rocketmq.consume.statistics import lately
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
@@ -24,10 +24,6 @@ from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
-
-_POINTLESS_AFTER = 3
-"""Plans over the same messages after which a listener that does not commit gets them only together with new ones."""
-_POINTLESS_FOR_S = 60.0
 
 
 class ProgressSource(Protocol):
@@ -52,8 +48,8 @@ class ProgressSource(Protocol):
         """Progress of every queue that may be planned now; all of them are in ``snapshot.bounds``."""
         ...
 
-    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
-        """Queues whose progress stood still, and over how many plans, although they were not suspended."""
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+        """What queues' listeners have had without a commit."""
         ...
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
@@ -109,7 +105,7 @@ class CheckpointProgress:
             for queue, bounds in snapshot.bounds.items()
         }
 
-    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:  # noqa: ARG002
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:  # noqa: ARG002
         """None: every plan moves."""
         return {}
 
@@ -191,9 +187,6 @@ class GroupProgress:
         """The term in which a queue was claimed."""
         self._left_out = LeftOut()
         self._stalls = StallCounter()
-        self._stood_still: Mapping[MessageQueue, int] = {}
-        self._last_read: dict[MessageQueue, tuple[int, float]] = {}
-        """End of the last range of a queue, and when it was planned (monotonic seconds)."""
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
@@ -239,7 +232,6 @@ class GroupProgress:
                 epoch=row.epoch,
                 reconsume_times=row.reconsume_times,
                 suspended_until_s=row.suspended_until_s,
-                uncommitted=row.uncommitted,
                 put_back=row.put_back,
             )
             for queue, row in progress.items()
@@ -258,17 +250,16 @@ class GroupProgress:
                 "where its sink's table is, or, without a sink, where the brokers know the group to be."
             )
 
-    def stalled(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, int]:
-        """Queues of a listener without autoCommit that has consumed a whole range and committed nothing."""
-        self._stood_still = self._stalls.counts(progress)
-        return self._stood_still
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+        """Of listeners without autoCommit that have consumed a whole range and committed nothing."""
+        return self._stalls.had(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
         """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
             self._store.reset(self._group, gaps)
-        wanted = [new for new in plan.ranges if new.queue not in gaps and not self._is_pointless(new)]
+        wanted = [new for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)
         for queue in self._left_out.planned(valid, self._clock.now_s()):
@@ -279,9 +270,6 @@ class GroupProgress:
                 queue,
             )
             self._ownership.reclaim(queue)
-        self._stalls.planned(ranges)
-        now_s = self._clock.monotonic_s()
-        self._last_read |= {new.queue: (new.end, now_s) for new in ranges}
         return ranges
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
@@ -315,6 +303,7 @@ class GroupProgress:
                 old.epoch,
                 row.epoch if row is not None else "none",
             )
+        self._stalls.planned(kept, self._clock.monotonic_s())
         return kept
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
@@ -331,15 +320,6 @@ class GroupProgress:
         figures = recent.minute if recent.minute.calls else recent.hour
         messages = figures.ok + figures.failed
         return figures.call_ms / messages if messages else None
-
-    def _is_pointless(self, new: QueueRange) -> bool:
-        """Whether the listener has had all of this range, several times, and is waiting for more to commit.
-
-        Now and then it gets it all the same: a read that broke off looks the same from here.
-        """
-        end, read_at_s = self._last_read.get(new.queue, (0, 0.0))
-        had_enough = self._stood_still.get(new.queue, 0) >= _POINTLESS_AFTER and new.end <= end
-        return had_enough and self._clock.monotonic_s() - read_at_s < _POINTLESS_FOR_S
 
     def _follow_resets(
         self, held: Collection[MessageQueue], snapshot: Snapshot

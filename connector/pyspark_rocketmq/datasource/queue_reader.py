@@ -25,7 +25,7 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
 from pyspark_rocketmq.datasource.run_ahead import run_ahead
-from pyspark_rocketmq.datasource.schema import marker_row, with_consumer_columns
+from pyspark_rocketmq.datasource.schema import RangeEnd, marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
 from pyspark_rocketmq.options import ReadOptions
@@ -224,6 +224,7 @@ class _RangeReader:
                     reset_to=reset_to,
                     pulls=self._pull.answers,
                     pull_ms=self._pull.answered_after_s * 1000,
+                    ended=self._ended(arrival.failure),
                 )
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -273,6 +274,11 @@ class _RangeReader:
             failure,
         )
         return self._expected
+
+    def _ended(self, failure: RocketMQError | None) -> RangeEnd:
+        if self._is_full:
+            return RangeEnd.FULL
+        return RangeEnd.WHOLE if failure is None else RangeEnd.EARLY
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)

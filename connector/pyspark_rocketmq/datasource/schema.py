@@ -8,8 +8,8 @@ that topic.
 Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, ``uncommitted`` and ``putBack`` if an engine left some, ``resetTo`` if an operator has moved the group
-meanwhile, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both
+rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an operator has moved the group
+meanwhile, ``ended`` if it is not as long as it was planned, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both
 columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +33,18 @@ from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import RETRY_TOPIC
 
 END_MARKER = "end"
+
+
+class RangeEnd(StrEnum):
+    """Why a range that has arrived ends where it does."""
+
+    WHOLE = "whole"
+    """It was planned so."""
+    EARLY = "early"
+    """Its broker was away or had no more, or an operator has moved the group."""
+    FULL = "full"
+    """It has become as large as it may (D13)."""
+
 
 ORIGIN_TOPIC = "originTopic"
 
@@ -71,7 +84,13 @@ def _origin_topics(properties: pa.MapArray, namespace: str) -> pa.StringArray:
 
 
 def marker_row(
-    planned: QueueRange, *, rows: int, reset_to: int | None = None, pulls: int = 0, pull_ms: float = 0.0
+    planned: QueueRange,
+    *,
+    rows: int,
+    reset_to: int | None = None,
+    pulls: int = 0,
+    pull_ms: float = 0.0,
+    ended: RangeEnd = RangeEnd.WHOLE,
 ) -> pa.RecordBatch:
     """The one row that ends a planned range, of which ``rows`` message rows were read by ``pulls``.
 
@@ -96,9 +115,9 @@ def marker_row(
                 "rows": rows,
                 "pulls": pulls,
                 "pullMs": round(pull_ms, 1),
-                **({"uncommitted": planned.uncommitted} if planned.uncommitted else {}),
                 **({"putBack": planned.put_back} if planned.put_back else {}),
                 **({} if reset_to is None else {"resetTo": reset_to}),
+                **({} if ended is RangeEnd.WHOLE else {"ended": str(ended)}),
             }
         ),
     }
@@ -124,7 +143,6 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
         end=facts["to"],
         epoch=facts["epoch"],
         reconsume_times=facts["times"],
-        uncommitted=facts.get("uncommitted", ""),
         put_back=facts.get("putBack", ""),
     )
 
@@ -133,6 +151,11 @@ def pull_figures(text: str) -> Figures:
     """What reading the range of a marker row took."""
     facts = json.loads(text)
     return Figures(pulled=facts["rows"], pulls=facts["pulls"], pull_ms=facts["pullMs"])
+
+
+def range_end(text: str) -> RangeEnd:
+    """Why the range of a marker row ends where it does."""
+    return RangeEnd(json.loads(text).get("ended", RangeEnd.WHOLE))
 
 
 def reset_target(text: str) -> int | None:

@@ -26,7 +26,6 @@ _COLUMNS = (
     ("query_id", pa.string(), "string"),
     ("batch_id", pa.int64(), "long"),
     ("updated_at", _TIMESTAMP, "timestamp"),
-    ("uncommitted", pa.string(), "string"),
     ("put_back", pa.string(), "string"),
     ("statistics", pa.string(), "string"),
 )
@@ -55,7 +54,6 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "query_id": [row.query_id for row in ordered],
         "batch_id": [row.batch_id for row in ordered],
         "updated_at": [_to_us(row.updated_at_s) for row in ordered],
-        "uncommitted": [row.uncommitted or None for row in ordered],
         "put_back": [row.put_back or None for row in ordered],
         "statistics": [row.statistics or None for row in ordered],
     }
@@ -88,7 +86,6 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         queries,
         batches,
         updated,
-        uncommitted,
         put_back,
         statistics,
     ) = cells
@@ -106,7 +103,6 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(queries, ""),
         _without_null(batches, NO_BATCH),
         [0.0 if micros is None else micros / _US_PER_S for micros in updated],
-        _without_null(uncommitted, ""),
         _without_null(put_back, ""),
         _without_null(statistics, ""),
     )

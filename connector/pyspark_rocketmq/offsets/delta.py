@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -63,6 +64,7 @@ from pyspark_rocketmq.offsets.table_reading import (
     table_uri,
 )
 from pyspark_rocketmq.offsets.table_version import (
+    DROPPED,
     NEWEST_VERSION,
     VERSION_PROPERTY,
     check_version,
@@ -336,7 +338,7 @@ def _overwrite_group(
 ) -> None:
     write_deltalake(
         table,
-        rows_to_table(rows.values()),
+        _with_dropped_columns(rows_to_table(rows.values()), table),
         mode="overwrite",
         predicate=_group_predicate(consumer_group),
         commit_properties=CommitProperties(
@@ -345,6 +347,14 @@ def _overwrite_group(
         ),
         post_commithook_properties=_BESIDE,
     )
+
+
+def _with_dropped_columns(rows: pa.Table, table: DeltaTable) -> pa.Table:
+    """``rows`` with nulls in the columns that only tables of earlier releases have."""
+    for field in table.schema().fields:
+        if field.name in DROPPED:
+            rows = rows.append_column(field.name, pa.nulls(rows.num_rows, pa.string()))
+    return rows
 
 
 def _transaction_id(consumer_group: str) -> str:

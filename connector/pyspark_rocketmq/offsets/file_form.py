@@ -32,7 +32,6 @@ _KEPT: Final = (
     ("queryId", "query_id"),
     ("batchId", "batch_id"),
     ("updatedAt", "updated_at_s"),
-    ("uncommitted", "uncommitted"),
     ("putBack", "put_back"),
     ("statistics", "statistics"),
 )

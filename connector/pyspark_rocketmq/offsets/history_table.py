@@ -116,7 +116,8 @@ class HistoryTable:
             return _SCHEMA.empty_table()
         found = query_rows(table, sql)
         # DataFusion answers in view types, which Arrow's own functions do not all take.
-        return found.cast(pa.schema([_SCHEMA.field(name) for name in found.column_names]))
+        known = [name for name in found.column_names if name in _SCHEMA.names]
+        return found.select(known).cast(pa.schema([_SCHEMA.field(name) for name in known]))
 
     def _opened(self) -> DeltaTable | None:
         try:

@@ -101,10 +101,7 @@ def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
-    # What the former owner consumed without a commit is delivered again (D4).
-    return row._replace(
-        epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s), uncommitted="", statistics=""
-    )
+    return row._replace(epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s), statistics="")
 
 
 def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
@@ -117,7 +114,6 @@ def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
         query_id="",
         batch_id=NO_BATCH,
         updated_at_s=_whole_us(now_s),
-        uncommitted="",
         put_back="",
     )
 
@@ -134,14 +130,8 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
             "check that no two queries share one claim, and reset the group's offset if going back is wanted."
         )
     suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
-    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.uncommitted, row.put_back)
-    if stored == (
-        commit.next_offset,
-        commit.reconsume_times,
-        suspended_until_s,
-        commit.uncommitted,
-        commit.put_back,
-    ):
+    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.put_back)
+    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s, commit.put_back):
         return row
     return row._replace(
         next_offset=commit.next_offset,
@@ -150,7 +140,6 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         query_id=query_id,
         batch_id=batch_id,
         updated_at_s=_whole_us(now_s),
-        uncommitted=commit.uncommitted,
         put_back=commit.put_back,
         statistics=commit.statistics,
     )

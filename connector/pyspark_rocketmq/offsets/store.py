@@ -51,9 +51,6 @@ class OffsetRow(NamedTuple):
 
     updated_at_s: float
     """Wall-clock seconds, whole microseconds."""
-    uncommitted: str = ""
-    """What the owner consumed from ``next_offset`` on without a commit, in the words of its engine; JSON. Another
-    owner does not get it: a claim or a reset forgets it."""
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back, JSON of spans ``[first, end, times]``; empty when
     ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
@@ -71,8 +68,6 @@ class QueueCommit:
     next_offset: int
     reconsume_times: int = 0
     suspended_until_s: float | None = None
-    uncommitted: str = ""
-    """For the next range under the same epoch."""
     put_back: str = ""
     """For the next range, whoever consumes it."""
     statistics: str = ""

@@ -12,9 +12,11 @@ from typing import Final
 from pyspark_rocketmq.errors import SchemaError
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
-NEWEST_VERSION: Final = 3
-_ADDED = {"uncommitted": 2, "put_back": 3, "statistics": 3}
+NEWEST_VERSION: Final = 4
+_ADDED = {"put_back": 3, "statistics": 3}
 """Column → the version it came with; all of them may be null."""
+DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
+"""Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on."""
 
 
 def check_version(path: str, configuration: Mapping[str, str]) -> int:
@@ -35,4 +37,7 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
 def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
     """Which of the newest ``columns`` (name → type) a table of ``version`` with the columns ``found`` must have."""
     # One that was being upgraded has newer columns and still the old version.
-    return {name: type_ for name, type_ in columns.items() if _ADDED.get(name, 1) <= version or name in found}
+    wanted = {
+        name: type_ for name, type_ in columns.items() if _ADDED.get(name, 1) <= version or name in found
+    }
+    return wanted | {name: type_ for name, type_ in DROPPED.items() if name in found}

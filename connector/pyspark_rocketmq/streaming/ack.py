@@ -44,8 +44,6 @@ class QueueAck:
     sent_back: int = 0
     """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead letters; a batch
     that runs again sends them again."""
-    uncommitted: str = ""
-    """What the engine wants the queue's next range to bring back to it."""
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all."""
     figures: Figures = field(default_factory=Figures)

@@ -16,7 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.statistics import Figures
-from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC, planned_range, pull_figures, reset_target
+from pyspark_rocketmq.datasource.schema import (
+    ORIGIN_TOPIC,
+    RangeEnd,
+    planned_range,
+    pull_figures,
+    range_end,
+    reset_target,
+)
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -39,6 +46,7 @@ class ArrivedRange(NamedTuple):
     """Where an operator wants the queue consumed from next."""
     figures: Figures
     """What reading it took."""
+    ended: RangeEnd = RangeEnd.WHOLE
 
     def acknowledged(self, ack: QueueAck) -> QueueAck:
         """``ack`` with what only the reader knows."""
@@ -94,7 +102,9 @@ def whole_range(
             f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
             "consume_orderly()."
         )
-    return ArrivedRange(planned, messages, reset_target(marker_text), pull_figures(marker_text))
+    return ArrivedRange(
+        planned, messages, reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
+    )
 
 
 def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:

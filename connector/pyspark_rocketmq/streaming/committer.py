@@ -264,7 +264,6 @@ def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:
         next_offset=ack.next_offset,
         reconsume_times=ack.reconsume_times,
         suspended_until_s=ack.suspended_until_s,
-        uncommitted=ack.uncommitted,
         put_back=ack.put_back,
         statistics=statistics,
     )

@@ -1,8 +1,7 @@
 """The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
 
 Runs in ``mapInArrow`` right on the consumer-mode source, where one task reads one queue's range.  Nothing moves between
-tasks and nothing is kept in Spark: what the queue's next range must know travels in the ack to the offset store's
-row, and comes back with the plan (:mod:`~pyspark_rocketmq.streaming.uncommitted_text`).
+tasks and nothing is kept in Spark.
 
 Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
 both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
@@ -12,7 +11,6 @@ lost or doubled is refused before anything of it is delivered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +25,6 @@ from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
-from pyspark_rocketmq.streaming.uncommitted_text import UncommittedText
 
 _QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
@@ -38,7 +35,6 @@ class DirectEngine:
     def __init__(self, consumer: RangeConsumer, schema: StructType) -> None:
         """Run ``consumer``, whose listener emits the columns of ``schema``."""
         self._consumer = consumer
-        self._uncommitted = UncommittedText(schema)
         self._rows = RowColumns(engine_schema(schema))
 
     def __call__(
@@ -46,10 +42,8 @@ class DirectEngine:
     ) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
         for arrived in arrived_ranges(batches):
-            consumed = self._consumer.consume(arrived, self._uncommitted.read(arrived.planned), orders)
-            ack = replace(consumed.ack, uncommitted=self._uncommitted.write(consumed.left, consumed.ack))
-            columns = self._consumer.columns(arrived.planned.queue, consumed.rows, ack)
-            yield self._rows.to_batch(columns, len(consumed.rows) + 1)
+            rows, ack = self._consumer.consume(arrived, orders)
+            yield self._rows.to_batch(self._consumer.columns(arrived.planned.queue, rows, ack), len(rows) + 1)
 
 
 def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:

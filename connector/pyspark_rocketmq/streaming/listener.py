@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from logging import Logger, LoggerAdapter, getLogger
-from typing import Any
+from typing import Any, Final
 
 from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, BROKER_DECIDES
 from pyspark_rocketmq.errors import ListenerError, SchemaError
@@ -127,10 +127,13 @@ class _PositionLogger(LoggerAdapter[Logger]):
 class ConsumeOrderlyContext(DeliveryContext):
     """An orderly delivery's context (``ConsumeOrderlyContext`` of the Java client)."""
 
-    __slots__ = ("auto_commit", "suspend_current_queue_time_millis")
+    __slots__ = ("accumulated", "auto_commit", "suspend_current_queue_time_millis")
 
-    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
+    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns, accumulated: int = 0) -> None:
         super().__init__(messages, output)
+        self.accumulated: Final = accumulated
+        """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With 0, whatever
+        else the listener holds of the queue was given back and comes again."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1

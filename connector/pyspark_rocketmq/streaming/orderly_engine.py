@@ -4,13 +4,11 @@ Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an
 rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
 and lets ``consume.orderly`` decide what the listener gets next.
 
-Its state is advice, not truth: it holds what was consumed without a commit (``auto_commit = False``), and counts only
-when it continues exactly where the plan starts, under the same epoch.
+It keeps nothing in Spark's state and reads nothing of it: what a queue's next range must know is in the offset store.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -24,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind, QueueRange
+from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.streaming.arrived_range import (
     MESSAGE_COLUMNS,
     ArrivedRange,
@@ -35,10 +33,10 @@ from pyspark_rocketmq.streaming.arrived_range import (
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.orderly_run import Uncommitted
 from pyspark_rocketmq.streaming.output_schema import engine_schema, listener_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 
+# Of earlier releases, which kept things there: with another one Spark would refuse their checkpoints.
 _STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 
 
@@ -101,9 +99,9 @@ class OrderlyEngine:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         arrived = _gather(queue, chunks)
-        rows, ack, left = self._consumer.consume(arrived, _uncommitted(state, arrived.planned))
-        uncommitted_rows = pickle.dumps(left.rows) if left.rows else b""
-        state.update((ack.next_offset, ack.epoch, left.accumulated_offset, uncommitted_rows))
+        rows, ack = self._consumer.consume(arrived)
+        if state.exists:
+            state.remove()
         # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
         # numbers with a null among them into floats.
         yield pd.DataFrame(
@@ -136,12 +134,3 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
         raise wrong_markers(queue, f"{is_marker.sum()} came")
     text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
     return whole_range(queue, messages[:-1], offsets, text)
-
-
-def _uncommitted(state: GroupState, planned: QueueRange) -> Uncommitted | None:
-    if state.exists:
-        next_offset, epoch, accumulated_offset, rows = state.get
-        if (next_offset, epoch) == (planned.start, planned.epoch):
-            kept = pickle.loads(rows) if rows else []  # noqa: S301 - written by this engine
-            return Uncommitted(accumulated_offset, kept)
-    return None

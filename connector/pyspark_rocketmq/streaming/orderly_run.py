@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
+from pyspark_rocketmq.consume.orderly import (
+    LONGEST_SUSPEND_MILLIS,
+    Delivery,
+    Finish,
+    OrderlyConsumption,
+    OrderlySettings,
+)
 from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome, status_of
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.datasource.schema import RangeEnd
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -32,15 +39,6 @@ DeadLetters = Callable[[MessageExt], None]
 broker has stored it."""
 
 
-class Uncommitted(NamedTuple):
-    """What a range leaves behind for the next one, beyond the offset it has committed."""
-
-    accumulated_offset: int
-    """Messages below it were consumed without a commit and are not delivered again (row D4)."""
-    rows: list[Row]
-    """Their rows, emitted but not acknowledged."""
-
-
 def no_dead_letters(message: MessageExt) -> None:
     """In the place of a way to send dead letters: every message waits for another attempt."""
     raise RocketMQError(
@@ -53,11 +51,14 @@ def no_dead_letters(message: MessageExt) -> None:
 _GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
 _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
-_CUT_SHORT = (Finish.SLICE_USED, Finish.GIVEN_UP)
 
 
 class OrderlyRun:
-    """The consumption of one planned range."""
+    """The consumption of one planned range.
+
+    What it has not committed at its end is as if it had never been delivered, whatever the listener has answered: rows are
+    dropped, and the next range begins there (row D4).
+    """
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class OrderlyRun:
         listener: MessageListenerOrderly,
         output: OutputColumns,
         settings: OrderlySettings,
-        before: Uncommitted | None = None,
+        ended: RangeEnd = RangeEnd.WHOLE,
         now_s: Callable[[], float],
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = NO_HOOKS,
@@ -82,10 +83,10 @@ class OrderlyRun:
         self._hooks = hooks
         self._orders = orders
         self._started_s = self._answered_s = now_s()
-        self._before = before = before or Uncommitted(planned.start, [])
+        self._ended = ended
         self._offsets = RangeOffsets(planned, messages)
-        self._has_delivered = False
-        self._pending = list(before.rows)
+        self._pending: list[Row] = []
+        """Of messages consumed and not committed."""
         self._failed = 0
         self._sent_back = 0
         self._messages_ok = 0
@@ -96,7 +97,6 @@ class OrderlyRun:
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            accumulated=self._offsets.first_at(before.accumulated_offset),
             put_back=self._offsets.put_back(),
             stored_times=lambda index: messages[index].reconsume_times,
         )
@@ -105,14 +105,13 @@ class OrderlyRun:
         """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows."""
         acknowledged: list[Row] = []
         while (delivery := self._next_delivery()) is not None:
-            self._has_delivered = True
             messages = self._messages[delivery.start : delivery.stop]
             if delivery.put_back:
                 messages = [
                     message._replace(reconsume_times=message.reconsume_times + times)
                     for message, times in zip(messages, delivery.put_back, strict=True)
                 ]
-            context = ConsumeOrderlyContext(messages, self._output)
+            context = ConsumeOrderlyContext(messages, self._output, self._machine.accumulated)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
             if outcome.effect in _GIVEN_BACK:
@@ -151,23 +150,25 @@ class OrderlyRun:
             figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
 
-    def uncommitted(self) -> Uncommitted:
-        """What the next range must not deliver again; call after :meth:`consume`."""
-        if not self._has_delivered:
-            # A range that was cut short may end before what an earlier one has consumed already.
-            return self._before
-        consumed = self._machine.committed + self._machine.accumulated
-        return Uncommitted(self._offsets.offset_at(consumed), self._pending)
-
     def _suspended_until_s(self) -> float | None:
-        # Without a suspension, a queue that stands still looks to the planner like one whose listener waits for
-        # more messages before it commits: it would give it longer ranges, or none until there are new messages.
-        # A queue whose time was up before its first commit, or whose broker was away, may go on at once as it is.
-        is_out_of_time = self._machine.finished in _CUT_SHORT and not self._machine.committed
-        brought_nothing = not self._messages and self._planned.end == self._planned.start
-        if is_out_of_time or brought_nothing:
-            return self._now_s()
-        return self._machine.suspended_until_s
+        machine = self._machine
+        stands_still = self._offsets.offset_at(machine.committed) == self._planned.start
+        if machine.suspended_until_s is not None or not stands_still:
+            return machine.suspended_until_s
+        # Without a suspension, a queue that stands still is to the planner one whose listener has had the whole range
+        # and waits for more before it commits. Any other may go on at once as it is.
+        has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
+        if has_had_all and self._ended is RangeEnd.WHOLE:
+            return None
+        if has_had_all and self._ended is RangeEnd.FULL:
+            logger.error(
+                "The listener has had %d messages without a COMMIT, and pullThresholdSizeForQueue allows no more: they "
+                "are delivered again and again. COMMIT after fewer messages, or raise pullThresholdSizeForQueue. %s",
+                machine.accumulated,
+                self._describe(self._messages),
+            )
+            return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
+        return self._now_s()
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
         seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None

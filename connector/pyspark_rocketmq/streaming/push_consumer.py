@@ -81,8 +81,7 @@ class PushConsumer:
         mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
             group. CLUSTERING only.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same promises, and ``direct``
-            is several times as fast; what a listener without auto_commit has emitted and not committed is bounded to a
-            megabyte per queue with it. A query whose engine is changed needs a new checkpoint.
+            is several times as fast. A query whose engine is changed needs a new checkpoint.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """

@@ -17,7 +17,7 @@ from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, Uncommitted, no_dead_letters
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, no_dead_letters
 from pyspark_rocketmq.streaming.output_rows import engine_columns
 
 
@@ -27,8 +27,6 @@ class Consumed(NamedTuple):
     rows: list[Row]
     """Those that may reach the sink."""
     ack: QueueAck
-    left: Uncommitted
-    """What the next range of the queue goes on with."""
 
 
 class RangeConsumer:
@@ -62,10 +60,8 @@ class RangeConsumer:
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
 
-    def consume(
-        self, arrived: ArrivedRange, before: Uncommitted | None, orders: RangeOrders = NO_ORDERS
-    ) -> Consumed:
-        """Deliver the range's messages, unless ``orders`` end that; ``before`` is what an earlier range has left, None if nothing."""
+    def consume(self, arrived: ArrivedRange, orders: RangeOrders = NO_ORDERS) -> Consumed:
+        """Deliver the range's messages, unless ``orders`` end that."""
         planned = arrived.planned
         with self._listener.lease() as listener:
             run = OrderlyRun(
@@ -74,14 +70,14 @@ class RangeConsumer:
                 listener=listener,
                 output=self._output,
                 settings=self._settings,
-                before=before,
+                ended=arrived.ended,
                 now_s=time.time,
                 dead_letters=self._dead_letters,
                 hooks=self._hooks,
                 orders=orders,
             )
             rows = run.consume()
-        return Consumed(rows, arrived.acknowledged(run.ack()), run.uncommitted())
+        return Consumed(rows, arrived.acknowledged(run.ack()))
 
     def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
         """See :func:`engine_columns`."""
