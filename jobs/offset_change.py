@@ -164,8 +164,10 @@ class _Look:
 
     def _moves(self, targets: Mapping[MessageQueue, int], manner: Manner) -> Sequence[QueueMove]:
         topics = {queue.topic for queue in targets}
+        rows = self.group.rows
+        generations = {queue: rows[queue].generation if queue in rows else 0 for queue in targets}
         watermarks = (
-            {} if manner.sink is None else SinkWatermarks(manner.sink).of(str(self.group.name), targets)
+            {} if manner.sink is None else SinkWatermarks(manner.sink).of(str(self.group.name), generations)
         )
         moves = moves_to(
             targets,

@@ -6,7 +6,7 @@ deleted and the watermark be set back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
@@ -28,14 +28,17 @@ class SinkWatermarks:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def of(self, consumer_group: str, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """Each queue's watermark; a queue without one is absent.
+    def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Each queue's watermark in the life of the generation given; a queue without one is absent.
 
         Raises:
             JobFailed: If there is no such table.
         """
         table = self._table()
-        found = {queue: table.transaction_version(app_id(consumer_group, queue)) for queue in queues}
+        found = {
+            queue: table.transaction_version(app_id(consumer_group, queue, generation))
+            for queue, generation in queues.items()
+        }
         return {queue: watermark for queue, watermark in found.items() if watermark is not None}
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.watermark import advance, app_id, queue_of
+from pyspark_rocketmq.consume.watermark import Life, advance, app_id, life_of, newest_lives
 from pyspark_rocketmq.model import MessageQueue
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
@@ -31,8 +31,17 @@ class Sink:
         self.watermarks |= advance(self.watermarks, acked)
 
 
-def test_the_app_id_names_group_and_queue():
+def test_the_app_id_names_group_queue_and_life():
+    """H1, F4: that of a queue's first life is what it was before there were several."""
     assert app_id("order-etl", QUEUES[2]) == "rocketmq:order-etl:orders:broker-a:2"
+    assert app_id("order-etl", QUEUES[2], 3) == "rocketmq:order-etl:orders:broker-a:2.3"
+
+
+def test_of_a_queue_the_last_life_counts():
+    """F4"""
+    found = {Life(QUEUES[0], 0): 90, Life(QUEUES[0], 10): 5, Life(QUEUES[0], 9): 70, Life(QUEUES[1], 0): 3}
+
+    assert newest_lives(found) == {Life(QUEUES[0], 10): 5, Life(QUEUES[1], 0): 3}
 
 
 @given(
@@ -43,14 +52,16 @@ def test_the_app_id_names_group_and_queue():
         st.text(min_size=1),
         st.integers(min_value=0, max_value=2**31 - 1),
     ),
+    st.integers(min_value=0, max_value=2**31 - 1),
 )
-def test_the_app_id_tells_the_queue_to_its_own_group_alone(group: str, queue: MessageQueue):
-    found = app_id(group, queue)
+def test_the_app_id_tells_the_life_to_its_own_group_alone(group: str, queue: MessageQueue, generation: int):
+    found = app_id(group, queue, generation)
 
-    assert queue_of(found, group) == queue
-    assert queue_of(found, f"{group}2") is None
-    assert queue_of(f"offsets:{group}", group) is None
-    assert queue_of(f"rocketmq:{group}:orders", group) is None
+    assert life_of(found, group) == Life(queue, generation)
+    assert life_of(found, f"{group}2") is None
+    assert life_of(f"offsets:{group}", group) is None
+    assert life_of(f"rocketmq:{group}:orders", group) is None
+    assert life_of(f"{app_id(group, queue)}.0", group) is None
 
 
 def test_only_watermarks_that_grow_are_committed():

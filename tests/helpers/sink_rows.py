@@ -42,5 +42,5 @@ def run_batch(
     group: str = GROUP,
 ) -> int | None:
     """One micro-batch; the version of its commit."""
-    batch = sink.begin(group, queues)
+    batch = sink.begin(group, dict.fromkeys(queues, 0))
     return batch.commit(files_of(batch.task_writer(), iter(batches)), acked)

@@ -233,7 +233,7 @@ def sink(tmp_path):
 
 
 def watermarks(sink):
-    return SinkWatermarks(sink.path).of(GROUP, [A0, A1])
+    return SinkWatermarks(sink.path).of(GROUP, {A0: 0, A1: 0})
 
 
 def test_the_rows_that_a_sink_would_drop_are_shown(shop, sink):

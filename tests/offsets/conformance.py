@@ -182,6 +182,15 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 5, epoch=2, put_back="[[5,9,3]]")], query_id="q", batch_id=4)
         assert store.read(GROUP)[Q0].put_back == "[[5,9,3]]"
 
+    def test_a_queue_keeps_its_generation(self, store: OffsetStore):
+        """F4: a lost store gets it from the sink; nothing but offsets that begin again changes it."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 7}, {Q1: 3})
+        store.claim(GROUP, "client-2", {Q0: 0, Q1: 0}, {Q0: 9})
+        store.commit(GROUP, [committed(Q1, 9, epoch=2)], query_id="q", batch_id=1)
+        store.reset(GROUP, {Q0: 1, Q1: 1})
+
+        assert {queue: row.generation for queue, row in store.read(GROUP).items()} == {Q0: 0, Q1: 3}
+
     def test_figures_alone_are_not_stored(self, store: OffsetStore):
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})

@@ -51,7 +51,7 @@ class OffsetRules(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["a", "b"]), starts=targets)
     def claim(self, owner, starts):
         before = self.rows
-        change = apply_claim(before, GROUP, owner, starts, self.now_s)
+        change = apply_claim(before, GROUP, owner, starts, now_s=self.now_s)
         self._step(change, starts)
         for queue, start in starts.items():
             row = self.rows[queue]
@@ -105,7 +105,7 @@ TestOffsetRules = OffsetRules.TestCase
 @given(batch=commits(), start=offsets)
 def test_storing_a_batch_twice_changes_nothing_the_second_time(batch, start):
     """H1: an unknown outcome is resolved by reading and deciding again."""
-    claimed = apply_claim({}, GROUP, "a", dict.fromkeys(QUEUES, start), 0.0).rows
+    claimed = apply_claim({}, GROUP, "a", dict.fromkeys(QUEUES, start), now_s=0.0).rows
     usable = [commit for commit in batch if commit.next_offset >= start]
     once = apply_commit(claimed, GROUP, usable, query_id="q", batch_id=1, now_s=1.0)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.streaming.database_sink import DatabaseSink
 from pyspark_rocketmq.streaming.several_sinks import SeveralSinks
@@ -151,7 +152,9 @@ class DatabaseConformance(SinkConformance):
                 (1, offset) for offset in range(start + 1)
             ]
             assert offsets == expected, at
-            assert prepared(database).watermarks(GROUP) == {Q0: start + 2, Q1: start + 1}, at
+            assert prepared(database).watermarks(GROUP) == {Life(Q0, 0): start + 2, Life(Q1, 0): start + 1}, (
+                at
+            )
             tried += 1
         assert tried >= 16
 
@@ -197,7 +200,7 @@ class DatabaseConformance(SinkConformance):
         with pytest.raises(SinkConflict, match="an earlier attempt of group order-etl"):
             run(prepared(database), {Q0: 4}, rows(Q0, 1, 4))
 
-        assert sink.watermarks(GROUP) == {Q0: 1}
+        assert sink.watermarks(GROUP) == {Life(Q0, 0): 1}
         assert f"remove the rows of {Q0} from offset 1 on" in str(caught.value)
         statement = str(caught.value).rpartition("then run: ")[2]
         execute(database, "DELETE FROM orders WHERE queue_offset >= 1", statement)
@@ -255,7 +258,7 @@ class DatabaseConformance(SinkConformance):
         except SinkConflict as error:
             is_refused = "commits by itself" in str(error)
 
-        assert (len(stored_in(database)) == 2 and sink.watermarks(GROUP) == {Q0: 2}) or (
+        assert (len(stored_in(database)) == 2 and sink.watermarks(GROUP) == {Life(Q0, 0): 2}) or (
             is_refused and sink.watermarks(GROUP) == {}
         )
 
@@ -292,7 +295,7 @@ class DatabaseConformance(SinkConformance):
         one = sink_on(database, connect=lambda: FailingConnection(database.connect(), lost))
         one.prepare(SCHEMA)
         other = prepared(database)
-        batches = one.begin(GROUP, [Q0]), other.begin(GROUP, [Q0])
+        batches = one.begin(GROUP, {Q0: 0}), other.begin(GROUP, {Q0: 0})
         written = [
             written_by(batch, rows(Q0, 0, 2, step))
             for batch, step in zip(batches, ("one", "other"), strict=True)
@@ -307,17 +310,17 @@ class DatabaseConformance(SinkConformance):
     def test_a_later_generation_of_a_queue_begins_anew(self, database: Database, sink: DatabaseSink) -> None:
         """F4, H7: offsets that begin again are new messages; who has not followed them is refused."""
         run(sink, {Q0: 5}, rows(Q0, 0, 5))
-        batch = sink.begin(GROUP, [Q0], {Q0: 1})
-        late = sink.begin(GROUP, [Q0])
+        batch = sink.begin(GROUP, {Q0: 1})
+        late = sink.begin(GROUP, {Q0: 0})
 
         batch.commit(written_by(batch, rows(Q0, 0, 2, "anew")), {Q0: 2})
 
         assert [step for *_, step in stored_in(database)].count("anew") == 2
-        assert sink.watermarks(GROUP) == {Q0: 2}
+        assert sink.watermarks(GROUP) == {Life(Q0, 1): 2}
         with pytest.raises(SinkMoved):
             late.commit(written_by(late, rows(Q0, 5, 9)), {Q0: 9})
         with pytest.raises(SinkMoved, match="generation 1"):
-            sink.begin(GROUP, [Q0])
+            sink.begin(GROUP, {Q0: 0})
 
     def test_a_table_of_an_earlier_release_is_taken_over(self, database: Database) -> None:
         """H7, H2: with its watermarks; and the next start finds it as it is."""
@@ -328,10 +331,10 @@ class DatabaseConformance(SinkConformance):
         )
 
         sink = prepared(database)
-        assert sink.watermarks(GROUP) == {Q0: 3}
+        assert sink.watermarks(GROUP) == {Life(Q0, 0): 3}
         assert run(sink, {Q0: 5}, rows(Q0, 0, 5)) == 2
 
-        assert prepared(database).watermarks(GROUP) == {Q0: 5}
+        assert prepared(database).watermarks(GROUP) == {Life(Q0, 0): 5}
         assert [offset for _, offset, _ in stored_in(database)] == [3, 4]
 
     def test_columns_in_another_order_are_taken_as_they_are(self, database: Database) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.sink import Sink, SinkBatch, TaskRows, Written, write_rows
@@ -37,9 +39,15 @@ def task_rows(batch: SinkBatch, *batches: pa.RecordBatch) -> TaskRows:
     )
 
 
-def run(sink: Sink, acked: dict[MessageQueue, int], *batches: pa.RecordBatch, group: str = GROUP) -> int:
+def run(
+    sink: Sink,
+    acked: dict[MessageQueue, int],
+    *batches: pa.RecordBatch,
+    group: str = GROUP,
+    generations: Mapping[MessageQueue, int] = MappingProxyType({Q0: 0, Q1: 0}),
+) -> int:
     """One whole micro-batch; how many of its rows were new."""
-    batch = sink.begin(group, [Q0, Q1])
+    batch = sink.begin(group, generations)
     done = task_rows(batch, *batches)
     batch.commit(done.written, acked)
     return sum(rows.num_rows for rows in batches) - done.left_out
@@ -90,7 +98,7 @@ class SinkConformance:
 
     def test_what_was_written_and_not_committed_is_not_there(self, sink: Sink, stored: Any) -> None:
         """H1: the driver was killed in between."""
-        written_by(sink.begin(GROUP, [Q0]), rows(Q0, 0, 3))
+        written_by(sink.begin(GROUP, {Q0: 0}), rows(Q0, 0, 3))
 
         assert stored() == []
         run(sink, {Q0: 3}, rows(Q0, 0, 3))
@@ -98,7 +106,7 @@ class SinkConformance:
 
     def test_of_two_tries_of_a_task_one_counts(self, sink: Sink, stored: Any) -> None:
         """H1"""
-        batch = sink.begin(GROUP, [Q0])
+        batch = sink.begin(GROUP, {Q0: 0})
         written_by(batch, rows(Q0, 0, 3))
 
         batch.commit(written_by(batch, rows(Q0, 0, 3)), {Q0: 3})
@@ -111,7 +119,7 @@ class SinkConformance:
 
         run(sink, {Q0: 2}, rows(Q0, 0, 2))
 
-        assert sink.watermarks(GROUP) == {Q0: 2}
+        assert sink.watermarks(GROUP) == {Life(Q0, 0): 2}
         assert sink.watermarks("audit") == {}
 
     def test_groups_do_not_disturb_each_other(self, sink: Sink, stored: Any) -> None:
@@ -123,7 +131,7 @@ class SinkConformance:
 
     def test_who_comes_second_is_refused_and_leaves_nothing(self, sink: Sink, stored: Any) -> None:
         """H5, C5: a query that was believed dead."""
-        slow = sink.begin(GROUP, [Q0, Q1])
+        slow = sink.begin(GROUP, {Q0: 0, Q1: 0})
         written = written_by(slow, rows(Q0, 0, 9, "slow"), rows(Q1, 0, 1, "slow"))
         run(sink, {Q0: 2}, rows(Q0, 0, 2))
 
@@ -136,7 +144,7 @@ class SinkConformance:
     def test_who_comes_second_later_is_refused_too(self, sink: Sink, stored: Any) -> None:
         """H5: where there was a watermark already."""
         run(sink, {Q0: 1}, rows(Q0, 0, 1))
-        slow = sink.begin(GROUP, [Q0])
+        slow = sink.begin(GROUP, {Q0: 0})
         written = written_by(slow, rows(Q0, 1, 9, "slow"))
         run(sink, {Q0: 2}, rows(Q0, 1, 2))
 
@@ -150,7 +158,7 @@ class SinkConformance:
     ) -> None:
         """H5: begun together; neither moves the other's watermark back."""
         run(sink, {Q0: 1, Q1: 1}, rows(Q0, 0, 1), rows(Q1, 0, 1))
-        one, other = sink.begin(GROUP, [Q0, Q1]), sink.begin(GROUP, [Q0, Q1])
+        one, other = sink.begin(GROUP, {Q0: 0, Q1: 0}), sink.begin(GROUP, {Q0: 0, Q1: 0})
 
         other.commit(written_by(other, rows(Q1, 1, 3)), {Q1: 3})
         one.commit(written_by(one, rows(Q0, 1, 2)), {Q0: 2})
@@ -161,7 +169,7 @@ class SinkConformance:
     @pytest.mark.parametrize("acked", [{}, {Q0: 0}])
     def test_rows_without_progress_are_refused(self, sink: Sink, stored: Any, acked: Any) -> None:
         """H1: they would be written again."""
-        batch = sink.begin(GROUP, [Q0])
+        batch = sink.begin(GROUP, {Q0: 0})
         written = written_by(batch, rows(Q0, 0, 3))
 
         with pytest.raises(OffsetError, match="come without progress of any queue"):
@@ -171,12 +179,25 @@ class SinkConformance:
     def test_rows_of_a_queue_that_was_not_named_are_refused(self, sink: Sink) -> None:
         """H1: whether they are there is not known."""
         with pytest.raises(SchemaError, match="the queue is not part of this batch"):
-            written_by(sink.begin(GROUP, [Q0]), rows(Q1, 0, 1))
+            written_by(sink.begin(GROUP, {Q0: 0}), rows(Q1, 0, 1))
 
     def test_acknowledging_a_queue_that_was_not_named_is_refused(self, sink: Sink) -> None:
         """H1"""
         with pytest.raises(OffsetError, match="not named when the batch began"):
-            sink.begin(GROUP, [Q0]).commit([], {Q1: 4})
+            sink.begin(GROUP, {Q0: 0}).commit([], {Q1: 4})
+
+    def test_rows_of_offsets_that_begin_again_are_written(self, sink: Sink, stored: Any) -> None:
+        """F4, H1: a topic made anew has other messages under the same offsets."""
+        run(sink, {Q0: 4, Q1: 2}, rows(Q0, 0, 4, "old"), rows(Q1, 0, 2))
+
+        assert run(sink, {Q0: 2}, rows(Q0, 0, 2, "new"), generations={Q0: 1, Q1: 0}) == 2
+        assert (
+            run(sink, {Q0: 3, Q1: 2}, rows(Q0, 0, 3, "new"), rows(Q1, 0, 2), generations={Q0: 1, Q1: 0}) == 1
+        )
+
+        steps = [step for queue_id, _, step in stored() if queue_id == 0]
+        assert (steps.count("old"), steps.count("new")) == (4, 3)
+        assert sink.watermarks(GROUP) == {Life(Q0, 1): 3, Life(Q1, 0): 2}
 
 
 def steps_of(table: pa.Table) -> list[tuple[Any, ...]]:

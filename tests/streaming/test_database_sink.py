@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.streaming.database_sink import DatabaseSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -137,7 +138,7 @@ def test_statements_that_commit_implicitly_do_no_harm_at_the_start_and_are_found
     with pytest.raises(SinkConflict, match="commits by itself"):
         run(bad, {Q0: 4}, rows(Q0, 2, 4))
 
-    assert bad.watermarks(GROUP) == {Q0: 2}
+    assert bad.watermarks(GROUP) == {Life(Q0, 0): 2}
 
 
 def test_a_script_commits_what_was_before_it(database: SqliteFile) -> None:
@@ -185,7 +186,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sink: DatabaseSink, da
         assert run(sink, {Q0: start + 2}, rows(Q0, start, start + 2)) == 2
 
     assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2, 3]
-    assert sink.watermarks(GROUP) == {Q0: 4}
+    assert sink.watermarks(GROUP) == {Life(Q0, 0): 4}
 
 
 def test_rows_and_watermarks_are_one_transaction(database: SqliteFile) -> None:
@@ -210,7 +211,7 @@ def test_a_database_that_is_busy_for_a_moment_is_tried_again(database: SqliteFil
     """H1: "database is locked" comes from another transaction."""
     other = sqlite3.connect(database.path, isolation_level=None)
     sink = prepared(database)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     written = written_by(batch, rows(Q0, 0, 2))
     other.execute("BEGIN IMMEDIATE")
     sink.sleep = lambda _: other.rollback() if other.in_transaction else None
@@ -225,7 +226,7 @@ def test_rows_come_as_an_arrow_table_with_their_messages_positions(database: Sql
     """H6: from all tasks together."""
     seen: list[pa.Table] = []
     sink = prepared(database, lambda cursor, new: seen.append(new))
-    batch = sink.begin(GROUP, [Q0, Q1])
+    batch = sink.begin(GROUP, {Q0: 0, Q1: 0})
 
     batch.commit([*written_by(batch, rows(Q0, 0, 2)), *written_by(batch, rows(Q1, 5, 6))], {Q0: 2, Q1: 6})
 
@@ -240,7 +241,7 @@ def test_a_batch_without_rows_does_not_call_the_function(database: SqliteFile) -
 
     run(sink, {Q0: 2})
 
-    assert (seen, sink.watermarks(GROUP)) == ([], {Q0: 2})
+    assert (seen, sink.watermarks(GROUP)) == ([], {Life(Q0, 0): 2})
 
 
 def test_another_query_finds_the_watermarks(sink: DatabaseSink, database: SqliteFile) -> None:

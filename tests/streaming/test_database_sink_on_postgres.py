@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkMoved
 from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
@@ -89,7 +90,7 @@ def test_who_comes_second_waits_for_the_first_and_is_refused(database: PostgresD
     connect = Connecting(database.connect)
     first, second = sink_on(database, connect=connect), prepared(database)
     first.prepare(SCHEMA)
-    begun = first.begin(GROUP, [Q0]), second.begin(GROUP, [Q0])
+    begun = first.begin(GROUP, {Q0: 0}), second.begin(GROUP, {Q0: 0})
     written = [
         written_by(batch, rows(Q0, known, end, "new")) for batch, end in zip(begun, (3, 9), strict=True)
     ]
@@ -116,7 +117,7 @@ def test_who_comes_second_waits_for_the_first_and_is_refused(database: PostgresD
 
     assert [type(failure) for failure in failures] == [SinkMoved]
     assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2]
-    assert second.watermarks(GROUP) == {Q0: 3}
+    assert second.watermarks(GROUP) == {Life(Q0, 0): 3}
 
 
 def _waiting(database: PostgresDatabase) -> int:
@@ -153,7 +154,7 @@ def test_an_error_in_the_middle_of_a_transaction_undoes_the_watermarks_too(
         connection.execute("ALTER TABLE orders ADD CONSTRAINT once UNIQUE (queue_id, queue_offset)")
         connection.execute("INSERT INTO orders VALUES (0, 1, 'in the way')")
     sink = prepared(database)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     written = written_by(batch, rows(Q0, 0, 2))
     sink.sleep = lambda _: _remove_what_is_in_the_way(database)
 

@@ -62,14 +62,14 @@ def test_a_batch_that_runs_again_changes_nothing(sink: DeltaSink, path: Path) ->
     run(sink, {Q0: 2}, (Q0, 0, "a", "created"), (Q0, 1, "a", "paid"))
 
     assert steps(path) == [("a", "paid")]
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 2}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
 
 
 def test_who_comes_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None:
     """H5: the watermarks of a merge fence as those of an append do."""
     other = pickle.loads(pickle.dumps(sink))
     other.prepare(SCHEMA)
-    slow = sink.begin(GROUP, [Q0])
+    slow = sink.begin(GROUP, {Q0: 0})
     files = files_of(slow.task_writer(), iter([batch_of(SCHEMA, [(Q0, 0, "a", "slow")])]))
     run(other, {Q0: 1}, (Q0, 0, "a", "quick"))
 
@@ -82,7 +82,7 @@ def test_who_comes_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None
 def test_a_change_of_other_rows_in_between_does_no_harm(sink: DeltaSink, path: Path) -> None:
     """H2: a DELETE by somebody else."""
     run(sink, {Q0: 2}, (Q0, 0, "a", "created"), (Q0, 1, "b", "created"))
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([batch_of(SCHEMA, [(Q0, 2, "a", "paid")])]))
     DeltaTable(path).delete("\"order id\" = 'b'")
 
@@ -95,7 +95,7 @@ def test_progress_without_rows_is_kept(sink: DeltaSink, path: Path) -> None:
     """H1: a range whose messages emitted nothing."""
     run(sink, {Q0: 5})
 
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 5}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 5}
     assert steps(path) == []
 
 

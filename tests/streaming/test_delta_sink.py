@@ -76,7 +76,7 @@ def test_a_batch_without_rows_still_moves_the_watermark(sink: DeltaSink, path: P
     """A4: a filter may leave no row of a range that is done nevertheless."""
     assert run_batch(sink, {Q0: 7}) == 1
 
-    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 7, Q1: 0}
+    assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 7, Q1: 0}
 
 
 def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path):
@@ -87,7 +87,7 @@ def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path):
 
 def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: Path):
     """H1: killed between writing files and committing them."""
-    killed = sink.begin(GROUP, [Q0])
+    killed = sink.begin(GROUP, {Q0: 0})
     files_of(killed.task_writer(), iter([rows(Q0, 0, 3)]))
 
     assert offsets_in(path) == []
@@ -115,7 +115,7 @@ def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: 
     for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
         log_file.unlink()
 
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 5}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 5}
 
 
 # ------------------------------------------------------------------------------------------ several writers
@@ -123,7 +123,7 @@ def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: 
 
 def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(sink: DeltaSink, path: Path):
     """H5: the shared handle has moved on, the batch must notice."""
-    earlier = sink.begin(GROUP, [Q0])
+    earlier = sink.begin(GROUP, {Q0: 0})
     files = files_of(earlier.task_writer(), iter([rows(Q0, 0, 2)]))
     run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
 
@@ -137,12 +137,12 @@ def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, 
     """H5: two queries share the queues of one group."""
     other = DeltaSink(path)
     other.prepare(SCHEMA)
-    mine, theirs = sink.begin(GROUP, [Q0]), other.begin(GROUP, [Q1])
+    mine, theirs = sink.begin(GROUP, {Q0: 0}), other.begin(GROUP, {Q1: 0})
 
     assert theirs.commit(files_of(theirs.task_writer(), iter([rows(Q1, 0, 2)])), {Q1: 2}) == 1
     assert mine.commit(files_of(mine.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3}) == 2
     assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2], [0, 1])
-    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 3, Q1: 2}
+    assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 3, Q1: 2}
 
 
 def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
@@ -160,7 +160,7 @@ def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
 def test_changes_of_others_between_begin_and_commit_do_no_harm(sink: DeltaSink, path: Path, change):
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 5, 7)]))
     table = DeltaTable(path)
     {
@@ -220,7 +220,7 @@ def test_watermarks_moved_by_others_are_followed_through_their_commits(
     sink: DeltaSink, path: Path, monkeypatch
 ):
     """H5: asking delta-rs for every id again would cost a millisecond each."""
-    sink.begin(GROUP, [Q0, Q1])
+    sink.begin(GROUP, {Q0: 0, Q1: 0})
     other = DeltaSink(path)
     other.prepare(SCHEMA)
     run_batch(other, {Q0: 5}, rows(Q0, 0, 5))
@@ -228,12 +228,12 @@ def test_watermarks_moved_by_others_are_followed_through_their_commits(
     run_batch(other, {Q0: 7}, rows(Q0, 5, 7))
     monkeypatch.setattr(DeltaTable, "transaction_version", None)
 
-    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 7, Q1: 0}
+    assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 7, Q1: 0}
 
 
 @pytest.mark.parametrize("commits", [3, 30])
 def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: DeltaSink, path: Path, commits):
-    sink.begin(GROUP, [Q0])
+    sink.begin(GROUP, {Q0: 0})
     other = DeltaSink(path)
     other.prepare(SCHEMA)
     for end in range(1, commits + 1):
@@ -242,7 +242,7 @@ def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: Del
     for log_file in sorted((path / "_delta_log").glob("*.json"))[:-1]:
         log_file.unlink()
 
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: commits}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: commits}
 
 
 def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path):
@@ -272,12 +272,12 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
         sink.prepare(SCHEMA)
 
     with pytest.raises(SinkConflict, match=r"restored at version 3, .*follow_restore\('order-etl', STORE\)"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
 
 def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path):
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 3, 5)]))
     DeltaTable(path).restore(0)
 
@@ -295,14 +295,14 @@ def test_a_restore_before_the_last_commit_is_long_dealt_with(sink: DeltaSink, pa
     run_batch(restarted, {Q0: 3}, rows(Q0, 0, 3))
 
     assert offsets_in(path) == [0, 1, 2]
-    assert restarted.begin(GROUP, [Q0]).watermarks == {Q0: 3}
+    assert restarted.begin(GROUP, {Q0: 0}).watermarks == {Q0: 3}
 
 
 def test_a_restore_does_not_concern_a_group_that_never_wrote(sink: DeltaSink, path: Path):
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     DeltaTable(path).restore(0)
 
-    assert sink.begin("another", [Q0]).watermarks == {Q0: 0}
+    assert sink.begin("another", {Q0: 0}).watermarks == {Q0: 0}
 
 
 def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, path: Path):
@@ -312,7 +312,7 @@ def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, 
     restarted = DeltaSink(path)
     restarted.prepare(SCHEMA)
 
-    assert restarted.begin(GROUP, [Q0]).watermarks == {Q0: 3}
+    assert restarted.begin(GROUP, {Q0: 0}).watermarks == {Q0: 3}
 
 
 def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path):
@@ -336,12 +336,12 @@ def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink):
 
 def test_beginning_without_prepare_is_refused(path: Path, sink: DeltaSink):
     with pytest.raises(SchemaError, match="Call prepare"):
-        DeltaSink(path).begin(GROUP, [Q0])
+        DeltaSink(path).begin(GROUP, {Q0: 0})
 
 
 def test_a_table_that_vanished_is_reported(tmp_path: Path):
     with pytest.raises(SchemaError, match="There is no Delta table at"):
-        DeltaSink(tmp_path / "nowhere").begin(GROUP, [Q0])
+        DeltaSink(tmp_path / "nowhere").begin(GROUP, {Q0: 0})
 
 
 # ------------------------------------------------------------------------------------------ prepare
@@ -406,14 +406,14 @@ def test_other_columns_are_refused_naming_each_difference(path: Path):
 
 
 def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: Path):
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 0, 1)]))
     DeltaTable(path).alter.add_columns([Field("note", PrimitiveType("string"))])
 
     with pytest.raises(SchemaError, match="superfluous: note string"):
         batch.commit(files, {Q0: 1})
     with pytest.raises(SchemaError, match="superfluous: note string"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
 
 @pytest.mark.parametrize("column", ["topic", "brokerName", "queueId", "queueOffset"])
@@ -458,7 +458,7 @@ def test_a_constraint_added_while_the_query_runs_is_refused_where_spark_cannot_w
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
     with pytest.raises(OptionError, match="CHECK constraint positive"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
 
 # ------------------------------------------------------------------------------------------ readers
@@ -487,7 +487,7 @@ def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path):
 
 def test_a_task_loads_no_delta_rs(sink: DeltaSink):
     """Task processes are forked, and delta-rs must not be in a process that forks."""
-    writer = pickle.dumps(sink.begin(GROUP, [Q0]).task_writer())
+    writer = pickle.dumps(sink.begin(GROUP, {Q0: 0}).task_writer())
     code = f"import pickle, sys; pickle.loads({writer!r}); print('deltalake' in sys.modules)"
 
     printed = subprocess.run(
@@ -545,7 +545,7 @@ def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: 
 def test_two_queries_with_different_columns_share_an_evolving_table(path: Path):
     """H5: each adds its own rows; the older one has nulls in what it does not know."""
     older = evolving(path, SCHEMA)
-    begun = older.begin(GROUP, [Q1])
+    begun = older.begin(GROUP, {Q1: 0})
     newer = evolving(path, WITH_AMOUNT)
     run_batch(newer, {Q0: 1}, with_amount(Q0, 0, 1))
 

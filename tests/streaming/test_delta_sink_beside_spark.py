@@ -44,7 +44,7 @@ def test_other_writers_in_between_cost_no_row_and_double_none(spark: SparkSessio
     path, table = partitioned, f"delta.`{partitioned}`"
     sink, second = prepared(path), prepared(path)
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
-    begun = sink.begin("order-etl", [Q0, Q1])
+    begun = sink.begin("order-etl", {Q0: 0, Q1: 0})
     written = written_by(begun, rows(Q0, 3, 5), rows(Q1, 0, 2, "paid"))
 
     spark.sql(f"OPTIMIZE {table}")
@@ -75,7 +75,7 @@ def test_files_of_a_batch_that_was_killed_go_with_vacuum_and_no_others(
     sink = prepared(path)
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     kept = parquet_files(path)
-    written_by(sink.begin("order-etl", [Q0]), rows(Q0, 3, 5), rows(Q0, 5, 6, "paid"))
+    written_by(sink.begin("order-etl", {Q0: 0}), rows(Q0, 3, 5), rows(Q0, 5, 6, "paid"))
     assert parquet_files(path) > kept
 
     settings = {

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
@@ -124,10 +125,10 @@ def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
     spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1), queues=[Q0])
 
-    assert sink.watermarks(GROUP) == {Q0: 1, Q1: 2}
+    assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 2}
     assert run(sink, {Q1: 3}, rows(Q1, 0, 3)) == 1
     DeltaSink(path).rewind(GROUP, {Q1: 0})
-    assert sink.watermarks(GROUP) == {Q0: 1, Q1: 0}
+    assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 0}
 
 
 def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path: Path) -> None:

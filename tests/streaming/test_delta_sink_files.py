@@ -191,7 +191,7 @@ def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
     path = tmp_path / "orders"
     sink = DeltaSink(path, partition_by=["step"])
     sink.prepare(SCHEMA)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
 
     files = files_of(batch.task_writer(), iter([rows(*TRICKY), rows(*TRICKY, start=6)]))
     batch.commit(files, {Q0: 12})
@@ -218,7 +218,7 @@ def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_,
     schema = pa.schema([*POSITION, ("part", type_)])
     sink = DeltaSink(path, partition_by=["part"])
     sink.prepare(schema)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
 
     files = files_of(batch.task_writer(), iter([rows(value, None, schema=schema, column="part")]))
     batch.commit(files, {Q0: 2})
@@ -251,7 +251,7 @@ def test_an_existing_tables_partitioning_is_kept(tmp_path: Path):
     DeltaTable.create(path, schema=SCHEMA, partition_by=["step"])
     sink = DeltaSink(path)
     sink.prepare(SCHEMA)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
 
     batch.commit(files_of(batch.task_writer(), iter([rows("a", "b")])), {Q0: 2})
 
@@ -289,7 +289,7 @@ def test_columns_of_every_type_read_back(tmp_path: Path):
     }
     sink = DeltaSink(path)
     sink.prepare(schema)
-    batch = sink.begin(GROUP, [Q0])
+    batch = sink.begin(GROUP, {Q0: 0})
     made = pa.RecordBatch.from_pylist([row], schema=schema)
 
     batch.commit(files_of(batch.task_writer(), iter([made])), {Q0: 1})

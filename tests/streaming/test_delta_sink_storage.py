@@ -30,7 +30,7 @@ def sink_at(path: Path) -> DeltaSink:
 def written_in(folder: Path, path: Path) -> list[WrittenFile]:
     """What a task writes that runs on a machine where ``path`` is another folder."""
     there = sink_at(folder)
-    [file] = files_of(there.begin(GROUP, [Q0]).task_writer(), iter([rows(Q0, 0, 3)]))
+    [file] = files_of(there.begin(GROUP, {Q0: 0}).task_writer(), iter([rows(Q0, 0, 3)]))
     return [file]
 
 
@@ -48,7 +48,7 @@ def test_a_file_that_the_driver_does_not_see_as_the_task_wrote_it_is_not_committ
     with pytest.raises(
         StorageNotShared, match=rf"1 of 1 files .*{found} instead of {file.size} bytes"
     ) as refusal:
-        sink.begin(GROUP, [Q0]).commit([file], {Q0: 3})
+        sink.begin(GROUP, {Q0: 0}).commit([file], {Q0: 3})
 
     assert "put the table on storage that all machines share" in str(refusal.value)
     assert DeltaTable(path).version() == 0
@@ -59,7 +59,7 @@ def test_a_file_that_a_mount_shows_late_is_waited_for(path: Path, tmp_path: Path
     sink = DeltaSink(path, sleep=lambda _: shutil.copy(tmp_path / "elsewhere" / file.path, path / file.path))
     sink.prepare(SCHEMA)
 
-    sink.begin(GROUP, [Q0]).commit([file], {Q0: 3})
+    sink.begin(GROUP, {Q0: 0}).commit([file], {Q0: 3})
 
     assert offsets_in(path) == [0, 1, 2]
 
@@ -72,7 +72,7 @@ def test_a_table_that_was_made_anew_is_noticed_however_many_commits_it_has(
     sink = sink_at(path)
     for end in (1, 2, 3):
         run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
-    before = sink.begin(GROUP, [Q0])
+    before = sink.begin(GROUP, {Q0: 0})
     files = files_of(before.task_writer(), iter([rows(Q0, 3, 4)]))
     shutil.rmtree(path)
     other = sink_at(path)
@@ -81,7 +81,7 @@ def test_a_table_that_was_made_anew_is_noticed_however_many_commits_it_has(
     for file in files:
         (path / file.path).touch()
 
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 0}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 0}
     with pytest.raises(SinkMoved, match="was deleted, made anew or put back"):
         before._commit(files, {Q0: 4})
 
@@ -95,7 +95,7 @@ def test_a_table_that_is_deleted_is_not_made_anew_by_a_batch(path: Path) -> None
     shutil.rmtree(path)
 
     with pytest.raises(SchemaError, match=r"There is no Delta table .* Put it back"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
     assert not path.exists()
 
@@ -109,4 +109,4 @@ def test_a_folder_that_was_put_back_to_an_earlier_state_is_noticed(path: Path, t
     shutil.rmtree(path)
     (tmp_path / "backup").rename(path)
 
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 1}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 1}

@@ -11,7 +11,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
-from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.streaming.test_delta_sink import SCHEMA, rows
 
@@ -40,6 +40,17 @@ def test_the_group_goes_on_where_the_sink_is(
     assert {queue: row.next_offset for queue, row in found.items()} == {Q0: 5, Q1: 2}
     assert not any(row.was_reset for row in found.values()), "a mixed group's brokers may know better"
     assert "going on where the sink is" in caplog.text
+
+
+def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(sink: DeltaSink, store: DeltaOffsetStore):
+    """F4, H2: what the sink has of the life before is of other messages."""
+    batch = sink.begin(GROUP, {Q0: 2})
+    batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3})
+
+    go_on_where_the_sink_is(store, sink, GROUP)
+
+    found = {queue: (row.next_offset, row.generation) for queue, row in store.read(GROUP).items()}
+    assert found == {Q0: (3, 2), Q1: (2, 0)}
 
 
 def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore):

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -71,7 +72,7 @@ def test_after_a_restore_that_was_undone_nothing_is_consumed_again(
     DeltaTable(path).restore(3)
 
     assert sink.follow_restore(GROUP, store) == {Q0: 7, Q1: 2}
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 7}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 7}
 
 
 def test_stopped_half_way_it_is_done_again(
@@ -84,10 +85,10 @@ def test_stopped_half_way_it_is_done_again(
         with pytest.raises(KeyboardInterrupt):
             sink.follow_restore(GROUP, store)
     with pytest.raises(SinkConflict):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
     assert sink.follow_restore(GROUP, store) == {Q0: 5, Q1: 2}
-    assert sink.begin(GROUP, [Q0]).watermarks == {Q0: 5}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 5}
 
 
 def _killed(*_: object) -> None:
@@ -122,7 +123,7 @@ def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path):
     assert sink.rewind(GROUP, {}) == DeltaTable(path).version()
 
     with pytest.raises(SinkConflict, match="follow_restore"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
 
 def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, path: Path):
@@ -133,10 +134,10 @@ def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, p
     with pytest.raises(SinkConflict, match=r"rows of .*queue=1 may be gone, too\. .*follow_restore"):
         sink.rewind(GROUP, {Q0: 1})
     with pytest.raises(SinkConflict, match="follow_restore"):
-        sink.begin(GROUP, [Q0])
+        sink.begin(GROUP, {Q0: 0})
 
     sink.rewind(GROUP, {Q0: 1, Q1: 0})
-    assert sink.begin(GROUP, [Q0, Q1]).watermarks == {Q0: 1, Q1: 0}
+    assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 1, Q1: 0}
 
 
 @pytest.mark.parametrize("parameters", [{"version": "3"}, {"version": 3, "timestamp": None}])
@@ -163,7 +164,7 @@ def test_watermarks_of_a_group_are_found_without_naming_its_queues(
     again = DeltaSink(path)
     again.prepare(SCHEMA)
 
-    assert again.watermarks(GROUP) == {Q0: 7, Q1: 2}
+    assert again.watermarks(GROUP) == {Life(Q0, 0): 7, Life(Q1, 0): 2}
     assert again.watermarks("another") == {}
     run(again, {Q1: 4}, rows(Q1, 2, 4))
-    assert again.watermarks(GROUP) == {Q0: 7, Q1: 4}
+    assert again.watermarks(GROUP) == {Life(Q0, 0): 7, Life(Q1, 0): 4}

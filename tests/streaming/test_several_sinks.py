@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
@@ -87,7 +88,7 @@ def test_killed_between_two_commits_each_row_is_in_each_sink_once(
     sinks: SeveralSinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H1: and the batch that runs again may get farther."""
-    batch = sinks.begin(GROUP, [Q0, Q1])
+    batch = sinks.begin(GROUP, {Q0: 0, Q1: 0})
     written = written_by(batch, rows(Q0, 0, 2, "paid"))
     with monkeypatch.context() as patched:
         patched.setattr(batch._batches[1], "commit", _killed)  # type: ignore[attr-defined]
@@ -109,9 +110,9 @@ def test_rows_that_no_route_takes_are_not_rows_left_out(tmp_path: Path) -> None:
     sinks.prepare(SCHEMA)
     made = (rows(Q0, 0, 2, "paid"), rows(Q0, 2, 5, "sent"), rows(Q0, 5, 6, "created"))
 
-    assert task_rows(sinks.begin(GROUP, [Q0]), *made).left_out == 0
+    assert task_rows(sinks.begin(GROUP, {Q0: 0}), *made).left_out == 0
     run(sinks, {Q0: 6}, *made)
-    assert task_rows(sinks.begin(GROUP, [Q0]), *made).left_out == 5
+    assert task_rows(sinks.begin(GROUP, {Q0: 0}), *made).left_out == 5
 
 
 def test_two_sinks_of_one_place_are_refused(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_all_of_them_are_where_the_last_one_is(sinks: SeveralSinks) -> None:
     run(sinks, {Q0: 2}, rows(Q0, 0, 2))
     run(sinks._routes[0].sink, {Q0: 3, Q1: 1}, rows(Q0, 2, 3), rows(Q1, 0, 1))
 
-    assert sinks.watermarks(GROUP) == {Q0: 2, Q1: 0}
+    assert sinks.watermarks(GROUP) == {Life(Q0, 0): 2, Life(Q1, 0): 0}
 
 
 def _killed(*_: object) -> None:

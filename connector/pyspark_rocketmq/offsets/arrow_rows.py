@@ -28,6 +28,7 @@ _COLUMNS = (
     ("updated_at", _TIMESTAMP, "timestamp"),
     ("put_back", pa.string(), "string"),
     ("statistics", pa.string(), "string"),
+    ("generation", pa.int32(), "integer"),
 )
 
 SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
@@ -56,6 +57,7 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "updated_at": [_to_us(row.updated_at_s) for row in ordered],
         "put_back": [row.put_back or None for row in ordered],
         "statistics": [row.statistics or None for row in ordered],
+        "generation": [row.generation for row in ordered],
     }
     # pa.table() loads pandas, as pa.array() does.
     return pa.Table.from_arrays(
@@ -88,6 +90,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         updated,
         put_back,
         statistics,
+        generations,
     ) = cells
     queues = list(map(MessageQueue, topics, brokers, queue_ids))
     rows = map(
@@ -105,6 +108,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         [0.0 if micros is None else micros / _US_PER_S for micros in updated],
         _without_null(put_back, ""),
         _without_null(statistics, ""),
+        _without_null(generations, 0),
     )
     return dict(zip(queues, rows, strict=True))
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, OffsetRow, QueueCommit
 
 _ONLY_EPOCH = 1
 """Of every row: brokers know no epochs, so none is ever outdated."""
@@ -81,11 +81,15 @@ class BrokerOffsetStore:
         return self._rows(self._group.read())
 
     def claim(
-        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        owner: str,
+        starts: Mapping[MessageQueue, int],
+        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process; store where unknown queues begin."""
+        """Remember the owner in this process; store where unknown queues begin. Brokers know nothing of lives."""
         rows = self._checked(consumer_group, starts)
-        claimed = apply_claim(rows, consumer_group, owner, starts, 0.0).result
+        claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
         with self._guard:
             self._owners |= dict.fromkeys(claimed, owner)

@@ -34,6 +34,7 @@ _KEPT: Final = (
     ("updatedAt", "updated_at_s"),
     ("putBack", "put_back"),
     ("statistics", "statistics"),
+    ("generation", "generation"),
 )
 """Key in ``rows`` and field of the row."""
 

@@ -9,7 +9,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import RESET
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, OffsetRow, QueueCommit
 
 
 class RuledOffsetStore(ABC):
@@ -25,13 +25,19 @@ class RuledOffsetStore(ABC):
         """
 
     def claim(
-        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        owner: str,
+        starts: Mapping[MessageQueue, int],
+        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over; see ``OffsetStore.claim``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
-            lambda rows: apply_claim(rows, consumer_group, owner, starts, now_s),
+            lambda rows: apply_claim(
+                rows, consumer_group, owner, starts, now_s=now_s, generations=generations
+            ),
             f"claim by {owner}",
         )
 

@@ -15,7 +15,14 @@ from typing import Generic, TypeVar
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import NO_BATCH, TAKEN_OVER, CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import (
+    FIRST_LIVES,
+    NO_BATCH,
+    TAKEN_OVER,
+    CommitResult,
+    OffsetRow,
+    QueueCommit,
+)
 
 Rows = Mapping[MessageQueue, OffsetRow]
 ResultT = TypeVar("ResultT")
@@ -32,14 +39,20 @@ class Change(Generic[ResultT]):
 
 
 def apply_claim(
-    before: Rows, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int], now_s: float
+    before: Rows,
+    consumer_group: str,
+    owner: str,
+    starts: Mapping[MessageQueue, int],
+    *,
+    now_s: float,
+    generations: Mapping[MessageQueue, int] = FIRST_LIVES,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner."""
     _check_not_negative(consumer_group, starts)
-    claimed = {
-        queue: _claimed(before.get(queue) or new_row(consumer_group, queue, start), owner, now_s)
-        for queue, start in starts.items()
-    }
+    claimed = {}
+    for queue, start in starts.items():
+        begun = new_row(consumer_group, queue, start)._replace(generation=generations.get(queue, 0))
+        claimed[queue] = _claimed(before.get(queue) or begun, owner, now_s)
     return Change({**before, **claimed}, claimed)
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.model import MessageQueue
 
@@ -22,6 +23,8 @@ NO_BATCH = -1
 TAKEN_OVER = -2
 """``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the queue's broker
 says that another member of the group has come."""
+FIRST_LIVES: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
+"""Generations where none has begun again."""
 
 
 class OffsetRow(NamedTuple):
@@ -56,6 +59,8 @@ class OffsetRow(NamedTuple):
     ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
     statistics: str = ""
     """How fast the owner has been lately, as ``consume.statistics`` writes it; JSON. A claim forgets it."""
+    generation: int = 0
+    """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +110,16 @@ class OffsetStore(Protocol):
         ...
 
     def claim(
-        self, consumer_group: str, owner: str, starts: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        owner: str,
+        starts: Mapping[MessageQueue, int],
+        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension; an unknown queue begins at ``starts[queue]``.
+        A stored ``next_offset`` is kept, with its suspension; an unknown queue begins at ``starts[queue]``, in its first
+        life unless ``generations`` names another.
 
         Raises:
             OffsetError: If a start is negative.

@@ -87,7 +87,7 @@ class BatchCommitter:
         """
         query_id = self._query_id()
         rows = self._store.read(self._group)
-        sink_batch = self._sink.begin(self._group, rows.keys()) if self._sink is not None else None
+        sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
         evaluated = BatchTask(writer, self._engine).run(batch)
         if not evaluated.acks:
@@ -106,6 +106,9 @@ class BatchCommitter:
                         ack.reset_to,
                     )
             raise
+
+    def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
+        return sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
 
     def _commit(
         self,

@@ -15,13 +15,13 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.consume.watermark import advance
+from pyspark_rocketmq.consume.watermark import Life, advance
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrow_text import rows_to_text, text_to_rows
@@ -105,13 +105,8 @@ class DatabaseSink:
         self.table.prepare(self.sleep)
         self._schema = schema
 
-    def begin(
-        self,
-        consumer_group: str,
-        queues: Collection[MessageQueue],
-        generations: Mapping[MessageQueue, int] | None = None,
-    ) -> DatabaseBatch:
-        """Read the group's watermarks; ``generations`` says which queues' offsets began again, and how often.
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DatabaseBatch:
+        """Read the group's watermarks; see ``Sink.begin``.
 
         Raises:
             SinkMoved: If rows of a later generation of a queue are there.
@@ -122,18 +117,17 @@ class DatabaseSink:
             since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
             raise _committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
         assert self._schema is not None, "prepare() comes first"
-        wanted = {queue: (generations or {}).get(queue, 0) for queue in queues}
         known = {
             queue: _known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
-            for queue, generation in wanted.items()
+            for queue, generation in queues.items()
         }
         collector = RowCollector(self._schema, known)
-        return DatabaseBatch(self, consumer_group, collector, stored.watermarks, wanted)
+        return DatabaseBatch(self, consumer_group, collector, stored.watermarks, dict(queues))
 
-    def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
-        """The next offset of each queue whose rows are there up to it."""
-        stored = self.table.read(consumer_group)
-        return {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """See ``Sink.watermarks``."""
+        stored = self.table.read(consumer_group).watermarks
+        return {Life(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
 
 class DatabaseBatch:

@@ -45,12 +45,14 @@ class DeltaBatch:
         writer: TaskWriter,
         before: GroupCommit,
         *,
+        generations: Mapping[MessageQueue, int],
         by_spark: bool,
         sleep: Callable[[float], None],
     ) -> None:
         self._table = table
         self._sleep = sleep
         self._before = before
+        self._generations = generations
         self._is_by_spark = by_spark
         self._log = log
         self._version = log.version
@@ -115,7 +117,7 @@ class DeltaBatch:
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
         commit_id = str(uuid.uuid4())
-        versions = {app_id(self._consumer_group, queue): offset for queue, offset in grown.items()}
+        versions = {self._id_of(queue): offset for queue, offset in grown.items()}
         failure: Exception | None = None
         for pause_s in (None, *_PAUSES_S):
             try:
@@ -151,6 +153,9 @@ class DeltaBatch:
         if pause_s is not None:
             self._log.refresh()
 
+    def _id_of(self, queue: MessageQueue) -> str:
+        return app_id(self._consumer_group, queue, self._generations[queue])
+
     def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int | None:
         """The version of the commit; None if the log is to be looked at for it."""
         group, keys = self._consumer_group, self._table.merge_keys
@@ -180,8 +185,8 @@ class DeltaBatch:
         group, path = self._consumer_group, self._table.path
         self._table.check_not_restored(self._log, group)
         # What other members of the group have done with their queues is what this commit goes on from.
-        self._before = self._table.group_commit(self._log, group, list(self.watermarks))
-        found = {queue: self._before.watermarks.get(app_id(group, queue), 0) for queue in grown}
+        self._before = self._table.group_commit(self._log, group, self._generations.items())
+        found = {queue: self._before.watermarks.get(self._id_of(queue), 0) for queue in grown}
         moved = [
             f"{queue} from {self.watermarks[queue]} to {now}"
             for queue, now in found.items()

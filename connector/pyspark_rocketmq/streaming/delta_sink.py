@@ -5,6 +5,7 @@ batch id is done" would lose or repeat rows. Instead the table's own transaction
 (``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are dropped, rows and new watermarks are
 committed together. That holds for any listener, after a kill at any point, and with a lost checkpoint.
 
+* Where a queue's offsets begin again, the id names the life (``…:QUEUE.1``), which begins without a watermark.
 * Two consumers that write one queue conflict, since both carry its id: the second one is refused.
 * Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them written
   again, delete the rows and call :meth:`DeltaSink.rewind`.
@@ -18,12 +19,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_rocketmq.consume.watermark import app_id, queue_of
+from pyspark_rocketmq.consume.watermark import Life, app_id, life_of, newest_lives
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -104,8 +105,8 @@ class DeltaSink:
         """
         self._table.prepare(schema)
 
-    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> DeltaBatch:
-        """Take a fresh snapshot and the group's watermark of each queue.
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
+        """Take a fresh snapshot and the group's watermark of each queue, in the life of the generation given.
 
         Raises:
             SinkConflict: If a RESTORE took rows away since the group's last commit.
@@ -115,8 +116,11 @@ class DeltaSink:
         log = self._table.newest_log()
         form = log.form()
         refused = self._table.check_unaltered(form)
-        before = self._table.group_commit(log, consumer_group, queues)
-        watermarks = {queue: before.watermarks.get(app_id(consumer_group, queue), 0) for queue in queues}
+        before = self._table.group_commit(log, consumer_group, queues.items())
+        watermarks = {
+            queue: before.watermarks.get(app_id(consumer_group, queue, generation), 0)
+            for queue, generation in queues.items()
+        }
         if any(watermarks.values()):
             self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
@@ -128,11 +132,18 @@ class DeltaSink:
             fills_missing=self._table.schema_evolution and not refused,
         )
         return DeltaBatch(
-            self._table, log, consumer_group, writer, before, by_spark=bool(refused), sleep=self._sleep
+            self._table,
+            log,
+            consumer_group,
+            writer,
+            before,
+            generations=dict(queues),
+            by_spark=bool(refused),
+            sleep=self._sleep,
         )
 
-    def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
-        """How far the table has come, in each queue that the group ever wrote rows of (next offsets).
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """How far the table has come, in the last life of each queue that the group ever wrote rows of (next offsets).
 
         Raises:
             SchemaError: If there is no table.
@@ -140,18 +151,21 @@ class DeltaSink:
         """
         return self._watermarks(consumer_group)
 
-    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[MessageQueue, int]:
+    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[Life, int]:
         """As of ``log``, or of the newest version."""
         try:
             log = log or self._table.newest_log()
-            found = {**log.all_transactions(), **self._table.group_commit(log, consumer_group, ()).watermarks}
+            return self._last_lives(log, consumer_group, self._table.group_commit(log, consumer_group, ()))
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self.path} could not be read: {exc} "
                 "Check that the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
-        queues = {queue_of(name, consumer_group): version for name, version in found.items()}
-        return {queue: version for queue, version in queues.items() if queue is not None}
+
+    def _last_lives(self, log: TableLog, consumer_group: str, newest: GroupCommit) -> dict[Life, int]:
+        found = {**log.all_transactions(), **newest.watermarks}
+        lives = {life_of(name, consumer_group): version for name, version in found.items()}
+        return newest_lives({life: version for life, version in lives.items() if life is not None})
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
@@ -166,11 +180,11 @@ class DeltaSink:
             DeltaError: If the table could not be written.
         """
         log = self._table.newest_log()
-        queues = self._watermarks(consumer_group, log)
+        lives = self._watermarks(consumer_group, log).keys()
         try:
             then = log.before_restores(consumer_group)
-            before = self._table.group_commit(then, consumer_group, list(queues)).watermarks
-            targets = {queue: before.get(app_id(consumer_group, queue), 0) for queue in queues}
+            before = self._table.group_commit(then, consumer_group, lives).watermarks
+            targets = {life.queue: before.get(app_id(consumer_group, *life), 0) for life in lives}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self.path} was restored cannot be told "
@@ -192,6 +206,8 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
 
+        Set is that of each queue's last life that the table has rows of.
+
         Rows at or above the new watermark that are still in the table will be there twice: delete them first.
         Stop the query before, and leave no offset of the group above its queue's watermark.
 
@@ -203,9 +219,8 @@ class DeltaSink:
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
         if negative:
             raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
-        versions = {app_id(consumer_group, queue): offset for queue, offset in next_offsets.items()}
         log, commit_id = self._table.newest_log(), str(uuid.uuid4())
-        if not versions:
+        if not next_offsets:
             # A commit of the group would hide the RESTORE before it.
             return log.version
         problem = self._rewind_problem(log, consumer_group, next_offsets)
@@ -216,6 +231,11 @@ class DeltaSink:
         except SinkConflict:
             # What cannot be told any more is what the operator says.
             before = GroupCommit(number=log.transaction_version(group_app_id(consumer_group)) or 0)
+        generations = dict(self._last_lives(log, consumer_group, before))
+        versions = {
+            app_id(consumer_group, queue, generations.get(queue, 0)): offset
+            for queue, offset in next_offsets.items()
+        }
         form = log.form()
         if not self._table.refused(form):
             return log.add(
@@ -245,7 +265,9 @@ class DeltaSink:
         if restored_at is None:
             return None
         try:
-            left_out = sorted(self._watermarks(consumer_group, log).keys() - set(queues))
+            left_out = sorted(
+                {life.queue for life in self._watermarks(consumer_group, log)}.difference(queues)
+            )
         except SinkConflict:
             # What they were cannot be told any more: they are what the operator says.
             return None

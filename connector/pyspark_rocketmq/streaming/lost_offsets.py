@@ -27,14 +27,15 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str)
     if not watermarks:
         return
     # A claim by nobody: the members' own claims follow.
-    store.claim(consumer_group, "", watermarks)
+    starts = {life.queue: offset for life, offset in watermarks.items()}
+    store.claim(consumer_group, "", starts, {life.queue: life.generation for life in watermarks})
     logger.warning(
         "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, not where "
         "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
         consumer_group,
         store,
         sink,
-        " ".join(f"{queue}={offset}" for queue, offset in sorted(watermarks.items())),
+        " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),
     )
 
 

@@ -7,13 +7,14 @@ has it already drops its rows, the others add them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.consume.watermark import Life, newest_lives
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
@@ -99,13 +100,13 @@ class SeveralSinks:
             )
             raise OptionError((problem,), where="several sinks")
 
-    def watermarks(self, consumer_group: str) -> dict[MessageQueue, int]:
-        """Where all of them are: of each queue the smallest, 0 if one has nothing of it; see ``Sink.watermarks``."""
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """Where all of them are: the smallest of each life, 0 if one has nothing of it; see ``Sink.watermarks``."""
         found = [route.sink.watermarks(consumer_group) for route in self._routes]
-        queues = {queue for each in found for queue in each}
-        return {queue: min(each.get(queue, 0) for each in found) for queue in queues}
+        lives = {life for each in found for life in each}
+        return newest_lives({life: min(each.get(life, 0) for each in found) for life in lives})
 
-    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> SinkBatch:
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a batch in each; see ``Sink.begin``."""
         begun = [route.sink.begin(consumer_group, queues) for route in self._routes]
         filters = [

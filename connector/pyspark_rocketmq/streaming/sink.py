@@ -1,6 +1,6 @@
 """What a query needs of a place for its rows: the promise that makes rows arrive exactly once.
 
-A sink keeps a *watermark* per group and queue, the next offset whose rows it does not have, and moves it in the
+A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and moves it in the
 transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the watermarks, tasks write
 what is not below them, ``commit`` makes their work and the new watermarks visible together, or neither.  Whatever is
 killed, run again or run twice in between, each row is there once (``consume.watermark``).
@@ -10,11 +10,12 @@ Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may loa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.model import MessageQueue
 
 
@@ -89,12 +90,16 @@ class Sink(Protocol):
         """
         ...
 
-    def watermarks(self, consumer_group: str) -> Mapping[MessageQueue, int]:
-        """How far it has come, in each queue that the group ever wrote rows of (next offsets)."""
+    def watermarks(self, consumer_group: str) -> Mapping[Life, int]:
+        """How far it has come, in the last life of each queue that the group ever wrote rows of (next offsets)."""
         ...
 
-    def begin(self, consumer_group: str, queues: Collection[MessageQueue]) -> SinkBatch:
-        """Begin a micro-batch of no other than these queues."""
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
+        """Begin a micro-batch of no other than these queues, each in the life of this generation.
+
+        A generation grows where a queue's offsets begin again (``consume.watermark``). The sink has nothing of a life
+        whose rows it never got, whatever it has of the one before it.
+        """
         ...
 
 

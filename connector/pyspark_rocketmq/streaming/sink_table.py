@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -107,9 +107,9 @@ class SinkTable:
         return log
 
     def group_commit(
-        self, log: TableLog, consumer_group: str, queues: Collection[MessageQueue]
+        self, log: TableLog, consumer_group: str, lives: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """How far the table has come with the group, in these queues and in all that Spark's writer knew of.
+        """How far the table has come with the group, in these lives (queue, generation) and in all that Spark's writer knew of.
 
         Raises:
             SinkConflict: If that cannot be told any more.
@@ -125,7 +125,7 @@ class SinkTable:
             )
         made = GroupCommit.of(newest) if newest is not None else None
         watermarks = dict(made.watermarks) if made is not None else {}
-        for one in (app_id(consumer_group, queue) for queue in queues):
+        for one in (app_id(consumer_group, queue, generation) for queue, generation in lives):
             # Where Spark's commit says nothing, the queue's last rows came by files.
             if one not in watermarks and (at := log.transaction_version(one)) is not None:
                 watermarks[one] = at
