@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Field, PrimitiveType
 
-from pyspark_rocketmq.consume.watermark import app_id
+from pyspark_rocketmq.consume.watermark import Life, app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming import sink_table
@@ -324,6 +324,17 @@ def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path):
     run_batch(sink, {Q0: 5}, rows(Q0, 2, 5, "again"))
 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
+
+
+def test_an_operator_sets_the_watermark_of_a_queues_last_life(sink: DeltaSink):
+    """F4, H2: rows of the one before it are of other messages."""
+    run_batch(sink, {Q0: 9}, rows(Q0, 0, 9))
+    sink.begin(GROUP, {Q0: 1}).commit([], {Q0: 5})
+
+    sink.rewind(GROUP, {Q0: 2, Q1: 1})
+
+    assert sink.watermarks(GROUP) == {Life(Q0, 1): 2, Life(Q1, 0): 1}
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 9}
 
 
 def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink):

@@ -231,7 +231,8 @@ class DeltaSink:
         except SinkConflict:
             # What cannot be told any more is what the operator says.
             before = GroupCommit(number=log.transaction_version(group_app_id(consumer_group)) or 0)
-        generations = dict(self._last_lives(log, consumer_group, before))
+        lives = self._last_lives(log, consumer_group, before)
+        generations = {life.queue: life.generation for life in lives}
         versions = {
             app_id(consumer_group, queue, generations.get(queue, 0)): offset
             for queue, offset in next_offsets.items()
