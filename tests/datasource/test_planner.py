@@ -320,8 +320,41 @@ def test_a_store_that_forgets_the_whole_group_ends_the_query(monkeypatch: pytest
     planning.next()
     monkeypatch.setattr(planning.store, "read", lambda _: {})
 
-    with pytest.raises(OffsetError, match=r"gone from .* had 1 queues .* start the query again"):
+    with pytest.raises(
+        OffsetError, match=r"gone from .* had 1 queues .* was deleted .* start the query again"
+    ):
         planning.next()
+
+
+def test_a_store_that_is_put_back_under_a_query_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2: its epochs come a second time, and would fence nobody."""
+    planning = Planning({A0: (0, 9)}, group=True)
+    planning.next()
+    earlier = planning.store.read("g")
+    assert planning.commit(A0, 4)
+    planning.next()
+    monkeypatch.setattr(planning.store, "read", lambda _: dict(earlier))
+
+    with pytest.raises(
+        OffsetError, match=r"restored to an earlier state or replaced: .*queue=0 was at 4 and is at 0, both"
+    ):
+        planning.next()
+
+
+def test_a_store_that_shows_an_earlier_state_for_a_moment_only_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H2: a file store's content while a new file takes the old one's place."""
+    planning = Planning({A0: (0, 9)}, group=True)
+    planning.next()
+    earlier = planning.store.read("g")
+    assert planning.commit(A0, 4)
+    planning.next()
+    now = planning.store.read("g")
+    looks = iter([earlier])
+    monkeypatch.setattr(planning.store, "read", lambda _: dict(next(looks, now)))
+
+    assert planning.next() == [(A0, 4, 9)]
 
 
 def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,10 +20,13 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.set_back import what_went_back
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_QUEUES = 5
 
 
 class ProgressSource(Protocol):
@@ -210,7 +213,7 @@ class GroupProgress:
         self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
-        self._check_not_lost(rows)
+        rows = self._checked(rows)
         rows |= self._follow_resets(held, snapshot)
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
@@ -237,18 +240,30 @@ class GroupProgress:
             for queue, row in progress.items()
         }
 
-    def _check_not_lost(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
-        """Refuse a store that has forgotten the whole group: what follows would look like the group's beginning.
+    def _checked(self, rows: dict[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
+        """The rows, unless the store was put back: what follows would look like the group's beginning, or fence nobody.
 
-        Brokers as a store show nothing while all of them are away.
+        Brokers as a store know no epochs, and show nothing while all of them are away.
         """
-        if self._rows and not rows and not isinstance(self._store, BrokerOffsetStore):
-            raise OffsetError(
-                f"All offsets of group {self._group} are gone from {self._store!r}, which had "
-                f"{len(self._rows)} queues of it at the last plan: the table was deleted or overwritten. Nothing was "
-                "consumed since. Restore the table and start the query again; started without it, the query goes on "
-                "where its sink's table is, or, without a sink, where the brokers know the group to be."
-            )
+        if isinstance(self._store, BrokerOffsetStore) or not what_went_back(self._rows, rows):
+            return rows
+        # A file is gone for a moment while another takes its place; the content before is read then.
+        rows = self._store.read(self._group)
+        went_back = what_went_back(self._rows, rows)
+        if not went_back:
+            return rows
+        what = (
+            "was deleted or overwritten"
+            if not rows
+            else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
+        )
+        raise OffsetError(
+            f"Offsets of group {self._group} are gone from {self._store!r}, which had {len(self._rows)} queues of it at the last plan: it "
+            f"{what}. Nothing was consumed since. Put the newest state back and start the query again. Started without it, the query goes "
+            "on where the store says: messages that it has passed since then are consumed again, and a sink leaves out the rows that "
+            "it has. A group that the store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers "
+            "know the group to be."
+        )
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
         """Of listeners without autoCommit that have consumed a whole range and committed nothing."""

@@ -1,0 +1,69 @@
+"""A store that was put back to an earlier state is told from every change that the rules allow."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.set_back import what_went_back
+from pyspark_rocketmq.offsets.store import QueueCommit
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.sink_rows import GROUP, Q0, Q1
+
+
+def store_at(offset: int) -> MemoryOffsetStore:
+    """A claimed queue, moved to ``offset`` by a batch."""
+    store = MemoryOffsetStore("set-back", clock=FakeClock())
+    row = store.claim(GROUP, "me", {Q0: 0})[Q0]
+    store.commit(
+        GROUP, [QueueCommit(queue=Q0, epoch=row.epoch, next_offset=offset)], query_id="q", batch_id=1
+    )
+    return store
+
+
+def test_an_offset_that_went_back_within_its_epoch_is_told() -> None:
+    """H2"""
+    [words] = what_went_back(store_at(9).read(GROUP), store_at(4).read(GROUP))
+
+    assert words == f"{Q0} was at 9 and is at 4, both in epoch 1"
+
+
+def test_an_epoch_that_went_back_is_told_wherever_the_offset_is() -> None:
+    """H2: an epoch that comes twice fences nobody."""
+    before = store_at(4)
+    before.reset(GROUP, {Q0: 2})
+
+    [words] = what_went_back(before.read(GROUP), store_at(9).read(GROUP))
+
+    assert words == f"{Q0} was at 2 in epoch 2 and is at 9 in epoch 1"
+
+
+def test_a_queue_that_is_not_there_any_more_is_told() -> None:
+    """H2"""
+    before = store_at(4)
+    before.claim(GROUP, "me", {Q1: 7})
+
+    assert what_went_back(before.read(GROUP), store_at(4).read(GROUP)) == (f"{Q1} was at 7 and is not there",)
+
+
+changes = st.lists(
+    st.tuples(st.sampled_from(["claim", "reset", "commit"]), st.sampled_from([Q0, Q1]), st.integers(0, 9))
+)
+
+
+@given(changes)
+def test_no_change_that_the_rules_allow_is_taken_for_that(made: list[tuple[str, object, int]]) -> None:
+    """F5: an operator may move a queue anywhere."""
+    store = store_at(3)
+    for kind, queue, offset in made:
+        before = store.read(GROUP)
+        if kind == "claim":
+            store.claim(GROUP, "other", {queue: offset})  # type: ignore[dict-item]
+        elif kind == "reset":
+            store.reset(GROUP, {queue: offset})  # type: ignore[dict-item]
+        elif queue in before:
+            row = before[queue]  # type: ignore[index]
+            forward = QueueCommit(queue=row.queue, epoch=row.epoch, next_offset=row.next_offset + offset)
+            store.commit(GROUP, [forward], query_id="q", batch_id=offset)
+        assert what_went_back(before, store.read(GROUP)) == ()
