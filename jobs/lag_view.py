@@ -53,6 +53,11 @@ class LagView:
         return self._lag.seconds(self.now_s)
 
     @property
+    def is_beyond_end(self) -> bool:
+        """Whether the next offset is beyond the end of the queue: nothing is consumed of it."""
+        return bool(self._lag.beyond_end)
+
+    @property
     def _lag(self) -> QueueLag:
         max_offset = None if self.bounds is None else self.bounds.max_offset
         return QueueLag(self.row.next_offset, max_offset, self.next_stored_at_s)
@@ -74,6 +79,7 @@ class LagView:
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
             "lag": self.lag,
             "lagSeconds": _rounded(self.lag_s),
+            "note": self._lag.note,
             "reconsumeTimes": self.row.reconsume_times,
             "suspendedUntil": iso(self.row.suspended_until_s) if self.is_suspended else None,
             "heldBy": None if self.holder is None else self.holder.client_id,
@@ -85,7 +91,7 @@ class LagView:
 
 LAG_COLUMNS = (
     "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
-    "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
+    "note",    "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
 )  # fmt: skip
 """Those of ``LagView.columns``, for where there may be no queue."""
 
@@ -115,6 +121,7 @@ class LagTotal:
             "members": len({view.holder.client_id for view in self.views if view.holder}),
             "heldByNobody": sum(view.holder is None for view in self.views),
             "suspended": sum(view.is_suspended for view in self.views),
+            "beyondEnd": sum(view.is_beyond_end for view in self.views),
             "withoutBroker": sum(view.bounds is None for view in self.views),
         }
 

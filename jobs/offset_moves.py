@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -50,6 +51,9 @@ def parse_target(text: str) -> Target:
     if value in (EARLIEST, LATEST):
         return ToBound(value)
     if re.fullmatch(r"\d+", value):
+        at = _time_in_digits(value)
+        if at is not None:
+            raise ValueError(f"is a time in digits, and a number is a queue offset here; write {at}")
         return ToOffset(int(value))
     try:
         return ToTime(parse_time(text))
@@ -57,6 +61,20 @@ def parse_target(text: str) -> Target:
         raise ValueError(
             "is neither earliest, latest, a queue offset, nor a time such as 2026-11-20T10:00 (UTC unless it says otherwise)"
         ) from None
+
+
+def _time_in_digits(digits: str) -> str | None:
+    """What to write for a time as ``consumeTimestamp`` has it, or in milliseconds as ``mqadmin`` has; None for neither.
+
+    No queue has that many messages.
+    """
+    if len(digits) == 13:
+        return datetime.fromtimestamp(int(digits) / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        at = datetime.strptime(digits, "%Y%m%d%H%M%S") if len(digits) == 14 else None  # noqa: DTZ007 - shown as it is
+    except ValueError:
+        return None
+    return None if at is None else f"{at.isoformat()} for UTC, or with a zone, as {at.isoformat()}+08:00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +136,8 @@ class QueueMove:
         if self.bounds is not None and self.target < self.bounds.min_offset:
             notes.append(f"the broker begins at {self.bounds.min_offset}")
         if self.bounds is not None and self.target > self.bounds.max_offset:
-            notes.append(f"the broker ends at {self.bounds.max_offset}")
+            beyond = self.target - self.bounds.max_offset
+            notes.append(f"beyond the end by {beyond}: the broker ends at {self.bounds.max_offset}")
         if self.is_below_watermark:
             notes.append(f"the sink drops rows below {self.watermark}")
         return "; ".join(notes)

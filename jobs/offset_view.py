@@ -21,10 +21,9 @@ class OffsetView:
     """None when the broker was not asked or does not have the queue."""
 
     @property
-    def lag(self) -> int | None:
+    def lag(self) -> QueueLag:
         """Messages stored and not yet consumed."""
-        max_offset = None if self.bounds is None else self.bounds.max_offset
-        return QueueLag(self.row.next_offset, max_offset).messages
+        return QueueLag(self.row.next_offset, None if self.bounds is None else self.bounds.max_offset)
 
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order; times as ISO 8601 in UTC."""
@@ -36,7 +35,8 @@ class OffsetView:
             "nextOffset": self.row.next_offset,
             "brokerMinOffset": self.bounds.min_offset if self.bounds else None,
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
-            "lag": self.lag,
+            "lag": self.lag.messages,
+            "note": self.lag.note,
             "reconsumeTimes": self.row.reconsume_times,
             "suspendedUntil": iso(self.row.suspended_until_s),
             "epoch": self.row.epoch,

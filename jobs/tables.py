@@ -12,7 +12,7 @@ from jobs.lag_view import LagTotal
 from jobs.offset_view import BROKER_COLUMNS, OffsetView
 
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
-_WHERE_ANY = (*BROKER_COLUMNS, "reconsumeTimes", "suspendedUntil")
+_WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
 """Shown where at least one queue has something to show."""
 _LAST = ("epoch", "updatedAt")
 
@@ -43,7 +43,7 @@ def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:
 
 
 _LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
-_LAG_WHERE_ANY = ("reconsumeTimes", "suspendedUntil")
+_LAG_WHERE_ANY = ("note", "reconsumeTimes", "suspendedUntil")
 _LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
 
 

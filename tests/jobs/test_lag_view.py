@@ -46,6 +46,14 @@ def test_a_queue_without_messages_to_come_is_not_behind():
     assert (columns["lag"], columns["lagSeconds"]) == (0, 0.0)
 
 
+def test_an_offset_beyond_the_end_is_told_by_how_much():
+    """F5"""
+    beyond = view(row(next_offset=12))
+
+    assert (beyond.columns()["lag"], beyond.columns()["note"]) == (0, "beyond the end by 3")
+    assert [total.columns()["beyondEnd"] for total in totals([beyond])] == [1]
+
+
 def test_clocks_that_differ_never_make_a_span_negative():
     columns = view(next_stored_at_s=NOW_S + 3, holder=Holder(client_id="me", locked_at_s=NOW_S + 3)).columns()
 
@@ -118,6 +126,6 @@ def test_totals_are_of_a_group_and_topic_and_of_what_is_known():
     assert first == {
         "consumerGroup": "etl", "topic": "orders", "queues": 2, "lag": 8, "lagSeconds": 8.0,
         "okPerSecond": 0.0, "failedPerSecond": 0.0, "failedInHour": 0, "callMs": 0.0, "members": 1,
-        "heldByNobody": 1, "suspended": 1, "withoutBroker": 0,
+        "heldByNobody": 1, "suspended": 1, "beyondEnd": 0, "withoutBroker": 0,
     }  # fmt: skip
     assert (second["consumerGroup"], second["queues"]) == ("other", 1)

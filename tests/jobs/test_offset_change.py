@@ -373,7 +373,9 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
     assert live.do(skip, None, is_forced=True) == [(0, 6), (1, 6)]
     assert live.do(reset, ToTime(0.0), is_forced=True) == [(0, 0), (1, 0)]
     assert live.do(reset, ToTime(LATER_S), is_forced=True) == [(0, 6), (1, 6)]
-    with pytest.raises(JobFailed, match=r"beyond the end of their queue.*: 7 \(the broker ends at 6\)"):
+    with pytest.raises(
+        JobFailed, match=r"beyond the end of their queue.*: 7 \(beyond the end by 1: the broker ends at 6\)"
+    ):
         live.do(reset, ToOffset(7), is_forced=True)
 
 

@@ -57,6 +57,28 @@ def test_anything_else_is_no_target(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("20261122100000", "write 2026-11-22T10:00:00 for UTC, or with a zone, as 2026-11-22T10:00:00+08:00"),
+        ("1790000000500", "write 2026-09-21T14:13:20.500+00:00"),
+    ],
+)
+def test_a_time_in_digits_is_not_taken_for_an_offset(text, instead):
+    """F5: as consumeTimestamp has it, and in milliseconds as mqadmin has it."""
+    with pytest.raises(ValueError) as caught:
+        parse_target(text)
+
+    assert str(caught.value) == f"is a time in digits, and a number is a queue offset here; {instead}"
+    assert parse_target(str(caught.value).split()[-1])
+
+
+@pytest.mark.parametrize("text", ["20261322100000", "202611221000", "99999999999999"])
+def test_a_number_that_is_no_time_is_an_offset(text):
+    """F5"""
+    assert parse_target(text) == ToOffset(int(text))
+
+
+@pytest.mark.parametrize(
     ("text", "moment"), [("v120", AtVersion(120)), ("V0", AtVersion(0)), ("2026-11-20T10:00", AtTime(TEN))]
 )
 def test_a_moment_is_a_version_or_a_time(text, moment):

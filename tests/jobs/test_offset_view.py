@@ -12,7 +12,7 @@ from rich.console import Console
 from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
 from jobs.offsets_settings import OffsetsShowSettings
-from jobs.offsets_show import show_offsets
+from jobs.offsets_show import print_offsets, show_offsets
 from jobs.output import OutputForm
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -60,9 +60,21 @@ def test_rows_are_sorted_by_group_and_queue():
 def test_lag_is_what_the_broker_holds_beyond_the_next_offset():
     bounds = {A0: QueueBounds(min_offset=2, max_offset=9), A1: QueueBounds(min_offset=0, max_offset=3)}
 
-    lags = [view.lag for view in view_offsets([row(A0), row(A1), row(B0)], bounds)]
+    lags = [view.lag.messages for view in view_offsets([row(A0), row(A1), row(B0)], bounds)]
 
     assert lags == [4, 0, None]
+
+
+def test_an_offset_beyond_the_end_is_told_by_how_much():
+    """F5: no messages behind is not all there is to say of it."""
+    (beyond,) = view_offsets([row(A0, next_offset=12)], {A0: QueueBounds(min_offset=2, max_offset=9)})
+    (at_end,) = view_offsets([row(A0, next_offset=9)], {A0: QueueBounds(min_offset=2, max_offset=9)})
+
+    assert (beyond.columns()["lag"], beyond.columns()["note"]) == (0, "beyond the end by 3")
+    assert at_end.columns()["note"] is None
+    output = io.StringIO()
+    print_offsets([beyond], Console(file=output, width=200))
+    assert "beyond the end by 3" in output.getvalue()
 
 
 def test_times_are_iso_8601_in_utc():

@@ -99,12 +99,59 @@ def test_progress_without_rows_is_kept(sink: DeltaSink, path: Path) -> None:
     assert steps(path) == []
 
 
-def test_rows_without_a_whole_key_are_added(sink: DeltaSink, path: Path) -> None:
-    """H6: null is equal to nothing; within one batch the newest of them stays."""
-    run(sink, {Q0: 1}, (Q0, 0, None, "created"))
-    run(sink, {Q0: 2}, (Q0, 1, None, "paid"))
+@pytest.mark.parametrize("is_one_batch", [True, False], ids=["one batch", "a batch each"])
+def test_rows_without_a_whole_key_are_added(sink: DeltaSink, path: Path, *, is_one_batch: bool) -> None:
+    """H6: null is equal to nothing, itself included."""
+    made = [(Q0, 0, None, "created"), (Q0, 1, "a", "created"), (Q0, 2, None, "paid"), (Q0, 3, None, "paid")]
+    if is_one_batch:
+        run(sink, {Q0: 4}, *made)
+    else:
+        for row in made:
+            run(sink, {Q0: row[1] + 1}, row)
 
-    assert steps(path) == [(None, "created"), (None, "paid")]
+    assert steps(path) == [("a", "created"), (None, "created"), (None, "paid"), (None, "paid")]
+
+
+REGIONS = pa.schema([*POSITION, ("region", pa.string()), ("order id", pa.string()), ("step", pa.string())])
+
+
+@pytest.mark.parametrize("is_one_batch", [True, False], ids=["one batch", "a batch each"])
+@pytest.mark.parametrize("partition_by", [(), ("region",), ("region", "order id")], ids="+".join)
+@pytest.mark.parametrize("region", ["", "__HIVE_DEFAULT_PARTITION__", "eu/south é%20'\""])
+def test_a_key_has_one_row_whatever_text_a_partition_column_has(
+    path: Path, partition_by: tuple[str, ...], region: str, *, is_one_batch: bool
+) -> None:
+    """H6: Delta keeps "" there as null, and delta-rs the name of the folder of nulls."""
+    sink = DeltaSink(path, merge_keys=["region", "order id"], partition_by=partition_by)
+    sink.prepare(REGIONS)
+    made = [
+        (Q0, number, place, order, step)
+        for number, (place, order, step) in enumerate(
+            (place, order, step)
+            for step in ("created", "paid")
+            for place, order in ((region, "1"), (region, "2"), ("asia", "1"))
+        )
+    ]
+    for several in [made] if is_one_batch else [[row] for row in made]:
+        run_batch(sink, {Q0: several[-1][1] + 1}, batch_of(REGIONS, several))
+
+    table = DeltaTable(path).to_pyarrow_table()
+    kept = region if not partition_by or region.startswith("eu") else None
+    found = zip(*(table[name].to_pylist() for name in ("region", "order id", "step")), strict=True)
+    assert sorted(found, key=str) == sorted(
+        [("asia", "1", "paid"), (kept, "1", "paid"), (kept, "2", "paid")], key=str
+    )
+
+
+def test_rows_without_a_whole_key_stay_where_the_null_is_in_a_partition_column(path: Path) -> None:
+    """H6"""
+    sink = DeltaSink(path, merge_keys=["region", "order id"], partition_by=["region"])
+    sink.prepare(REGIONS)
+    for offset in range(3):
+        rows = [(Q0, offset, None, "1", f"{offset}"), (Q0, offset, "eu", "1", f"{offset}")]
+        run_batch(sink, {Q0: offset + 1}, batch_of(REGIONS, rows))
+
+    assert [step for _, step in steps(path)] == ["0", "1", "2", "2"]
 
 
 def test_the_files_of_a_batch_are_gone_when_it_is_merged(sink: DeltaSink, path: Path) -> None:
@@ -123,17 +170,27 @@ def test_a_key_that_is_no_column_is_refused_in_a_sentence(path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from([Q0, Q1]), st.integers(0, 20), st.sampled_from("abc")), max_size=40)
+    st.lists(
+        st.tuples(st.sampled_from([Q0, Q1]), st.integers(0, 20), st.sampled_from(["a", "b", "", None])),
+        max_size=40,
+    )
 )
-def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str]]) -> None:
-    """H6: whatever the order in which tasks bring them."""
+def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str | None]]) -> None:
+    """H6: whatever the order in which tasks bring them; a null is no key, so all of its rows stay."""
     rows = [(queue, offset, key, f"{number}") for number, (queue, offset, key) in enumerate(made)]
-    expected: dict[str, tuple[tuple[MessageQueue, int, int], str]] = {}
+    newest: dict[str, tuple[tuple[MessageQueue, int, int], str]] = {}
     for number, (queue, offset, key, step) in enumerate(rows):
-        expected[key] = max(expected.get(key, ((Q0, -1, -1), "")), ((queue, offset, number), step))
+        if key is not None:
+            newest[key] = max(newest.get(key, ((Q0, -1, -1), "")), ((queue, offset, number), step))
 
-    newest = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS)
+    found = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS)
 
-    assert dict(zip(newest["order id"].to_pylist(), newest["step"].to_pylist(), strict=True)) == {
-        key: step for key, (_, step) in expected.items()
-    }
+    assert sorted(
+        zip(found["order id"].to_pylist(), found["step"].to_pylist(), strict=True), key=str
+    ) == sorted(
+        [
+            *((key, step) for key, (_, step) in newest.items()),
+            *((None, row[3]) for row in rows if row[2] is None),
+        ],
+        key=str,
+    )

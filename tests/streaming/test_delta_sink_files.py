@@ -184,7 +184,7 @@ def test_a_file_uri_is_written_to(tmp_path: Path):
 
 # ------------------------------------------------------------------------------------------ partitions
 
-TRICKY = ["a b/c:%é=1", "", None, "plain", "a'b", "../x"]
+TRICKY = ["a b/c:%é=1", "", None, "plain", "a'b", "../x", "__HIVE_DEFAULT_PARTITION__"]
 
 
 def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
@@ -193,14 +193,14 @@ def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
     sink.prepare(SCHEMA)
     batch = sink.begin(GROUP, {Q0: 0})
 
-    files = files_of(batch.task_writer(), iter([rows(*TRICKY), rows(*TRICKY, start=6)]))
-    batch.commit(files, {Q0: 12})
+    files = files_of(batch.task_writer(), iter([rows(*TRICKY), rows(*TRICKY, start=7)]))
+    batch.commit(files, {Q0: 14})
 
     # An empty partition value means null in Delta, also when Spark writes it.
     read = [None if step == "" else step for step in TRICKY]
     table = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
     assert table.column("step").to_pylist() == read * 2
-    assert len(files) == 5
+    assert len(files) == 6
     assert "step" not in pq.read_schema(path / files[0].path).names
     assert all((path / file.path).resolve().parent.parent == path for file in files)
 

@@ -20,6 +20,16 @@ class QueueLag(NamedTuple):
         """Messages stored and not yet consumed; offsets that hold none, as after a filter, count too."""
         return None if self.max_offset is None else max(0, self.max_offset - self.next_offset)
 
+    @property
+    def beyond_end(self) -> int | None:
+        """By how many messages the next offset is beyond the end of the queue; None where the end is not known."""
+        return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
+
+    @property
+    def note(self) -> str | None:
+        """What 0 messages do not say of a queue that nothing is consumed of."""
+        return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
+
     def seconds(self, now_s: float) -> float | None:
         """For how long the next message has waited; 0 when there is none, and where clocks differ."""
         if self.messages == 0:

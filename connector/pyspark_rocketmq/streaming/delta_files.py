@@ -31,7 +31,8 @@ _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
 _OPEN_FILES = 64
 """At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""Names the folder of rows without a value."""
 _POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
 
 PartitionValues = tuple[str | None, ...]
@@ -124,9 +125,7 @@ def _split(
     if not partition_by:
         yield (), batch
         return
-    columns = {
-        name: pc.fill_null(_partition_text(batch.column(name)), _NULL_PARTITION) for name in partition_by
-    }
+    columns = {name: _partition_text(batch.column(name)) for name in partition_by}
     texts = pa.table(columns)
     data = batch.drop_columns(list(partition_by))
     for values in zip(
@@ -134,9 +133,9 @@ def _split(
     ):
         mask = None
         for name, value in zip(partition_by, values, strict=True):
-            is_value = pc.equal(columns[name], value)
-            mask = is_value if mask is None else pc.and_(mask, is_value)
-        yield tuple(None if value == _NULL_PARTITION else value for value in values), data.filter(mask)
+            is_value = pc.is_null(columns[name]) if value is None else pc.equal(columns[name], value)
+            mask = is_value if mask is None else pc.and_kleene(mask, is_value)
+        yield values, data.filter(mask)
 
 
 def _partition_text(column: pa.Array) -> pa.Array:
@@ -245,7 +244,7 @@ class _GrowingFile:
         self._gathered_rows = 0
         self._gathered_bytes = 0
         subfolders = [
-            f"{name}={_NULL_PARTITION if value is None else quote(value, safe='')}"
+            f"{name}={NULL_PARTITION if value is None else quote(value, safe='')}"
             for name, value in partition_values.items()
         ]
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])

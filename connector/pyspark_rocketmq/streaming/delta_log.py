@@ -22,7 +22,14 @@ from pyspark_rocketmq.offsets.log_files import LogFiles
 from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
-from pyspark_rocketmq.streaming.delta_merge import newest_rows, predicate, quoted, read_rows, remove_files
+from pyspark_rocketmq.streaming.delta_merge import (
+    newest_rows,
+    predicate,
+    quoted,
+    read_rows,
+    remove_files,
+    with_blanks,
+)
 from pyspark_rocketmq.streaming.delta_transactions import all_transactions, transactions_of
 from pyspark_rocketmq.streaming.table_protocol import (
     commit_metadata,
@@ -236,11 +243,13 @@ class TableLog:
             return self.add((), versions, consumer_group=consumer_group, commit_id=commit_id)
         begun_at = self.version
         rows = read_rows(files, self.arrow_schema, self._filesystem, self._folder)
+        partitions = self._table.metadata().partition_columns
+        rows, blank = with_blanks(rows, [name for name in keys if name in partitions])
         values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
         (
             self._table.merge(
                 newest_rows(rows, keys).select(list(columns)),
-                predicate(keys, _SOURCE, _TARGET),
+                predicate(keys, _SOURCE, _TARGET, blank),
                 source_alias=_SOURCE,
                 target_alias=_TARGET,
                 commit_properties=_properties(versions, consumer_group, commit_id),

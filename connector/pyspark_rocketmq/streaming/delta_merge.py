@@ -7,7 +7,7 @@ millions at once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from pyspark_rocketmq.streaming.delta_files import NULL_PARTITION, WrittenFile
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +26,46 @@ _ROW = "__row"
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The last row of each key: of one queue the one of the highest queue offset, and of a message the one emitted last.
 
-    Messages of one key belong into one queue; between queues there is no order, and the one that sorts last wins.
+    Messages of one key belong into one queue; between queues there is no order, and the one that sorts last wins. A key
+    with a null in it is equal to none, so all its rows stay.
     """
     in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _POSITION]))
     numbered = in_order.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
-    last = numbered.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
-    return in_order.take(last.sort())
+    whole = numbered.drop_null()
+    last = whole.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].combine_chunks()
+    without_key = pc.invert(pc.is_in(numbered[_ROW], value_set=whole[_ROW].combine_chunks()))
+    return in_order.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]).sort())
 
 
-def predicate(keys: Iterable[str], source: str, target: str) -> str:
-    """Rows of one key; a key with a null in it is equal to none, and its rows are always added."""
-    return " AND ".join(f"{target}.{quoted(name)} = {source}.{quoted(name)}" for name in keys)
+def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
+    """The rows with "" where one of these partition columns has a text that the table keeps as null; columns that have such.
+
+    Delta has no empty text as a partition's value, and delta-rs none that is the name of the folder of rows without one.
+    """
+    blank = []
+    for name in columns:
+        index = rows.schema.get_field_index(name)
+        column = rows.column(index)
+        if not pa.types.is_string(column.type):
+            continue
+        is_blank = pc.is_in(column, value_set=pa.array(["", NULL_PARTITION]))
+        if pc.any(is_blank).as_py():
+            blank.append(name)
+            rows = rows.set_column(index, rows.schema.field(index), pc.if_else(is_blank, "", column))
+    return rows, blank
+
+
+def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
+    """Rows of one key; a key with a null in it is equal to none, and its rows are always added.
+
+    In the columns ``blank`` the source has "" for what is null in the target.
+    """
+    return " AND ".join(
+        f"coalesce({target}.{quoted(name)}, '') = {source}.{quoted(name)}"
+        if name in blank
+        else f"{target}.{quoted(name)} = {source}.{quoted(name)}"
+        for name in keys
+    )
 
 
 def quoted(name: str) -> str:
@@ -48,9 +77,12 @@ def quoted(name: str) -> str:
 def read_rows(
     files: Iterable[WrittenFile], schema: pa.Schema, filesystem: pafs.FileSystem, folder: str
 ) -> pa.Table:
-    """The rows of the files, with the columns of ``schema``; partition columns are in the files' names only."""
+    """The rows of files without partitions, with the columns of ``schema``."""
+    stored = [
+        pq.read_table(f"{folder}/{file.path}", filesystem=filesystem, partitioning=None) for file in files
+    ]
     return pa.concat_tables(
-        [schema.empty_table(), *(_read_file(file, schema, filesystem, folder) for file in files)]
+        [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
     )
 
 
@@ -61,14 +93,3 @@ def remove_files(files: Iterable[WrittenFile], filesystem: pafs.FileSystem, fold
             filesystem.delete_file(f"{folder}/{file.path}")
         except OSError:
             logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
-
-
-def _read_file(file: WrittenFile, schema: pa.Schema, filesystem: pafs.FileSystem, folder: str) -> pa.Table:
-    stored = pq.read_table(f"{folder}/{file.path}", filesystem=filesystem, partitioning=None)
-    columns = [
-        pa.repeat(pa.scalar(file.partition_values[field.name], pa.string()).cast(field.type), len(stored))
-        if field.name in file.partition_values
-        else stored[field.name].cast(field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)

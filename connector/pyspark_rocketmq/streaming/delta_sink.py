@@ -127,7 +127,8 @@ class DeltaSink:
             table_uri=self.path,
             # Spark reads the rows again, and brings them into the table's own form.
             schema=self._table.schema if refused else log.arrow_schema,
-            partition_by=() if refused else form.partition_by,
+            # What is merged is read again, and a text that the table keeps as null would be one by then.
+            partition_by=() if refused or self._table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=self._table.schema_evolution and not refused,
         )
