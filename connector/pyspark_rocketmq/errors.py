@@ -300,8 +300,9 @@ class KeysOutOfOrder(RocketMQError):
         examples = ", ".join(map(repr, self.sharding_keys[:3]))
         return (
             f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): nothing says which were "
-            "first. Write by_sharding_key(df), or a DataFrame in which all rows of a key are in one partition, or set "
-            "checkShardingKeys=false if their order does not matter."
+            "first. Writing them again stores them all once more. Write by_sharding_key(df), in a "
+            "stream within foreachBatch, or a DataFrame in which all rows of a key are in one partition, or set checkShardingKeys=false if "
+            "their order does not matter."
         )
 
 

@@ -164,7 +164,8 @@ class WriteOptions(ConnectionOptions):
         parse=boolean,
         default=True,
         doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their order is then "
-        "that of the tasks. `by_sharding_key` arranges the rows.",
+        "that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a batch in the driver's log and goes on: "
+        "its rows are stored, and a restart would send them again.",
     )
     write_id: str | None = write_option(
         "writeId",

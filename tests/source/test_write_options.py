@@ -9,10 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
 
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.datasource import sink_task, writer
+from pyspark_rocketmq.datasource.key_sample import KeySampler
 from pyspark_rocketmq.datasource.seen_routes import seen_routes
 from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.datasource.sink_task import send_rows
@@ -243,6 +245,28 @@ def test_keys_of_several_tasks_are_not_looked_for_if_told(cluster: ScriptedClust
     write(checkShardingKeys="false")
     with pytest.raises(KeysOutOfOrder, match="'b'"):
         write()
+
+
+def test_a_stream_warns_of_keys_of_several_tasks_because_a_restart_would_send_the_batch_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """checkShardingKeys; G6: everything is stored by then."""
+    sampler = KeySampler()
+    sampler.add(TOPIC, "order-7")
+    sent: list[WriterCommitMessage | None] = [
+        SentMessage(1, sampler.sample()),
+        SentMessage(1, sampler.sample()),
+    ]
+    stream = RocketMQStreamWriter(write_options(), {"body": 0})
+
+    stream.commit(sent[:1], 3)
+    assert "order" not in caplog.text
+    stream.commit(sent, 4)
+
+    assert "batch 4 of the stream goes on out of order: All rows are stored" in caplog.text
+    assert "'order-7'" in caplog.text
+    with pytest.raises(KeysOutOfOrder, match="Writing them again stores them all once more"):
+        RocketMQWriter(write_options(), {"body": 0}).commit(sent)
 
 
 class FirstTask:

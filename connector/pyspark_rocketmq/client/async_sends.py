@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.errors import RocketMQError, TooManySends
@@ -21,6 +22,28 @@ MOST_SENDS: Final = 10_000
 """``DefaultMQProducer.backPressureForAsyncSendNum``."""
 MOST_BYTES: Final = 100 * 1024 * 1024
 """``DefaultMQProducer.backPressureForAsyncSendSize``."""
+
+
+class _SendFuture(Future[SendResult]):
+    """The future of one send."""
+
+    _done_callbacks: list[Any]
+    """The base class's; nothing public takes callbacks back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: the outcome is told to the parent; here it is an error, and callbacks are not called."""
+        self._condition = threading.Condition()
+        if not self.done():
+            self._done_callbacks.clear()
+            self.set_exception(
+                RocketMQError(
+                    "This process was forked while the message was under way; its parent is told what became of it."
+                )
+            )
 
 
 class AsyncSends:
@@ -57,6 +80,12 @@ class AsyncSends:
         self._bytes = 0
         self._undone = 0
         """Futures that are not done: a send has left room for the next one a moment before its future is."""
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: nothing is under way."""
+        self._changed = threading.Condition()
+        self._sends = self._bytes = self._undone = 0
 
     def send(
         self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
@@ -69,7 +98,7 @@ class AsyncSends:
         """
         size = len(message.body)
         self._enter(size)
-        future: Future[SendResult] = Future()
+        future = _SendFuture()
         future.set_running_or_notify_cancel()
 
         def done(outcome: SendResult | RocketMQError) -> None:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.dispatcher import RequestDispatcher, RequestHandler
 from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
@@ -88,6 +89,14 @@ class Channel:
             target=self._read, name=f"rocketmq-reader {self.address}", daemon=True
         )
         self._reader.start()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: the connection is the parent's and goes on, and nobody here may speak on it."""
+        self._lock, self._send_lock = threading.Lock(), threading.Lock()
+        self._ended = ChannelClosed(self.address, "this process was forked; the connection is its parent's")
+        self._waiting = {}
+        self._transport.close()
 
     @property
     def is_open(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue
@@ -80,6 +81,11 @@ class FaultTable:
         self._clock = clock
         self._lock = threading.Lock()
         self._brokers: dict[str, _Broker] = {}
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: what is known stays."""
+        self._lock = threading.Lock()
 
     def note(self, broker_name: str, latency_ms: float, outcome: SendOutcome) -> None:
         """Take in how an attempt went (``MQFaultStrategy.updateFaultItem``)."""

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.answers import checked
 from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -65,6 +66,11 @@ class NameServerClient:
         self._lock = threading.Lock()
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: what is known stays."""
+        self._lock = threading.Lock()
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The topic's route, at most ``route_max_age_s`` old.

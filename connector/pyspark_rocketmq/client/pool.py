@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.dispatcher import RequestHandler
@@ -44,6 +45,13 @@ class ChannelPool(Closing):
         self._leaving: list[Channel] = []
         """Replaced because the server wants its clients gone, but with answers still to come."""
         self._is_closed = False
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: begin without connections; the parent's are given back without ending them."""
+        self._lock = threading.Lock()
+        self._channels = {}
+        self._leaving = []
 
     def get(self, address: str, deadline: Deadline) -> Channel:
         """An open channel to ``address``; one caller connects, others who ask meanwhile wait for it.

@@ -15,9 +15,11 @@ _PLAIN: Final = ConnectionSettings()
 _KEPT_S: Final = 60.0
 """A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
-_idle: dict[tuple[int, str, ConnectionSettings], list[tuple[float, PullLine[Any]]]] = {}
-"""By process id, because a forked child must not speak on its parent's connections, by address, and by settings,
-because a line speaks with one user's credentials; with the monotonic second at which each was given back."""
+_idle: dict[tuple[str, ConnectionSettings], list[tuple[float, PullLine[Any]]]] = {}
+"""By address, and by settings, because a line speaks with one user's credentials; with the monotonic second at which each
+was given back."""
+# A child must not speak on its parent's connections.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def take_line(
@@ -29,7 +31,7 @@ def take_line(
         ConnectFailed: If no connection could be made within the settings' time-out.
         OptionError: If a certificate or key file cannot be used.
     """
-    kept = _idle.get((os.getpid(), address, settings), [])
+    kept = _idle.get((address, settings), [])
     # Threads take and give back: who finds one here may find it gone.
     while (idle := _popped(kept)) is not None:
         since_s, line = idle
@@ -45,7 +47,7 @@ def give_back_line(line: PullLine[Any], clock: Clock, settings: ConnectionSettin
     if line.in_flight:
         line.close()
         return
-    key = (os.getpid(), line.address, settings)
+    key = (line.address, settings)
     if not _idle:
         atexit.register(close_idle_lines)
     _idle.setdefault(key, []).append((clock.monotonic_s(), line))
@@ -60,6 +62,6 @@ def _popped(kept: list[tuple[float, PullLine[Any]]]) -> tuple[float, PullLine[An
 
 def close_idle_lines() -> None:
     """Close the lines this process keeps."""
-    for key in [key for key in _idle if key[0] == os.getpid()]:
+    for key in list(_idle):
         for _, line in _idle.pop(key):
             line.close()

@@ -23,6 +23,7 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.async_attempts import AsyncAttempts
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
 from pyspark_rocketmq.client.closing import Closing
@@ -136,14 +137,20 @@ class Producer(Closing):
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed
         self._async_retries = retry_times_when_send_async_failed
-        # Begins its thread with the first attempt that is repeated.
-        self._repeats = ThreadPoolExecutor(1, "rocketmq-producer-repeats")
+        self._repeats = _thread_for_repeats()
         self._compress_over_bytes = compress_over_bytes
         self._compression_type = compression_type
         self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
         self._unique_keys = UniqueKeys(self._clock)
         # As Java: producers do not all begin with the first queue.
         self._turns = itertools.count(random.SystemRandom().getrandbits(16))
+        self._is_closed = False
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: what the parent has under way is the parent's; connections, ids and threads are new."""
+        if not self._is_closed:
+            self._repeats = _thread_for_repeats()
 
     def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
         """The queues messages go to, in route order; the order that sharding keys count in.
@@ -311,6 +318,7 @@ class Producer(Closing):
 
     def close(self) -> None:
         """Close the producer's own connections; nothing is repeated any more. Idempotent."""
+        self._is_closed = True
         self._repeats.shutdown(wait=False)
         if self._own_pool is not None:
             self._own_pool.close()
@@ -472,3 +480,8 @@ class Producer(Closing):
             detail = f"{error.detail}; the name server does not know topic {topic} for the moment, which was on {was_on} before"
             return type(error)(error.address, detail)
         return error
+
+
+def _thread_for_repeats() -> ThreadPoolExecutor:
+    """Begins its thread with the first attempt that is repeated."""
+    return ThreadPoolExecutor(1, "rocketmq-producer-repeats")

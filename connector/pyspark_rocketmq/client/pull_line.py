@@ -18,6 +18,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final, Generic, TypeVar
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.outgoing import Outgoing, PlainRequest, Signer, describe_request
 from pyspark_rocketmq.client.pull import PullResult, pull_result
 from pyspark_rocketmq.client.pull_answers import PullAnswers
@@ -51,6 +52,11 @@ class PullLine(Generic[PullT]):
         while it waits for bytes."""
         self._listened_s = 0.0
         self._next_look_s = 0.0
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: give the connection back without ending it; it is the parent's."""
+        self._transport.close()
 
     @property
     def address(self) -> str:

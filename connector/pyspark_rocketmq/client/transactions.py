@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.closing import Closing
 from pyspark_rocketmq.client.producer import Producer
@@ -103,7 +104,7 @@ class TransactionProducer(Closing):
         self._producer_group = producer_group
         self._check = check
         self._namespace = namespace
-        self._client_id = f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
+        self._client_id = self._new_client_id()
         self._pool = (settings or ConnectionSettings()).open_pool(self._clock, self._asked)
         self._producer = Producer(
             name_servers,
@@ -118,8 +119,20 @@ class TransactionProducer(Closing):
         self._known: set[str] = set()
         """Addresses of brokers that know of this member."""
         self._is_over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
-        self._beating.start()
+        self._beating: threading.Thread | None = None
+        """Begins with the first broker that knows of this member."""
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: be another member, of which no broker knows yet."""
+        was_over = self._is_over.is_set()
+        self._client_id = self._new_client_id()
+        self._lock = threading.Lock()
+        self._known = set()
+        self._is_over = threading.Event()
+        self._beating = None
+        if was_over:
+            self._is_over.set()
 
     def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
         """Send a half message, run the local transaction, and tell the broker what it came to.
@@ -159,7 +172,8 @@ class TransactionProducer(Closing):
         if self._is_over.is_set():
             return
         self._is_over.set()
-        self._beating.join()
+        if self._beating is not None:
+            self._beating.join()
         for address in self._addresses():
             try:
                 self._brokers.unregister(address, self._client_id, producer_group=self._producer_group)
@@ -178,6 +192,12 @@ class TransactionProducer(Closing):
         self._heartbeat(address)
         with self._lock:
             self._known.add(address)
+            if self._beating is None:
+                self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
+                self._beating.start()
+
+    def _new_client_id(self) -> str:
+        return f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
 
     def _heartbeat(self, address: str) -> None:
         self._brokers.heartbeat(

@@ -8,6 +8,7 @@ import random
 import socket
 import time
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.wire.message_id import unique_key
 
@@ -27,12 +28,17 @@ class UniqueKeys:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._month = (0.0, 0.0)
+        """Begin of the current month and of the next one."""
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()`` as at first: another maker."""
         # Java takes the class loader's hash, which tells two producers of one process apart as well.
         hash_code = random.SystemRandom().getrandbits(32)
         self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
         self._counter = itertools.count()
-        self._month = (0.0, 0.0)
-        """Begin of the current month and of the next one."""
 
     def next(self) -> str:
         """A new key."""

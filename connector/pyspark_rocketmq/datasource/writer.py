@@ -59,17 +59,12 @@ class _Sink:
         messages, keys = send_rows(batches, self.options, self.positions, row_keys, self.seen)
         return SentMessage(messages, keys)
 
-    def check(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Refuse what may be out of order.
-
-        Raises:
-            KeysOutOfOrder: If two tasks sent rows of one sharding key.
-        """
+    def out_of_order(self, messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
+        """What is wrong if two tasks sent rows of one sharding key."""
         sent = [one for one in messages if isinstance(one, SentMessage)]
         logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
         twice = keys_of_several_tasks(one.keys for one in sent)
-        if twice:
-            raise KeysOutOfOrder(twice)
+        return KeysOutOfOrder(twice) if twice else None
 
 
 class RocketMQWriter(DataSourceArrowWriter):
@@ -90,8 +85,14 @@ class RocketMQWriter(DataSourceArrowWriter):
         return self._sink.send(iterator, self._write_id, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See whether the order of sharding keys was kept."""
-        self._sink.check(messages)
+        """See whether the order of sharding keys was kept.
+
+        Raises:
+            KeysOutOfOrder: If two tasks sent rows of one sharding key; all rows are stored.
+        """
+        wrong = self._sink.out_of_order(messages)
+        if wrong is not None:
+            raise wrong
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing can be taken back: what is stored stays."""
@@ -120,9 +121,15 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
             )
         return self._sink.send(iterator, self._write_id or query_id, int(batch_id))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
-        """See whether the order of sharding keys was kept."""
-        self._sink.check(messages)
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Warn if the order of sharding keys was not kept.
+
+        The batch is stored, and no task knows the keys of another before it is. A failure would have every restart of the
+        query send it again, and fail again.
+        """
+        wrong = self._sink.out_of_order(messages)
+        if wrong is not None:
+            logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Nothing can be taken back: what is stored stays."""
