@@ -72,6 +72,7 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
         instance_name=settings.instance_name,
         mirror_offsets=settings.mirror_offsets,
         orderly_engine=settings.orderly_engine,
+        undecodable_messages=settings.undecodable_messages,
         consume_from_where=settings.consume_from_where,
         consume_timestamp=settings.consume_timestamp,
         consume_message_batch_max_size=settings.batch_size,

@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.option_parsers import int_between, list_of, parses, text_value
 from pyspark_rocketmq.option_set import option
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
@@ -147,6 +147,9 @@ class ConsumeSettings(ClusterAccess):
     )
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger")
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
+    undecodable_messages: UndecodableMessages = like_source(  # noqa: RUF009 - makes a field
+        "undecodable_messages", default=UndecodableMessages.FAIL, default_text="fail"
+    )
     pull_batch_size: int = like_source("pull_batch_size", default=32)
     pulls_in_flight: int = like_source("pulls_in_flight", default=16)
     request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)

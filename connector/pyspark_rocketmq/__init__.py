@@ -36,6 +36,8 @@ _HOME_OF = {
     "Replay": "replay.replay",
     "RocketMQError": "errors",
     "Route": "streaming.several_sinks",
+    "UndecodableMessage": "errors",
+    "UndecodableMessages": "model",
     "by_sharding_key": "datasource.key_order",
     "consume_orderly": "streaming.orderly_engine",
     "json_body": "streaming.message_table",

@@ -34,6 +34,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  │  ├─ LogTailLost                with the end of the log: a replica that lacked it was promoted
     │  │  ├─ TopicDeleted               with their topic
     │  │  └─ QueueRemoved               with their queue: the topic has fewer now
+    │  ├─ UndecodableMessage            a message is there, but cannot be decoded
     │  ├─ OffsetRegressed               a stored value would move back where it must not
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
@@ -51,7 +52,9 @@ Retrying is decided by ``retryable``, never by a list of classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_MAX_REASON: Final = 500
 
 
 class RocketMQError(Exception):
@@ -308,6 +311,23 @@ class KeysOutOfOrder(RocketMQError):
 
 class OffsetError(RocketMQError):
     """Offsets that cannot be used as they are."""
+
+
+class UndecodableMessage(OffsetError):
+    """A message is there, but its body cannot be decompressed, or its bytes are no message."""
+
+    def __init__(self, queue: str, queue_offset: int, reason: str) -> None:
+        super().__init__(queue, queue_offset, reason)
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: {self.reason[:_MAX_REASON]} "
+            "Set undecodableMessages=keep to get it with the bytes that are stored, marked by property UNDECODABLE, "
+            "or move the group past it (offsets skip)."
+        )
 
 
 class DataLoss(OffsetError):

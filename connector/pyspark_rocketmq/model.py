@@ -62,6 +62,15 @@ class ConsumeFromWhere(StrEnum):
     CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
 
 
+class UndecodableMessages(StrEnum):
+    """What becomes of a message whose bytes cannot be decoded."""
+
+    FAIL = "fail"
+    """The query ends with an error, when everything before it is done with."""
+    KEEP = "keep"
+    """It is read like any other, with the bytes that are stored as its body."""
+
+
 class OrderlyEngineKind(StrEnum):
     """How Spark runs an orderly listener."""
 

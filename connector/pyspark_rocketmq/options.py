@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, retry_topic
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, UndecodableMessages, retry_topic
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
     boolean,
@@ -111,6 +111,15 @@ class ReadOptions(PaceOptions):
         default=True,
         doc="What to do when wanted messages are no longer on the broker: fail with an error that names the queue "
         "and the offsets, or go on at the first offset available and log the gap.",
+    )
+    undecodable_messages: UndecodableMessages = read_option(  # noqa: RUF009 - declares the field
+        "undecodableMessages",
+        parse=one_of(UndecodableMessages),
+        default=UndecodableMessages.FAIL,
+        default_text="fail",
+        doc="What to do with a message whose body cannot be decompressed or whose bytes are no message: `fail` ends the query with "
+        "an error that names queue, offset and reason, a consumer's when all messages before it are consumed; `keep` reads "
+        "it like any other, with the bytes that are stored as its body and the reason as property `UNDECODABLE`.",
     )
     consumer_group: str | None = stream_option(
         "consumerGroup",

@@ -65,6 +65,8 @@ class Log:
         self.refusal = ResponseCode.SYSTEM_BUSY
         self.body: Callable[[int], bytes | None] = lambda offset: None
         """Texts to be compressed."""
+        self.damage: Callable[[int, bytes], bytes] = lambda offset, data: data
+        """What is given for the stored bytes of a message."""
 
     def __call__(self, peer: Peer, request: RemotingCommand) -> None:
         start = int(request.ext_fields["queueOffset"])
@@ -77,9 +79,8 @@ class Log:
             end = min(start + self.scan, self.max_offset)
             found = [offset for offset in range(start, end) if offset not in self.missing]
             code = ResponseCode.SUCCESS if found else ResponseCode.PULL_RETRY_IMMEDIATELY
-            self._answer(
-                peer, request, code, end, b"".join(stored(offset, self.body(offset)) for offset in found)
-            )
+            data = (self.damage(offset, stored(offset, self.body(offset))) for offset in found)
+            self._answer(peer, request, code, end, b"".join(data))
 
     def _answer(
         self, peer: Peer, request: RemotingCommand, code: int, next_begin_offset: int, body: bytes = b""

@@ -14,7 +14,7 @@ from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import RangeEnd
-from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError
+from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, UndecodableMessage
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
@@ -484,6 +484,22 @@ def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
 
     assert run.ack().suspended_until_s == NOW_S + 30
     assert "has had 10 messages without a COMMIT, and pullThresholdSizeForQueue allows no more" in caplog.text
+
+
+def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_query() -> None:
+    """L7, D4: nothing is committed, so that the next range would be this one again, without end."""
+    planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=3)
+    waiting = {"offsets": [10, 11], "planned": planned, "ended": RangeEnd.UNDECODABLE}
+    run = run_of(without_auto_commit(lambda _: SUCCESS), **waiting)
+    run.consume()
+
+    with pytest.raises(
+        UndecodableMessage, match=r"offset 12 .*waits for more before it commits.*undecodableMessages"
+    ):
+        run.ack()
+    run = run_of(emitting(lambda _: SUCCESS), **waiting)
+    run.consume()
+    assert run.ack().next_offset == 12
 
 
 def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> None:

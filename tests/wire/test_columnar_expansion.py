@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 
-from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.columnar import decode_columns, decode_in_turn, decode_together
@@ -67,12 +66,16 @@ def test_bodies_that_expand_too_far_together_are_decoded_one_after_the_other(all
     assert all(body == bytes(BODY_BYTES) for batch in halves for body in batch.column("body").to_pylist())
 
 
-def test_what_expands_too_far_alone_or_has_something_malformed_behind_it_is_refused(allowed):
+def test_what_expands_too_far_alone_cannot_be_decoded(allowed):
+    """L7: it stands in its place, and what is before and behind it is read."""
+    large, small = message(2), stored_message(queue_offset=3)
     allowed(BODY_BYTES - 1)
-    with pytest.raises(ExpandsTooFar, match="lower pullBatchSize"):
-        list(decode_in_turn([encoded(message(1))], "b"))
-    with pytest.raises(RemoteProtocolError):
-        list(decode_in_turn([encoded(message(1), message(2)) + b"garbage"], "b"))
+
+    before, undecodable, behind = decode_in_turn([encoded(small, large, small)], "b")
+
+    assert (before.num_rows, behind.num_rows) == (1, 1)
+    assert undecodable.stored.queue_offset == 2
+    assert "lower pullBatchSize" in undecodable.reason
 
 
 def test_other_ranges_are_decoded_when_one_expands_too_far(allowed):

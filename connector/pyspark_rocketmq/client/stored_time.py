@@ -6,7 +6,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.pull import PullStatus
 from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
-from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.messages import decode_stored_messages
 
 
 def stored_at_s(
@@ -25,6 +25,7 @@ def stored_at_s(
     pulled = brokers.pull(address, request)
     if pulled.status is not PullStatus.FOUND:
         return None
-    messages = decode_messages(pulled.body, queue.broker_name)
+    # Bodies are left as they are: one that cannot be decompressed was stored at its time, too.
+    messages = decode_stored_messages(pulled.body)
     times = [one.store_timestamp for one in messages if one.queue_offset >= queue_offset]
     return times[0] / 1000 if times else None

@@ -31,6 +31,8 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    keeps_undecodable: bool = False
+    """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error."""
     is_sql92: bool = False
     max_bytes: int | None = None
     """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""

@@ -26,13 +26,19 @@ from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
 from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLost
 from pyspark_rocketmq.datasource.run_ahead import run_ahead
 from pyspark_rocketmq.datasource.schema import RangeEnd, marker_row, with_consumer_columns
-from pyspark_rocketmq.errors import DataLoss, RemoteProtocolError, RocketMQError, TransportError
-from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange
+from pyspark_rocketmq.errors import (
+    DataLoss,
+    RemoteProtocolError,
+    RocketMQError,
+    TransportError,
+    UndecodableMessage,
+)
+from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange, UndecodableMessages
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.pace_options import ReadFrom
-from pyspark_rocketmq.wire.columnar import decode_in_turn, decode_together
-from pyspark_rocketmq.wire.compression import ExpandsTooFar
+from pyspark_rocketmq.wire.columnar import decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
+from pyspark_rocketmq.wire.undecodable import Undecodable
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +77,7 @@ def partitions_of(
                 consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
                 with_marker=options.consumer_group is not None,
                 fail_on_data_loss=options.fail_on_data_loss,
+                keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
                 pull_batch_size=options.pull_batch_size,
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,
@@ -97,10 +104,13 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 
     In consumer mode a broker that is away, has lost the range's tail or knows of an operator's reset ends the range
     where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
-    planned again, after a reset from where the marker row says. So does a range that has become as large as it may.
+    planned again, after a reset from where the marker row says. So does a range that has become as large as it may, and
+    one that has come to a message that cannot be decoded.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
+        UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a group
+            only where it is the range's first.
         RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
     """
     for _, batch in read_queues([partition]):
@@ -113,16 +123,26 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
     Raises:
         RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given out.
     """
+    readers = [_RangeReader(partition) for partition in partitions]
+    while unread := [reader for reader in readers if not reader.is_done]:
+        yield from _read_on(unread)
+
+
+def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
+    """Read each range to its end or to where it has to be pulled from anew."""
+    partitions = [reader.left() for reader in readers]
     pipeline = PullPipeline(partitions)
-    readers = [_RangeReader(pull) for pull in pipeline.ranges]
+    for reader, pull in zip(readers, pipeline.ranges, strict=True):
+        reader.begin(pull)
     # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
     arrivals = run_ahead(pipeline.arrivals(), name="rocketmq-pull-ahead")
     try:
         # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
         for together in map(partial(_decode, partitions), arrivals):
             for each in together:
-                for batch in readers[each.range_index].batches(each):
-                    yield partitions[each.range_index], batch
+                reader = readers[each.range_index]
+                for batch in reader.batches(each):
+                    yield reader.partition, batch
     finally:
         # At once and not when somebody collects it: a connection with unread answers must not be kept.
         arrivals.close()
@@ -132,15 +152,15 @@ class _Decoded(NamedTuple):
     """An :class:`Arrival` with its messages in the place of its pieces."""
 
     range_index: int
-    messages: Iterable[pa.RecordBatch] | RocketMQError
-    """Or the error of those that cannot be decoded; no iterable looks into the buffer they were received into."""
+    messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
+    """Or the error of all of them; no iterable looks into the buffer they were received into."""
     is_last: bool
     failure: RocketMQError | None
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
-    """Decode those of one broker and one subscription in one go; what expands too far for that, little by little."""
-    messages: dict[int, Iterable[pa.RecordBatch] | RocketMQError] = {}
+    """Decode those of one broker and one subscription in one go; what cannot be decoded so, little by little."""
+    messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, pieces, _, _ in together:
         if pieces:
@@ -151,7 +171,7 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -
         wanted = _what_to_decode(partitions[next(iter(bodies))])
         decoded = decode_together(list(bodies.values()), broker_name, **wanted)
         for (index, of_range), found in zip(bodies.items(), decoded, strict=True):
-            if isinstance(found, ExpandsTooFar):
+            if isinstance(found, RemoteProtocolError):
                 messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
             else:
                 messages[index] = found if isinstance(found, RocketMQError) else (found,)
@@ -194,42 +214,115 @@ def _decoded_columns(partition: QueuePartition) -> tuple[str, ...] | None:
 class _RangeReader:
     """One reading of one range."""
 
-    def __init__(self, pull: RangePull) -> None:
-        self._pull = pull
-        self._partition = pull.partition
-        self._expected = self._partition.planned.start
+    def __init__(self, partition: QueuePartition) -> None:
+        self.partition = partition
+        self.is_done = False
+        self._pull: RangePull
+        self._expected = partition.planned.start
         """Next queue offset that may come."""
         self._rows = 0
         self._body_bytes = 0
         self._is_full = False
+        self._pulls, self._pull_ms = 0, 0.0
+        self._undecodable: UndecodableMessage | None = None
+        """Before which the range has ended."""
+        self._is_pulled_anew = False
+        """Nothing more of this pulling is read: what is behind the last message is not known to be one."""
+        self._unexplained = range(0)
+        """Offsets of an inner batch that could not be decoded; there may be no messages of them."""
+
+    def left(self) -> QueuePartition:
+        """What is to be pulled."""
+        planned = self.partition.planned
+        if self._expected == planned.start:
+            return self.partition
+        return replace(self.partition, planned=replace(planned, start=self._expected))
+
+    def begin(self, pull: RangePull) -> None:
+        """Read what is pulled so."""
+        self._pull = pull
+        self._is_pulled_anew = False
 
     def batches(self, arrival: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows of what is next, and at the end the marker row."""
         if isinstance(arrival.messages, RocketMQError):
             raise arrival.messages
         for decoded in arrival.messages:
-            if self._is_full:
+            if self._has_stopped:
                 break
-            messages = self._within_size(_wanted(decoded, self._partition, self._expected))
+            if isinstance(decoded, Undecodable):
+                decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
+            messages = self._within_size(_wanted(decoded, self.partition, self._expected))
             if messages.num_rows:
                 self._follow(messages)
                 yield self._in_columns(messages)
         if arrival.is_last:
-            end = self._end(arrival.failure)
-            if self._partition.with_marker:
-                reset_to = arrival.failure.target if isinstance(arrival.failure, QueueReset) else None
-                yield marker_row(
-                    replace(self._partition.planned, end=end),
-                    rows=self._rows,
-                    reset_to=reset_to,
-                    pulls=self._pull.answers,
-                    pull_ms=self._pull.answered_after_s * 1000,
-                    ended=self._ended(arrival.failure),
-                )
+            yield from self._last(arrival.failure)
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._is_full or self._is_pulled_anew or self._undecodable is not None
+
+    def _last(self, failure: RocketMQError | None) -> Iterator[pa.RecordBatch]:
+        self._pulls += self._pull.answers
+        self._pull_ms += self._pull.answered_after_s * 1000
+        is_read = self._expected >= self.partition.planned.end
+        if self._is_pulled_anew and not is_read and not isinstance(failure, QueueReset):
+            return
+        self.is_done = True
+        end = self._end(failure)
+        if self.partition.with_marker:
+            yield marker_row(
+                replace(self.partition.planned, end=end),
+                rows=self._rows,
+                reset_to=failure.target if isinstance(failure, QueueReset) else None,
+                pulls=self._pulls,
+                pull_ms=self._pull_ms,
+                ended=self._ended(failure),
+            )
+
+    def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
+        """Its row, or none: it may be none of this range, or the range ends before it.
+
+        Raises:
+            UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first message
+                has come to it.
+        """
+        partition, expected = self.partition, self._expected
+        planned, wanted = partition.planned, _what_to_decode(partition)
+        offsets = undecodable.queue_offsets(expected, planned.end, is_filtered=partition.is_filtered)
+        # An inner batch may begin before the offset asked for.
+        queue_offset = max(offsets.start, expected)
+        row = row_of(
+            undecodable.shown(planned.queue, queue_offset),
+            columns=wanted["columns"],
+            properties=wanted["properties"],
+        )
+        if offsets.stop <= expected or queue_offset >= planned.end:
+            return row.slice(0, 0)
+        if not partition.keeps_undecodable:
+            error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
+            if not partition.with_marker or queue_offset == planned.start:
+                raise error
+            self._tell_holes([(expected, queue_offset)] if expected < queue_offset else [])
+            self._expected, self._undecodable = queue_offset, error
+            self._pull.stop()
+            return row.slice(0, 0)
+        logger.warning(
+            "message that cannot be decoded is kept as it is stored %s offset=%d: %s",
+            planned.queue,
+            queue_offset,
+            undecodable.reason,
+        )
+        self._unexplained = offsets
+        if undecodable.stored is None:
+            self._is_pulled_anew = True
+            self._pull.stop()
+        return row
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """As far as the range may go on: the message that fills it is its last."""
-        limit = self._partition.max_bytes
+        limit = self.partition.max_bytes
         if limit is None or not messages.num_rows:
             return messages
         lengths = pc.binary_length(messages.column("body")).to_numpy()
@@ -242,15 +335,15 @@ class _RangeReader:
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
     def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        if not self._partition.with_marker:
-            columns = self._partition.columns
+        if not self.partition.with_marker:
+            columns = self.partition.columns
             is_whole = columns is None or _QUEUE_OFFSET in columns
             return messages if is_whole else messages.remove_column(0)
-        return with_consumer_columns(messages, self._partition.namespace)
+        return with_consumer_columns(messages, self.partition.namespace)
 
     def _end(self, failure: RocketMQError | None) -> int:
         """Where the range has ended (exclusive)."""
-        planned = self._partition.planned
+        planned = self.partition.planned
         if self._is_full:
             logger.info(
                 "range ended at its largest size, the rest is planned again %s from=%d to=%d reached=%d",
@@ -260,6 +353,11 @@ class _RangeReader:
                 self._expected,
             )
             return self._expected
+        if self._undecodable is not None:
+            logger.warning("range ended before a message that cannot be decoded: %s", self._undecodable)
+            return self._expected
+        if self._is_pulled_anew:
+            return min(self._expected, planned.end)
         if failure is None:
             self._tell_holes([(self._expected, planned.end)] if self._expected < planned.end else [])
             return planned.end
@@ -278,6 +376,8 @@ class _RangeReader:
     def _ended(self, failure: RocketMQError | None) -> RangeEnd:
         if self._is_full:
             return RangeEnd.FULL
+        if self._undecodable is not None:
+            return RangeEnd.UNDECODABLE
         return RangeEnd.WHOLE if failure is None else RangeEnd.EARLY
 
     def _follow(self, messages: pa.RecordBatch) -> None:
@@ -287,7 +387,7 @@ class _RangeReader:
         self._rows += messages.num_rows
 
     def _may_end_early(self, error: RocketMQError) -> bool:
-        return self._partition.with_marker and (error.retryable or isinstance(error, TailLost | QueueReset))
+        return self.partition.with_marker and (error.retryable or isinstance(error, TailLost | QueueReset))
 
     def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.
@@ -295,13 +395,15 @@ class _RangeReader:
         A broker that removes a file of its log while it reads passes over what was in it without a word
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
         """
-        if self._partition.is_filtered:
+        if self.partition.is_filtered:
             return
-        queue, skipped = self._partition.planned.queue, self._pull.skipped
+        queue, skipped = self.partition.planned.queue, self._pull.skipped
         for missing, goes_on in holes:
-            if self._partition.fail_on_data_loss:
+            if missing in self._unexplained and goes_on <= self._unexplained.stop:
+                continue
+            if self.partition.fail_on_data_loss:
                 raise DataLoss(
-                    f"{queue} at {self._partition.address}", missing, f"nothing before offset {goes_on}"
+                    f"{queue} at {self.partition.address}", missing, f"nothing before offset {goes_on}"
                 )
             if skipped.start <= missing and goes_on <= skipped.stop:
                 continue

@@ -44,6 +44,8 @@ class RangeEnd(StrEnum):
     """Its broker was away or had no more, or an operator has moved the group."""
     FULL = "full"
     """It has become as large as it may (D13)."""
+    UNDECODABLE = "undecodable"
+    """What comes next cannot be decoded."""
 
 
 ORIGIN_TOPIC = "originTopic"

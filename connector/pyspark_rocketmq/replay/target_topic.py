@@ -81,6 +81,7 @@ class TargetTopic:
                 consumer_group=PLAIN_SOURCE_GROUP,
                 with_marker=False,
                 fail_on_data_loss=False,
+                keeps_undecodable=True,
                 pull_batch_size=options.pull_batch_size,
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,

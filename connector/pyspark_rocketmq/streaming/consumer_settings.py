@@ -13,7 +13,7 @@ from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
@@ -34,6 +34,7 @@ _SET_BY = {
     "startingOffsets": "parameter consume_from_where",
     "startingTimestamp": "parameters consume_from_where and consume_timestamp",
     "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+    "undecodableMessages": "parameter undecodable_messages",
     "messageModel": "parameter message_model",
     "consumeOrderly": "parameter orderly of register_message_listener()",
     "handOverRanges": "parameter orderly_engine",
@@ -80,6 +81,7 @@ class ConsumerSettings:
     instance_name: str | None
     mirror_offsets: bool
     orderly_engine: OrderlyEngineKind | str
+    undecodable_messages: UndecodableMessages
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -138,6 +140,7 @@ class ConsumerSettings:
             "offsetStore": self.store_spec,
             "maxOffsetsPerTrigger": str(self.max_offsets_per_trigger),
             "messageModel": self.message_model.value,
+            "undecodableMessages": self.undecodable_messages.value,
             "consumeOrderly": str(orderly).lower(),
             "handOverRanges": str(self.reads_in_engine(orderly=orderly)).lower(),
             "allocateMessageQueueStrategy": self.allocate_message_queue_strategy,

@@ -20,7 +20,7 @@ from pyspark_rocketmq.consume.orderly_outcome import SUCCESSES, Effect, Outcome,
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.schema import RangeEnd
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import RocketMQError, UndecodableMessage
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
@@ -135,7 +135,11 @@ class OrderlyRun:
         return self._machine.next_delivery(self._now_s())
 
     def ack(self) -> QueueAck:
-        """What is to be committed; call after :meth:`consume`."""
+        """What is to be committed; call after :meth:`consume`.
+
+        Raises:
+            UndecodableMessage: If the listener waits for it before it commits.
+        """
         machine = self._machine
         return QueueAck.of(
             self._planned,
@@ -160,6 +164,12 @@ class OrderlyRun:
         has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
         if has_had_all and self._ended is RangeEnd.WHOLE:
             return None
+        if has_had_all and self._ended is RangeEnd.UNDECODABLE:
+            raise UndecodableMessage(
+                str(self._planned.queue),
+                self._planned.end,
+                "Its task's log says why. The listener has had all messages before it and waits for more before it commits.",
+            )
         if has_had_all and self._ended is RangeEnd.FULL:
             logger.error(
                 "The listener has had %d messages without a COMMIT, and pullThresholdSizeForQueue allows no more: they "

@@ -23,7 +23,7 @@ from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.datasource.range_tickets import tickets_alone
 from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.progress_name import ProgressName
@@ -82,6 +82,9 @@ class PushConsumer:
             group. CLUSTERING only.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same promises, and ``direct``
             is several times as fast. A query whose engine is changed needs a new checkpoint.
+        undecodable_messages: A member or its name: what to do with a message whose body cannot be decompressed or whose bytes are no
+            message. ``fail`` ends the query when all before it is consumed; ``keep`` gives it to the listener with the bytes
+            that are stored and property ``UNDECODABLE``, which says why.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
             the namespace among them; none that a parameter sets.
     """
@@ -105,6 +108,7 @@ class PushConsumer:
         instance_name: str | None = None,
         mirror_offsets: bool = True,
         orderly_engine: OrderlyEngineKind | str = OrderlyEngineKind.DIRECT,
+        undecodable_messages: UndecodableMessages | str = UndecodableMessages.FAIL,
         options: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = ConsumerSettings(
@@ -124,6 +128,7 @@ class PushConsumer:
             instance_name=instance_name,
             mirror_offsets=mirror_offsets,
             orderly_engine=orderly_engine,
+            undecodable_messages=member_of("undecodable_messages", undecodable_messages, UndecodableMessages),
             options=dict(options or {}),
         )
         self._subscriptions: dict[str, str | dict[str, str]] = {}

@@ -25,14 +25,16 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import MessageExt, PulledBody
+from pyspark_rocketmq.wire import properties as property_names
 from pyspark_rocketmq.wire.columnar_builder import TIMESTAMP_TYPE, ColumnBuilder, timestamps
 from pyspark_rocketmq.wire.columnar_members import expand_inner_batches
 from pyspark_rocketmq.wire.columnar_properties import MAP_TYPE
 from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout, check_column_bytes
 from pyspark_rocketmq.wire.columnar_rows import Rows, locate
 from pyspark_rocketmq.wire.columnar_stretches import Stretches
-from pyspark_rocketmq.wire.compression import ExpandsTooFar, ExpansionBudget
+from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, iter_messages
+from pyspark_rocketmq.wire.undecodable import Undecodable, message_starts, why_undecodable
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [
@@ -130,19 +132,32 @@ def decode_in_turn(
     tags: frozenset[str] | None = None,
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
-) -> Iterator[pa.RecordBatch]:
-    """Decode bodies that expand too far together: one by one, and one that does so alone by halves.
+) -> Iterator[pa.RecordBatch | Undecodable]:
+    """Decode bodies that cannot be decoded together: one by one, and one that cannot be decoded alone by halves.
 
     Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone expands to no
-    more than a frame.
-
-    Raises:
-        RemoteProtocolError: As ``decode_columns``, when what is malformed is reached.
+    more than is allowed. One that cannot be decoded stands in its place; behind one whose layout is broken there is
+    nothing more, because nobody knows where it ends.
     """
     decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
     for body in bodies:
-        for batch in decoder.decode_in_turn(bytes(body)):
-            yield _with_tags(batch, tags, decoder.projection)
+        data = bytes(body)
+        for part in decoder.decode_in_turn(data, [*message_starts(data), len(data)]):
+            if not isinstance(part, Undecodable):
+                yield _with_tags(part, tags, decoder.projection)
+            elif (
+                tags is None or part.stored is None or part.stored.properties.get(property_names.TAGS) in tags
+            ):
+                yield part
+                if part.stored is None:
+                    return
+
+
+def row_of(
+    message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
+) -> pa.RecordBatch:
+    """One message in the columns asked for."""
+    return _Decoder(message.broker_name, None, _projected(columns, properties, None)).row_of(message)
 
 
 def _decode_alone(
@@ -244,20 +259,24 @@ class _Decoder:
             return self._scalar(data, budget)
         return self._decode_part(located, budget)
 
-    def decode_in_turn(self, data: bytes) -> Iterator[pa.RecordBatch]:
-        """All of ``data`` at once or, if it expands too far, one half after the other."""
+    def decode_in_turn(self, data: bytes, bounds: Sequence[int]) -> Iterator[pa.RecordBatch | Undecodable]:
+        """The messages between the bounds at once or, if that cannot be, one half after the other."""
+        part = data[bounds[0] : bounds[-1]]
         try:
-            yield self.decode(data)
-        except ExpandsTooFar as error:
-            try:
-                starts = locate(Stretches.whole(data)).starts.tolist()
-            except IrregularLayout:  # something behind them is malformed
-                raise error from None
-            if len(starts) == 1:
+            yield self.decode(part)
+        except RemoteProtocolError:
+            if len(bounds) > 2:
+                middle = len(bounds) // 2
+                yield from self.decode_in_turn(data, bounds[: middle + 1])
+                yield from self.decode_in_turn(data, bounds[middle:])
+                return
+            if (undecodable := why_undecodable(part)) is None:
                 raise
-            middle = starts[len(starts) // 2]
-            yield from self.decode_in_turn(data[:middle])
-            yield from self.decode_in_turn(data[middle:])
+            yield undecodable._replace(data=data[bounds[0] :]) if undecodable.stored is None else undecodable
+
+    def row_of(self, message: MessageExt) -> pa.RecordBatch:
+        """One message."""
+        return self._columns_of_messages([message])
 
     def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
         """All columns by vectors.

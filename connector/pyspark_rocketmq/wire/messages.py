@@ -291,18 +291,39 @@ def iter_messages(
 
 def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> Iterator[MessageExt]:
     try:
-        body = budget.decompress(stored.body, stored.sys_flag)
-        if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
-            yield _message_ext(stored, broker_name, body, stored.properties)
-            return
-        members = _inner_batch(stored, body)
+        expanded = _expanded(stored, budget)
     except RemoteProtocolError as exc:
         raise type(exc)(
             f"Unreadable message at topic={stored.topic} broker={broker_name} queue={stored.queue_id} "
             f"queueOffset={stored.queue_offset} commitLogOffset={stored.commit_log_offset}: {exc}"
         ) from exc
-    for index, member in enumerate(members):
+    if isinstance(expanded, bytes):
+        yield _message_ext(stored, broker_name, expanded, stored.properties)
+        return
+    for index, member in enumerate(expanded):
         yield _member_ext(stored, broker_name, index, member)
+
+
+def _expanded(stored: StoredMessage, budget: ExpansionBudget) -> bytes | list[BatchMember]:
+    """The body as it was sent, or the members of an inner batch."""
+    body = budget.decompress(stored.body, stored.sys_flag)
+    is_batch = stored.sys_flag & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS
+    return _inner_batch(stored, body) if is_batch else body
+
+
+def check_expands(stored: StoredMessage, budget: ExpansionBudget) -> None:
+    """Decompress and expand the body, and forget it.
+
+    Raises:
+        RemoteProtocolError: If that cannot be done; the text speaks of the body alone.
+    """
+    _expanded(stored, budget)
+
+
+def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
+    """The message with its body and sysFlag as they are stored."""
+    shown = _message_ext(stored, broker_name, stored.body, stored.properties)
+    return shown._replace(sys_flag=stored.sys_flag)
 
 
 def _inner_batch(stored: StoredMessage, body: bytes) -> list[BatchMember]:
