@@ -44,7 +44,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         )
         with _endpoint(settings, monitor):
             await_query(query, counter, None, console, monitor)
-    console.print(f"rows committed: {counter.rows:,}")
+    console.print(str(counter), markup=False, highlight=False)
 
 
 @contextmanager

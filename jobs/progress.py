@@ -35,12 +35,16 @@ class RowCounter:
         self._lock = threading.Lock()
         self._rows = 0
         self._given_back = 0
+        self._last_error = ""
 
     def __call__(self, report: BatchReport) -> None:
         """A batch was committed (``BatchListener``)."""
         with self._lock:
             self._rows += report.rows
             self._given_back += sum(ack.failed for ack in report.acks)
+            self._last_error = next(
+                (ack.last_error for ack in report.acks if ack.last_error), self._last_error
+            )
 
     @property
     def rows(self) -> int:
@@ -53,6 +57,14 @@ class RowCounter:
         """Deliveries the listener failed."""
         with self._lock:
             return self._given_back
+
+    def __str__(self) -> str:
+        """What there is to say at the end."""
+        with self._lock:
+            text = f"rows committed: {self._rows:,}"
+            if self._given_back:
+                text += f"; deliveries given back by the listener: {self._given_back:,}"
+            return f"{text}; last error: {self._last_error}" if self._last_error else text
 
 
 def progress_bar(console: Console) -> Progress:

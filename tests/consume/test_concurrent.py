@@ -107,7 +107,7 @@ def test_messages_after_the_ack_index_have_failed(ack_index: int, acknowledged: 
     [
         ("CONSUME_SUCCESS", ReturnType.SUCCESS, False),
         (ConsumeConcurrentlyStatus.RECONSUME_LATER, ReturnType.FAILED, False),
-        (None, ReturnType.RETURNNULL, False),
+        (None, ReturnType.RETURNNULL, True),
         ("SUCCESS", ReturnType.FAILED, True),
         (True, ReturnType.FAILED, True),
         ([], ReturnType.FAILED, True),

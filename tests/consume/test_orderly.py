@@ -364,6 +364,10 @@ def test_rollback_with_auto_commit_commits_and_tells_the_user():
         (True, "True of type bool"),
         ([SUCCESS], "returned of type list"),
         ({}, "returned of type dict"),
+        (
+            None,
+            "returned None, which is no ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT",
+        ),
     ],
 )
 def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned, shown):

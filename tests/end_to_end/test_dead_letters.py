@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 from pyspark_rocketmq.datasource.format import register
@@ -77,6 +79,33 @@ def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on
     assert len(letters) == 3
     for row in letters:
         assert (row["reconsumeTimes"], row["body"].decode()) == (MOST + 1, f"{row['keys']}:{row['tags']}")
+
+
+@pytest.mark.parametrize("engine", ["direct"])
+def test_a_row_that_breaks_the_output_schema_ends_the_query_and_makes_no_dead_letter(
+    consumption: Consumption,
+) -> None:
+    """D5: what was acknowledged before stays, nothing is counted, and a corrected listener gets all the rest."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
+
+    def misspell(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        if (messages[0].keys, messages[0].tags) == ("order-15", "delivered"):
+            with suppress(Exception):
+                context.emit(orderid=messages[0].keys)
+        return emit_step(messages, context)
+
+    with pytest.raises(
+        StreamingQueryException, match=r"SchemaError: .* emit\(\) was given column\(s\) orderid"
+    ):
+        consumption.drain(misspell, max_reconsume_times=0, max_offsets_per_trigger=20)
+    assert {row.reconsume_times for row in consumption.store.read(consumption.group).values()} == {0}
+    assert 0 < sum(consumption.next_offsets().values()) < 100
+
+    consumption.drain(max_reconsume_times=0)
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert sum(ack.dead_letters for batch in consumption.reports for ack in batch.acks) == 0
 
 
 @pytest.mark.parametrize("engine", ["direct"])

@@ -31,7 +31,7 @@ def ack(failed):
     queue = MessageQueue("orders", "broker-a", 0)
     return QueueAck(
         topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, epoch=1, start=0, next_offset=1,
-        reconsume_times=0, suspended_until_s=None, consumed=1, failed=failed, finished="EXHAUSTED", listener_s=0.0,
+        reconsume_times=0, suspended_until_s=None, consumed=1, failed=failed, finished="EXHAUSTED", listener_s=0.0, last_error="ValueError: no",
     )  # fmt: skip
 
 
@@ -74,6 +74,10 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
         )
 
     assert (counter.rows, counter.given_back) == (15, 3)
+    assert (
+        str(counter)
+        == "rows committed: 15; deliveries given back by the listener: 3; last error: ValueError: no"
+    )
 
 
 def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():

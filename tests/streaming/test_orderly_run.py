@@ -428,25 +428,6 @@ def test_a_row_cannot_belong_to_a_message_of_another_delivery(stranger: MessageE
     assert context.take_emitted() == []
 
 
-def test_a_value_of_the_wrong_type_suspends_the_queue_at_its_message(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """D5: it must not end the query, and with it every other queue, when Spark converts the rows."""
-
-    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-        message = messages[0]
-        context.emit(name=message.keys if message.queue_offset < 12 else message.queue_offset)
-        return SUCCESS
-
-    run = run_of(listener)
-    with caplog.at_level(logging.ERROR):
-        rows = run.consume()
-
-    assert rows == [(10, "key-10"), (11, "key-11")]
-    assert (run.ack().next_offset, run.ack().reconsume_times, run.ack().finished) == (12, 1, "SUSPENDED")
-    assert "given 12 of type int for column 'name', which is of type string" in caplog.text
-
-
 def test_a_queue_does_not_yield_before_it_has_committed_what_it_consumed() -> None:
     """D4, D7: a listener that takes longer than 60 s to its COMMIT would begin anew for ever."""
     clock = itertools.count(NOW_S, 7.0)

@@ -45,7 +45,7 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
     """
     level, level_problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     if status is None:
-        return Answer(ReturnType.RETURNNULL, 0, level, level_problem)
+        return Answer(ReturnType.RETURNNULL, 0, level, _RETURNED_NONE)
     if status == ConsumeConcurrentlyStatus.RECONSUME_LATER:
         return Answer(ReturnType.FAILED, 0, level, level_problem)
     if status != ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
@@ -69,9 +69,10 @@ def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
     )
 
 
+_WANTED = "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
+_RETURNED_NONE = f"The listener returned None, which is no ConsumeConcurrentlyStatus; {_WANTED}"
+
+
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
-    return (
-        f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeConcurrentlyStatus; "
-        "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
-    )
+    return f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeConcurrentlyStatus; {_WANTED}"

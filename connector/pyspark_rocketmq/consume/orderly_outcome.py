@@ -58,6 +58,10 @@ _ROLLBACK_IGNORED = (
     "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
     "set context.auto_commit = False to roll back, or return SUSPEND_CURRENT_QUEUE_A_MOMENT to retry."
 )
+_WANTED = (
+    "return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
+)
+_RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus; {_WANTED}"
 
 # fmt: off
 _WITH_AUTO_COMMIT: dict[object, Outcome] = {
@@ -65,7 +69,7 @@ _WITH_AUTO_COMMIT: dict[object, Outcome] = {
     ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.COMMIT, _ROLLBACK_IGNORED),
     ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK),
+    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
     _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
     _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
 }
@@ -74,7 +78,7 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = {
     ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
     ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK),
+    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
     _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
     _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
 }
@@ -109,7 +113,4 @@ def outcome_of_exception(*, auto_commit: bool) -> Outcome:
 
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
-    return (
-        f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeOrderlyStatus; return "
-        "SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
-    )
+    return f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeOrderlyStatus; {_WANTED}"

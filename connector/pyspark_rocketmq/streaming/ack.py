@@ -44,6 +44,8 @@ class QueueAck:
     sent_back: int = 0
     """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead letters; a batch
     that runs again sends them again."""
+    last_error: str = ""
+    """What went wrong last, in one short line; empty if nothing did."""
     put_back: str = ""
     """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all."""
     figures: Figures = field(default_factory=Figures)

@@ -6,7 +6,6 @@ before anything of it is delivered, because the whole of it is acknowledged.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 
@@ -24,14 +23,13 @@ from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun, put_off
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener_errors import tell_failure
 from pyspark_rocketmq.streaming.listener_forms import ListenerForm
 from pyspark_rocketmq.streaming.listener_workers import workers_for
 from pyspark_rocketmq.streaming.opened_listeners import Call, NotOpened
 from pyspark_rocketmq.streaming.orderly_run import Row
 from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
 from pyspark_rocketmq.streaming.output_schema import engine_schema
-
-logger = logging.getLogger(__name__)
 
 
 class ConcurrentEngine:
@@ -84,8 +82,8 @@ class ConcurrentEngine:
     ) -> tuple[list[Row], QueueAck]:
         if isinstance(listener, NotOpened):
             # To fail its calls would send a whole backlog back, and drop it in broadcasting.
-            logger.error("%s range=%s", listener.error(), arrived.planned.queue, exc_info=listener.error())
-            return [], put_off(arrived.planned, len(arrived.messages), SystemClock())
+            last_error = tell_failure("listener not opened", str(arrived.planned.queue), listener.error())
+            return [], put_off(arrived.planned, len(arrived.messages), SystemClock(), last_error)
         # Workers of its own, so that a call the range before has given up cannot answer into this one.
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(

@@ -40,6 +40,7 @@ from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, MessageListenerConcurrently
 from pyspark_rocketmq.streaming.listener_call import ListenerCall
+from pyspark_rocketmq.streaming.listener_errors import tell_failure, tell_problem
 from pyspark_rocketmq.streaming.listener_loop import is_async
 from pyspark_rocketmq.streaming.listener_workers import CallEnded, Event, ListenerWorkers, SendBackEnded
 from pyspark_rocketmq.streaming.orderly_run import Row
@@ -94,6 +95,7 @@ class ConcurrentRun:
         self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
         self._rows: list[Row] = []
         self._failed = 0
+        self._last_error = ""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -112,6 +114,7 @@ class ConcurrentRun:
 
         Raises:
             ListenerError: If the listener raised what is no ``Exception``, such as SystemExit.
+            SchemaError: If it emitted a row that breaks the output schema.
         """
         try:
             while not self._advance():
@@ -142,6 +145,7 @@ class ConcurrentRun:
             failed=self._failed,
             sent_back=self._sent_back,
             finished=str(machine.finished),
+            last_error=self._last_error,
             listener_s=self._answered_s - self._started_s,
             figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
@@ -254,15 +258,16 @@ class ConcurrentRun:
             ) from fatal
         answer = call.answer
         assert answer is not None
+        call.context.check_unbroken(self._describe(call.messages))
         if call.failure is not None:
-            logger.error("listener failed %s", self._describe(call.messages), exc_info=call.failure)
+            self._last_error = tell_failure("listener failed", self._describe(call.messages), call.failure)
         self._messages_ok += answer.acknowledged
         self._messages_failed += len(call.messages) - answer.acknowledged
         self._calls += 1
         self._calls_s += call.lasted_s
         settled = self._machine.answered(number, answer)
         if settled.problem is not None:
-            logger.error("%s %s", settled.problem, self._describe(call.messages))
+            self._last_error = tell_problem(settled.problem, self._describe(call.messages))
         is_whole = len(settled.done) == len(delivery.indexes)
         self._keep_rows(call.context.take_emitted(), settled, whole=is_whole)
         if settled.send_back or settled.dropped:
@@ -308,10 +313,10 @@ class ConcurrentRun:
         if failure is None:
             self._sent_back += 1
         elif isinstance(failure, RocketMQError):
-            logger.error(
-                "message could not be sent back, the offset stays at it %s",
+            self._last_error = tell_failure(
+                "message could not be sent back, the offset stays at it",
                 self._describe([self._messages[index]]),
-                exc_info=failure,
+                failure,
             )
         else:
             raise failure
@@ -324,7 +329,7 @@ class ConcurrentRun:
         )
 
 
-def put_off(planned: QueueRange, read: int, clock: Clock) -> QueueAck:
+def put_off(planned: QueueRange, read: int, clock: Clock, last_error: str) -> QueueAck:
     """What is to be committed of a range whose listener could not be opened: of ``read`` messages none is passed or sent back."""
     return QueueAck.of(
         planned,
@@ -336,5 +341,6 @@ def put_off(planned: QueueRange, read: int, clock: Clock) -> QueueAck:
         consumed=0,
         failed=1,
         finished=str(Finish.SUSPENDED),
+        last_error=last_error,
         listener_s=0.0,
     )

@@ -1,7 +1,7 @@
 """Whether a value that a listener emits fits its column, decided when it is emitted.
 
-Spark would find out only when it turns a whole batch into Arrow, which ends the query; at ``emit()`` it is the
-listener's error, and only that queue is suspended (row D5).
+Spark would find out only when it turns a whole batch into Arrow; at ``emit()`` the error names the value and its column. It ends the
+query (row D5): what breaks the schema does so at each delivery, and no message is at fault.
 
 The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 for a whole number, Arrow turns
 booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at first,
@@ -11,7 +11,7 @@ to any other value that passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -225,6 +225,8 @@ class OutputColumns:
     """By name: the quick answer for common values; False means that :meth:`check` decides."""
     types: dict[str, tuple[str, _Check]]
     """By name: the type as Spark writes it, and the thorough answer."""
+    required: tuple[str, ...]
+    """Columns that must not be null."""
 
     @classmethod
     def of(cls, schema: st.StructType) -> Self:
@@ -238,7 +240,26 @@ class OutputColumns:
             known=frozenset(schema.fieldNames()),
             is_plainly={f.name: _FAST.get(type(f.dataType), _is_none_of_these) for f in schema.fields},
             types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
+            required=tuple(f.name for f in schema.fields if not f.nullable),
         )
+
+    def check_names(self, given: Mapping[str, Any]) -> None:
+        """Look at which columns a row has.
+
+        Raises:
+            SchemaError: If one is not known, or one that must not be null is left out or None.
+        """
+        unknown = given.keys() - self.known
+        if unknown:
+            raise SchemaError(
+                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
+                f"it has {', '.join(self.names)}."
+            )
+        missing = [name for name in self.required if given.get(name) is None]
+        if missing:
+            raise SchemaError(
+                f"emit() was given no value for column(s) {', '.join(missing)}, which the output schema says are never null."
+            )
 
     def check(self, name: str, value: Any) -> None:
         """Ask Arrow.

@@ -27,6 +27,7 @@ class DeliveryContext:
         "_last_offset",
         "_output",
         "attempt",
+        "broken",
         "message_queue",
     )
 
@@ -42,6 +43,8 @@ class DeliveryContext:
         self._last_offset = messages[-1].queue_offset
         self._current = first if len(messages) == 1 else None
         self._emitted: list[tuple[Any, ...]] = []
+        self.broken: SchemaError | None = None
+        """The engine's: why the first row that broke the output schema did, whatever the listener made of that error."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns not given are null.
@@ -51,15 +54,20 @@ class DeliveryContext:
 
         Raises:
             ListenerError: If it cannot be told which message the row belongs to, or it is not of this delivery.
-            SchemaError: If a column is not in the listener's output schema, or a value does not fit its column.
+            SchemaError: If a column is not in the listener's output schema, or missing though it must not be null, or a value does not
+                fit its column. To catch it changes nothing: it ends the query.
         """
         output = self._output
-        if not output.known.issuperset(columns):
-            raise self._unknown_columns(columns.keys() - output.known)
-        is_plainly = output.is_plainly
-        for name, value in columns.items():
-            if value is not None and not is_plainly[name](value):
-                output.check(name, value)
+        try:
+            if output.required or not output.known.issuperset(columns):
+                output.check_names(columns)
+            is_plainly = output.is_plainly
+            for name, value in columns.items():
+                if value is not None and not is_plainly[name](value):
+                    output.check(name, value)
+        except SchemaError as error:
+            self.broken = self.broken or error
+            raise
         if message is not None:
             self._check_delivered(message)
         else:
@@ -93,6 +101,18 @@ class DeliveryContext:
         """The engine's: be told which message a loop is at; None before and after it."""
         self._current = message
 
+    def check_unbroken(self, where: str) -> None:
+        """The engine's, after each call: end the query if a row broke the output schema (row D5).
+
+        Raises:
+            SchemaError: If one did; with ``where`` the delivery is.
+        """
+        if self.broken is not None:
+            raise SchemaError(
+                f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this micro-batch counts: "
+                "correct the listener or its output schema, and start the query again."
+            ) from self.broken
+
     def _check_delivered(self, message: MessageExt) -> None:
         if not isinstance(message, MessageExt):
             raise ListenerError(
@@ -108,12 +128,6 @@ class DeliveryContext:
                 f"this delivery is {self.message_queue} queueOffset={self._first_offset} to {self._last_offset}; "
                 "a row can only belong to a message that is acknowledged with it."
             )
-
-    def _unknown_columns(self, unknown: set[str]) -> SchemaError:
-        return SchemaError(
-            f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
-            f"it has {', '.join(self._output.names)}."
-        )
 
 
 class _PositionLogger(LoggerAdapter[Logger]):

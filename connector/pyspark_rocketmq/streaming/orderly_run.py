@@ -26,6 +26,7 @@ from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
+from pyspark_rocketmq.streaming.listener_errors import tell_failure, tell_problem
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class OrderlyRun:
         self._pending: list[Row] = []
         """Of messages consumed and not committed."""
         self._failed = 0
+        self._last_error = ""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -102,7 +104,11 @@ class OrderlyRun:
         )
 
     def consume(self) -> list[Row]:
-        """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows."""
+        """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows.
+
+        Raises:
+            SchemaError: If the listener emitted a row that breaks the output schema.
+        """
         acknowledged: list[Row] = []
         while (delivery := self._next_delivery()) is not None:
             messages = self._messages[delivery.start : delivery.stop]
@@ -141,15 +147,17 @@ class OrderlyRun:
             UndecodableMessage: If the listener waits for it before it commits.
         """
         machine = self._machine
+        suspended_until_s = self._suspended_until_s()
         return QueueAck.of(
             self._planned,
             **self._offsets.reached(machine.committed, machine.put_back),
-            suspended_until_s=self._suspended_until_s(),
+            suspended_until_s=suspended_until_s,
             read=len(self._messages),
             consumed=machine.committed,
             failed=self._failed,
             dead_letters=self._sent_back,
             finished=str(machine.finished),
+            last_error=self._last_error,
             listener_s=self._answered_s - self._started_s,
             figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
@@ -171,10 +179,9 @@ class OrderlyRun:
                 "Its task's log says why. The listener has had all messages before it and waits for more before it commits.",
             )
         if has_had_all and self._ended is RangeEnd.FULL:
-            logger.error(
-                "The listener has had %d messages without a COMMIT, and pullThresholdSizeForQueue allows no more: they "
-                "are delivered again and again. COMMIT after fewer messages, or raise pullThresholdSizeForQueue. %s",
-                machine.accumulated,
+            self._last_error = tell_problem(
+                f"The listener has had {machine.accumulated} messages without a COMMIT, and pullThresholdSizeForQueue allows "
+                "no more: they are delivered again and again. COMMIT after fewer messages, or raise pullThresholdSizeForQueue.",
                 self._describe(self._messages),
             )
             return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
@@ -186,8 +193,9 @@ class OrderlyRun:
         answer: object = None
         try:
             answer = self._listener(context.follow(messages), context)
-        except Exception:
-            logger.exception("listener failed %s", self._describe(messages))
+        except Exception as error:  # noqa: BLE001 - the machine decides what it means
+            context.check_unbroken(self._describe(messages))
+            self._last_error = tell_failure("listener failed", self._describe(messages), error)
             self._answered_s = self._now_s()
             outcome = self._machine.listener_raised(
                 self._answered_s,
@@ -195,6 +203,7 @@ class OrderlyRun:
                 suspend_millis=context.suspend_current_queue_time_millis,
             )
         else:
+            context.check_unbroken(self._describe(messages))
             self._answered_s = self._now_s()
             outcome = self._machine.listener_returned(
                 answer,
@@ -203,7 +212,7 @@ class OrderlyRun:
                 now_s=self._answered_s,
             )
         if outcome.problem is not None:
-            logger.error("%s %s", outcome.problem, self._describe(messages))
+            self._last_error = tell_problem(outcome.problem, self._describe(messages))
         self._count(outcome, len(messages), self._answered_s - began_s)
         if seen is not None:
             status = status_of(answer)
@@ -229,8 +238,10 @@ class OrderlyRun:
     def _is_dead_letter(self, message: MessageExt) -> bool:
         try:
             self._dead_letters(message)
-        except RocketMQError:
-            logger.exception("dead letter not sent, its queue stays suspended %s", self._describe([message]))
+        except RocketMQError as error:
+            self._last_error = tell_failure(
+                "dead letter not sent, its queue stays suspended", self._describe([message]), error
+            )
             return False
         logger.warning("dead letter sent %s", self._describe([message]))
         return True

@@ -17,6 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.orderly import UNLIMITED
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
@@ -38,6 +40,7 @@ from pyspark_rocketmq.streaming.consumer_settings import ConsumerSettings
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.failure_summary import FailureSummary
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
 from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
 from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
@@ -259,7 +262,8 @@ class PushConsumer:
         tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
-        committer = self._committer(parsed, store, sink, started.query_id, engine)
+        drains = bool({"availableNow", "once"} & set(trigger or ()))
+        committer = self._committer(parsed, store, sink, started.query_id, engine, drains=drains)
         query = (
             rows.writeStream.foreachBatch(stoppable(committer))
             .queryName(
@@ -319,6 +323,8 @@ class PushConsumer:
         sink: Sink | None,
         query_id: Callable[[], str],
         engine: ArrowEngine | None,
+        *,
+        drains: bool,
     ) -> BatchCommitter:
         name = progress_name(options)
         is_shown = (
@@ -326,12 +332,18 @@ class PushConsumer:
             and self._settings.message_model is MessageModel.CLUSTERING
             and not isinstance(store, BrokerOffsetStore)
         )
+        summary = FailureSummary(
+            self._settings.consumer_group,
+            SystemClock(),
+            tries_for_ever=self._is_orderly and self._settings.max_reconsume_times == UNLIMITED,
+            drains=drains,
+        )
         return BatchCommitter(
             consumer_group=name,
             store=store,
             sink=sink,
             query_id=query_id,
-            listeners=list(self._batch_listeners),
+            listeners=[summary, *self._batch_listeners],
             mirror=OffsetMirror(options, store, name).show if is_shown else None,
             engine=engine,
         )

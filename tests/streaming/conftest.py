@@ -1,0 +1,14 @@
+"""What tests of listeners share."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.consume.repeated import Repeated
+from pyspark_rocketmq.streaming import listener_errors
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: each error of a test's is told in full."""
+    monkeypatch.setattr(listener_errors, "_repeated", Repeated())

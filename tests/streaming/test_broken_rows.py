@@ -1,0 +1,203 @@
+"""A row that breaks the output schema is nobody's message's fault: it ends the query, whatever the listener is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.streaming.listener_workers import workers_for
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
+from pyspark_rocketmq.streaming.pandas_listener import PandasListener
+from tests.helpers.messages import QUEUE, message_at
+
+OUTPUT = OutputColumns.of(StructType().add("order_id", "string", nullable=False).add("size", "integer"))
+PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
+MESSAGES = [message_at(offset) for offset in range(10, 20)]
+BROKEN_AT = 14
+BREAKS = [
+    ({"orderid": "a"}, "column(s) orderid, which the output schema does not have; it has order_id, size"),
+    ({"order_id": "a", "size": "large"}, "'large' of type str for column 'size', which is of type int "),
+    ({"size": 3}, "no value for column(s) order_id, which the output schema says are never null"),
+]
+
+
+def row_of(message: MessageExt, broken: dict[str, Any]) -> dict[str, Any]:
+    return broken if message.queue_offset == BROKEN_AT else {"order_id": message.keys, "size": 1}
+
+
+def function(broken: dict[str, Any], status: Any) -> Any:
+    def listener(messages: Sequence[MessageExt], context: Any) -> Any:
+        for message in messages:
+            context.emit(**row_of(message, broken))
+        return status
+
+    return listener
+
+
+def catching(broken: dict[str, Any], status: Any) -> Any:
+    def listener(messages: Sequence[MessageExt], context: Any) -> Any:
+        for message in messages:
+            with suppress(Exception):
+                context.emit(**row_of(message, broken))
+        return status
+
+    return listener
+
+
+def generator(broken: dict[str, Any], status: Any) -> Any:
+    def listener(messages: Sequence[MessageExt], context: Any) -> Iterator[Any]:
+        for message in messages:
+            yield row_of(message, broken)
+        return status
+
+    return listener
+
+
+def pandas(broken: dict[str, Any], status: Any) -> Any:
+    def listener(frame: pd.DataFrame, context: Any) -> Any:
+        wanted = [broken if at == BROKEN_AT else {"order_id": "a", "size": 1} for at in frame["queueOffset"]]
+        return status, pd.DataFrame(
+            [row | {"queueOffset": at} for row, at in zip(wanted, frame["queueOffset"], strict=True)]
+        )
+
+    return PandasListener(listener)
+
+
+def asynchronous(broken: dict[str, Any], status: Any) -> Any:
+    async def listener(messages: Sequence[MessageExt], context: Any) -> Any:
+        await asyncio.sleep(0)
+        return catching(broken, status)(messages, context)
+
+    return listener
+
+
+def async_generator(broken: dict[str, Any], status: Any) -> Any:
+    async def listener(messages: Sequence[MessageExt], context: Any) -> AsyncIterator[Any]:
+        for message in messages:
+            await asyncio.sleep(0)
+            yield row_of(message, broken)
+
+    return listener
+
+
+FORMS = [function, catching, generator, pandas]
+GIVEN_UP: list[MessageExt] = []
+"""Dead letters, and messages sent back."""
+
+
+def consume_orderly(listener: Any) -> None:
+    with form_of(listener).lease() as call:
+        OrderlyRun(
+            PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(max_reconsume_times=0),
+            now_s=lambda: 0.0, dead_letters=GIVEN_UP.append,
+        ).consume()  # fmt: skip
+
+
+def consume_concurrently(listener: Any) -> None:
+    with form_of(listener, orderly=False).lease() as call, closing(workers_for(call, 4)) as workers:
+        ConcurrentRun(
+            PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=ConcurrentSettings(max_reconsume_times=0),
+            workers=workers, send_back=lambda message, level: GIVEN_UP.append(message), clock=SystemClock(),
+        ).consume()  # fmt: skip
+
+
+@pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_orderly_listeners_broken_row_ends_the_query_and_gives_no_message_up(
+    form: Any, broken: dict[str, Any], why: str
+) -> None:
+    """D5: even if the listener catches what emit() raises; with the place, and what to do."""
+    GIVEN_UP.clear()
+
+    with pytest.raises(SchemaError) as raised:
+        consume_orderly(form(broken, ConsumeOrderlyStatus.SUCCESS))
+
+    for part in (f"{QUEUE} queueOffset={BROKEN_AT}", why, "start the query again"):
+        assert part in str(raised.value)
+    assert GIVEN_UP == []
+
+
+@pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
+@pytest.mark.parametrize("form", [*FORMS, asynchronous, async_generator])
+def test_a_concurrent_listeners_broken_row_ends_the_query_and_gives_no_message_up(
+    form: Any, broken: dict[str, Any], why: str
+) -> None:
+    """D5, E2"""
+    GIVEN_UP.clear()
+
+    with pytest.raises(SchemaError) as raised:
+        consume_concurrently(form(broken, ConsumeConcurrentlyStatus.CONSUME_SUCCESS))
+
+    for part in (f"{QUEUE} queueOffset={BROKEN_AT}", why, "start the query again"):
+        assert part in str(raised.value)
+    assert GIVEN_UP == []
+
+
+def nothing(messages: Any, context: Any) -> None:
+    """What a listener returns that forgets its status."""
+
+
+async def nothing_async(messages: Any, context: Any) -> None:
+    """The same."""
+
+
+@pytest.mark.parametrize("listener", [nothing, PandasListener(nothing)], ids=["function", "pandas"])
+def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
+    listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5: once for the listener, and each queue's ack says it too."""
+    with caplog.at_level(logging.ERROR), form_of(listener).lease() as call:
+        for _ in range(20):
+            run = OrderlyRun(
+                PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(), now_s=lambda: 0.0
+            )
+            run.consume()
+
+    (record,) = caplog.records
+    sentence = (
+        "The listener returned None, which is no ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE"
+    )
+    assert record.getMessage().startswith(sentence)
+    assert (run.ack().finished, run.ack().failed) == ("SUSPENDED", 1)
+    assert run.ack().last_error.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [nothing, PandasListener(nothing), nothing_async, PandasListener(nothing_async)],
+    ids=["function", "pandas", "async", "async pandas"],
+)
+def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
+    listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5, E2"""
+    with (
+        caplog.at_level(logging.ERROR),
+        form_of(listener, orderly=False).lease() as call,
+        closing(workers_for(call, 4)) as workers,
+    ):
+        run = ConcurrentRun(
+            PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=ConcurrentSettings(), workers=workers,
+            send_back=lambda message, level: None, clock=SystemClock(),
+        )  # fmt: skip
+        run.consume()
+
+    (record,) = caplog.records
+    sentence = "The listener returned None, which is no ConsumeConcurrentlyStatus; return CONSUME_SUCCESS or RECONSUME_LATER"
+    assert record.getMessage().startswith(sentence)
+    assert run.ack().last_error.startswith(sentence)

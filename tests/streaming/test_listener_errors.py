@@ -1,0 +1,102 @@
+"""What a process tells of the errors of its listener."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from pyspark_rocketmq.streaming import listener_errors
+from pyspark_rocketmq.streaming.listener_errors import MOST_CHARACTERS, one_line, tell_failure, tell_problem
+
+
+def refuse(text: str) -> None:
+    raise ValueError(text)
+
+
+def refuse_elsewhere(text: str) -> None:
+    raise ValueError(text)
+
+
+def raised(text: str, by: Callable[[str], None] = refuse) -> Exception:
+    try:
+        by(text)
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def test_the_traceback_of_an_error_is_told_once_whichever_message_it_names(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """D5: by type, text but for what differs from message to message, and place."""
+    with caplog.at_level(logging.ERROR):
+        for number in range(50):
+            tell_failure(
+                "listener failed", f"queueOffset={number}", raised(f"order '{number}' of {number} is bad")
+            )
+
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.getMessage() == "listener failed queueOffset=0"
+
+
+@pytest.mark.parametrize("other", [raised("no such thing"), raised("bad", refuse_elsewhere), KeyError("bad")])
+def test_another_error_has_a_traceback_of_its_own(other: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """D5"""
+    with caplog.at_level(logging.ERROR):
+        tell_failure("listener failed", "here", raised("bad"))
+        tell_failure("listener failed", "here", other)
+
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+def test_what_was_told_is_counted_from_then_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5"""
+    now_s = 0.0
+    monkeypatch.setattr(listener_errors.time, "monotonic", lambda: now_s)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(12):
+            tell_problem("The listener returned None.", "queueOffset=7")
+            now_s += 1
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "The listener returned None. queueOffset=7",
+        "10 times more, the last time queueOffset=7: The listener returned None.",
+    ]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("order\n\x1b[31m7\r\n  is \u202ebad"), "ValueError: order [31m7 is bad"),
+        (ValueError(), "ValueError"),
+        (Unspeakable(), "Unspeakable: its text cannot be had"),
+    ],
+)
+def test_an_error_is_one_line_without_control_characters(error: Exception, line: str) -> None:
+    """H9: it goes to the driver's log and to the terminal."""
+    assert one_line(error) == line
+
+
+def test_the_cause_of_an_error_is_in_its_line() -> None:
+    error = ValueError("not opened")
+    error.__cause__ = OSError("refused")
+
+    assert one_line(error) == "ValueError: not opened (OSError: refused)"
+
+
+def test_a_long_text_is_cut() -> None:
+    """H9"""
+    line = one_line(ValueError("x" * 10_000_000))
+
+    assert len(line) == MOST_CHARACTERS
+    assert line.endswith("x…")
