@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource import sole_owner
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import GroupProgress
-from pyspark_rocketmq.errors import BrokerError, OffsetNotFound
+from pyspark_rocketmq.datasource.sole_owner import await_sole_owner, living_members
+from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.errors import BrokerError, OffsetError, OffsetNotFound
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
@@ -79,6 +83,7 @@ class Instance:
 
 
 Start = Callable[[str], Instance]
+Given = Callable[[str], ReadOptions]
 
 
 @pytest.fixture
@@ -87,19 +92,33 @@ def topic(cluster: ClusterUnderTest) -> str:
 
 
 @pytest.fixture
-def start(cluster: ClusterUnderTest, topic: str, group: str, pool: ChannelPool) -> Iterator[Start]:
-    """Start a query under an instance name; all share one offset store."""
-    store, instances = MemoryOffsetStore("broadcasting", clock=SystemClock()), []
+def store() -> MemoryOffsetStore:
+    return MemoryOffsetStore("broadcasting", clock=SystemClock())
 
-    def start_as(instance_name: str) -> Instance:
-        options = ReadOptions.parse(
+
+@pytest.fixture
+def options(cluster: ClusterUnderTest, topic: str, group: str, store: MemoryOffsetStore) -> Given:
+    """Of a query under an instance name."""
+
+    def options_of(instance_name: str) -> ReadOptions:
+        return ReadOptions.parse(
             {
                 "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
                 "offsetStore": store.spec, "messageModel": "BROADCASTING", "instanceName": instance_name,
                 "startingOffsets": "earliest",
             }
         )  # fmt: skip
-        instances.append(Instance(options, store, pool))
+
+    return options_of
+
+
+@pytest.fixture
+def start(options: Given, store: MemoryOffsetStore, pool: ChannelPool) -> Iterator[Start]:
+    """Start a query under an instance name; all share one offset store."""
+    instances: list[Instance] = []
+
+    def start_as(instance_name: str) -> Instance:
+        instances.append(Instance(options(instance_name), store, pool))
         return instances[-1]
 
     yield start_as
@@ -145,6 +164,32 @@ def test_broadcasting_neither_locks_queues_nor_stores_offsets_at_the_broker(
             ANSWER_S,
             reason="both instances are listed",
         )
+
+
+def test_a_second_query_of_one_instance_is_refused_while_the_first_lives(
+    options: Given, start: Start, pool: ChannelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H8, B3: brokers tell that it lives, whatever connection asks; it is free as soon as the first has left."""
+    monkeypatch.setattr(sole_owner, "_PATIENCE_S", 0.0)
+    one = start("one")
+    wait_until(
+        lambda: living_members(options("one"), pool, SystemClock()) == {one.client_id},
+        ANSWER_S,
+        reason="listed",
+    )
+
+    with pytest.raises(OffsetError, match=f"member {one.client_id} is alive"):
+        RocketMQStreamReader(options("one")).initialOffset()
+
+    one.member.stop(ANSWER_S)
+    monkeypatch.undo()
+    await_sole_owner(
+        "one",
+        {one.client_id},
+        lambda: living_members(options("one"), pool, SystemClock()),
+        SystemClock(),
+        time.sleep,
+    )
 
 
 def members(client: BrokerClient, address: str, group: str) -> set[str]:

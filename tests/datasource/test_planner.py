@@ -92,6 +92,7 @@ class Planning:
         down: Mapping[str, RocketMQError] | None = None,
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
+        is_sole_owner: bool = False,
         **options: str,
     ) -> None:
         self.clock = FakeClock()
@@ -113,6 +114,7 @@ class Planning:
                 view=view,
                 default_start=default,
                 clock=self.clock,
+                is_sole_owner=is_sole_owner,
                 broker_offsets=broker_offsets,
                 reset_watch=reset_watch,
             )
@@ -629,3 +631,29 @@ def test_what_the_brokers_hold_is_reported_as_of_the_last_look() -> None:
         A0: 120,
         B0: 50,
     }
+
+
+def test_a_broadcasting_instance_ends_when_another_query_claims_its_rows() -> None:
+    """H8, B3: two that began in the same moment, under one client id; each would miss messages."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, is_sole_owner=True)
+    assert planning.next() == [(A0, 0, 5), (A1, 0, 3)]
+    planning.store.claim("g", "me", {A1: 0})
+
+    with pytest.raises(OffsetError, match="member me is alive and consumes under the same instanceName"):
+        planning.next()
+
+
+def test_a_broadcasting_instance_goes_on_after_its_own_batches_and_an_operators_reset() -> None:
+    """H8, F5: neither is another query."""
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, is_sole_owner=True)
+    planning.next()
+    assert planning.commit(A0, 5)
+    planning.store.reset("g", {A1: 1})
+
+    assert planning.next() == [(A1, 1, 3)]
+    assert planning.commit(A1, 3)
+    planning.ownership.reclaim(A0)
+    planning.view.bounds[A0] = (0, 6)
+    assert planning.next() == [(A0, 5, 6)]
+    assert planning.commit(A0, 6)
+    assert planning.next() is None

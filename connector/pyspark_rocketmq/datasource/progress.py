@@ -16,6 +16,7 @@ from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.datasource.queue_claims import QueueClaims
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
+from pyspark_rocketmq.datasource.sole_owner import second_owner
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -152,6 +153,7 @@ class GroupProgress:
         view: ClusterView,
         default_start: StartingOffsets,
         clock: Clock,
+        is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
     ) -> None:
@@ -165,11 +167,13 @@ class GroupProgress:
             view: Tells where queues without progress begin.
             default_start: Where they begin if the options do not say.
             clock: Measures what is left out or stands still.
+            is_sole_owner: Whether nobody else may ever claim these rows, as those of a broadcasting instance.
             broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
             reset_watch: Hears of resets made at the brokers; None if there are none to follow.
         """
         self._group = consumer_group
         self._client_id = client_id
+        self._is_sole_owner = is_sole_owner
         self._store = store
         self._ownership = ownership
         self._claims = QueueClaims(
@@ -214,6 +218,7 @@ class GroupProgress:
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
         rows = self._checked(rows)
+        self._check_sole_owner(rows)
         rows |= self._follow_resets(held, snapshot)
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
         if new:
@@ -264,6 +269,18 @@ class GroupProgress:
             "it has. A group that the store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers "
             "know the group to be."
         )
+
+    def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
+        """Whether somebody else has claimed rows that must be this consumer's alone since the last look.
+
+        Only resets and claims raise epochs, and this consumer's own claims are in what it saw last.
+        """
+        if not self._is_sole_owner:
+            return
+        for queue, row in rows.items():
+            before = self._rows.get(queue)
+            if before is not None and row.epoch > before.epoch and not row.was_reset:
+                raise second_owner(self._group, row.owner)
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
         """Of listeners without autoCommit that have consumed a whole range and committed nothing."""

@@ -39,6 +39,7 @@ from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgre
 from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
 from pyspark_rocketmq.datasource.range_tickets import SharedTask, tasks_of, ticket_rows
 from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
+from pyspark_rocketmq.datasource.sole_owner import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.datasource.worker_memory import settled
 from pyspark_rocketmq.group.leave import leave_at_the_end
 from pyspark_rocketmq.model import MessageModel
@@ -140,11 +141,16 @@ def _progress(
         return CheckpointProgress(view, default_start)
     store = open_group_store(options)
     member_id = client_id(options)
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    pool = process_pool(ConnectionSettings.of(options))
+    if is_broadcast:
+        owners = possible_owners(options, member_id, store)
+        await_sole_owner(
+            progress_name(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
+        )
     member = join_group(options, member_id, store, clock, timing)
     leave_at_the_end(member)
     member.start()
-    is_broadcast = options.message_model is MessageModel.BROADCASTING
-    pool = process_pool(ConnectionSettings.of(options))
     return GroupProgress(
         consumer_group=progress_name(options),
         client_id=member_id,
@@ -153,6 +159,7 @@ def _progress(
         view=view,
         default_start=default_start,
         clock=clock,
+        is_sole_owner=is_broadcast,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
         reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
     )

@@ -1,0 +1,88 @@
+"""Who may consume under a broadcasting instance's progress: nobody beside a living member."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pyspark_rocketmq.datasource.sole_owner import await_sole_owner, possible_owners
+from pyspark_rocketmq.errors import OffsetError, OffsetStoreUnavailable
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from tests.helpers.fake_clock import FakeClock
+
+Q0 = MessageQueue("orders", "broker-a", 0)
+OWN, ELSEWHERE, OTHER = "here@one", "there@one", "here@two"
+
+
+class Group:
+    """Lists of members, one at each look; the last one stays."""
+
+    def __init__(self, *looks: set[str]) -> None:
+        self.looks = list(looks)
+        self.clock = FakeClock()
+
+    def members(self) -> set[str]:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def await_sole_owner(self, *owners: str) -> float:
+        """How long it took."""
+        begun_s = self.clock.monotonic_s()
+        await_sole_owner("g@one", owners, self.members, self.clock, self.clock.advance)
+        return self.clock.monotonic_s() - begun_s
+
+
+def test_members_of_other_names_are_not_waited_for() -> None:
+    """H8, B3"""
+    assert Group({OTHER, ELSEWHERE}).await_sole_owner(OWN) == 0.0
+
+
+def test_a_query_that_is_being_stopped_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """H8: it starts again under its name at once."""
+    with caplog.at_level(logging.WARNING):
+        assert Group({OWN}, {OWN, OTHER}, {OTHER}).await_sole_owner(OWN) == 1.0
+
+    assert caplog.text.count("waiting for another query of this instance to end") == 1
+
+
+@pytest.mark.parametrize("alive", [OWN, ELSEWHERE])
+def test_a_second_query_of_one_name_is_refused(alive: str) -> None:
+    """H8: on this machine, and on another one with the same offset store."""
+    group = Group({alive, OTHER})
+
+    with pytest.raises(OffsetError, match=f"Progress g@one .* member {alive} is alive"):
+        group.await_sole_owner(OWN, ELSEWHERE)
+
+    assert group.clock.monotonic_s() >= 30.0
+
+
+def options(store: MemoryOffsetStore) -> ReadOptions:
+    return ReadOptions.parse(
+        {
+            "nameServers": "127.0.0.1:9", "topic": "orders", "consumerGroup": "g", "offsetStore": store.spec,
+            "messageModel": "BROADCASTING", "instanceName": "one",
+        }
+    )  # fmt: skip
+
+
+def test_who_claimed_the_rows_may_own_them() -> None:
+    """H8: those of other instances say nothing."""
+    store = MemoryOffsetStore("owners", clock=FakeClock())
+    store.claim("g@one", ELSEWHERE, {Q0: 0})
+    store.claim("g@two", OTHER, {Q0: 0})
+
+    assert possible_owners(options(store), OWN, store) == {OWN, ELSEWHERE}
+
+
+def test_a_store_that_does_not_answer_is_left_to_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H8"""
+    store = MemoryOffsetStore("away", clock=FakeClock())
+
+    def away(_: str) -> None:
+        raise OffsetStoreUnavailable("storage is away")
+
+    monkeypatch.setattr(store, "read", away)
+
+    assert possible_owners(options(store), OWN, store) == {OWN}
