@@ -150,6 +150,13 @@ def test_a_member_listed_twice_counts_twice() -> None:
     assert set(allocate(ConsistentHash(), "a", queues, ["a", "a"])) == set(queues)
 
 
+def test_a_member_listed_without_end_costs_no_more_than_as_many_members() -> None:
+    """H9: the list is a broker's; in quadratic time this would take hours."""
+    queues = [MessageQueue("T", "b", queue_id) for queue_id in range(6)]
+
+    assert set(allocate(ConsistentHash(), "a", queues, ["a"] * 50_000)) == set(queues)
+
+
 def test_a_broker_name_has_a_room_only_if_it_has_two_parts() -> None:
     """B2: as Java's split counts them, trailing empty ones left out."""
     names = ("east@b", "east@b@", "east@", "east", "east@b@c", "@b", "west@b")

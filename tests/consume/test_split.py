@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.split import split_ranges
+from pyspark_rocketmq.consume.split import MAX_PARTS, split_ranges
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 
@@ -68,3 +69,12 @@ def test_no_offset_is_dropped_or_read_twice(
     assert all(0 < part.count <= (max_records or 200) for part in parts)
     offsets = [(part.queue, offset) for part in parts for offset in range(part.start, part.end)]
     assert offsets == [(each.queue, offset) for each in whole for offset in range(each.start, each.end)]
+
+
+@pytest.mark.parametrize("counts", [(1 << 62,), (MAX_PARTS, 1), (5, (1 << 63) - 101)])
+def test_more_parts_than_a_driver_can_hold_are_refused_before_they_are_made(counts: tuple[int, ...]) -> None:
+    """H9: a broker may tell any offset."""
+    with pytest.raises(
+        OptionError, match=r"'maxRecordsPerPartition=1' would make \d+ tasks.*queue=\d alone .*raise it"
+    ):
+        split_ranges(ranges(*counts), min_partitions=None, max_records=1)

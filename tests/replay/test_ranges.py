@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import steps_of, target_queue, without
 
@@ -68,3 +70,9 @@ def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one():
     assert target_queue(A1, targets) == targets[1]
     assert target_queue(B0, targets) == target_queue(B0, targets[::-1])
     assert target_queue(B0, targets) in targets
+
+
+def test_more_steps_than_can_be_done_are_refused_before_they_are_made():
+    """H9: a broker may tell any offset."""
+    with pytest.raises(OptionError, match="offsets_per_step=10 would make more than 1000000 steps"):
+        steps_of([planned(A0, 0, 1 << 62)], 10)

@@ -6,6 +6,7 @@ Each member stands at ten places of a ring of 2**32; a queue belongs to the next
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import md5
@@ -43,13 +44,17 @@ class ConsistentHash:
 
     def _ring(self, members: Sequence[str]) -> dict[int, str]:
         ring: dict[int, str] = {}
-        seen: set[str] = set()
+        # Counted on the way: a broker's list may name a member as often as it likes.
+        places: Counter[str] = Counter()
         for member in members:
             # A member named again gets ten places more, counted from those it still has.
-            first = sum(owner == member for owner in ring.values()) if member in seen else 0
-            seen.add(member)
+            first = places[member]
             for number in range(first, first + self.places_per_member):
-                ring[_place(f"{member}-{number}")] = member
+                place = _place(f"{member}-{number}")
+                if place in ring:
+                    places[ring[place]] -= 1
+                ring[place] = member
+                places[member] += 1
         return ring
 
 

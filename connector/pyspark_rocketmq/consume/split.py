@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Final
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import QueueRange
+
+MAX_PARTS: Final = 100_000
+"""Of one read: a broker may tell any offset, and Spark's driver has each task in memory."""
 
 
 def split_ranges(
@@ -22,9 +27,19 @@ def split_ranges(
         min_partitions: About so many parts in all, shared in proportion to length; ranges shorter than a fair part stay
             whole, and no part is empty, so there may be fewer.
         max_records: Offsets of one part at most.
+
+    Raises:
+        OptionError: If ``max_records`` asks for more than ``MAX_PARTS``; none of them is made then.
     """
     wanted = [each for each in ranges if each.count > 0]
     if max_records is not None:
+        if (count := sum(-(-each.count // max_records) for each in wanted)) > MAX_PARTS:
+            largest = max(wanted, key=lambda each: each.count)
+            problem = (
+                f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than {MAX_PARTS}: "
+                f"{largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
+            )
+            raise OptionError((problem,))
         wanted = [part for each in wanted for part in _cut(each, -(-each.count // max_records))]
     if min_partitions is None or len(wanted) >= min_partitions:
         return wanted

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Final
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.hashing import select_by_hash
 
+MAX_STEPS: Final = 1_000_000
+"""A broker may tell any offset; each step costs a job of Spark's."""
 Stretch = tuple[int, int]
 """First queue offset, and exclusive end."""
 
@@ -35,7 +39,17 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     """The ranges cut into steps of about ``most`` offsets each, every queue's in order.
 
     A step has at most one stretch of each queue, and queues move together: they end with the last step.
+
+    Raises:
+        OptionError: If there would be more than ``MAX_STEPS``; none of them is made then.
     """
+    total = sum(one.count for one in ranges)
+    if total > most * MAX_STEPS:
+        problem = (
+            f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, or replay less "
+            "at once"
+        )
+        raise OptionError((problem,), where="replay")
     by_queue: dict[MessageQueue, list[QueueRange]] = {}
     for one in ranges:
         by_queue.setdefault(one.queue, []).append(one)
