@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -234,8 +235,12 @@ class _Rows:
     batch: _Batch
     epochs: Mapping[MessageQueue, int] | None = None
 
-    def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        deque(given, maxlen=0)
+    def __call__(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        orders: RangeOrders = NO_ORDERS,  # noqa: ARG002 - an engine's
+    ) -> Iterator[pa.RecordBatch]:
+        deque(batches, maxlen=0)
         task = TaskContext.get()
         assert task is not None
         for queue in _all_queues()[task.partitionId() :: CORES]:

@@ -269,7 +269,7 @@ class _RateSink:
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
-        evaluated = BatchTask(sink_batch.task_writer()).run(batch)
+        evaluated = BatchTask(sink_batch.task_writer()).run(batch).whole
         self._end += evaluated.emitted
         sink_batch.commit(evaluated.written, {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import NamedTuple, cast
 
 import pytest
 
+from pyspark_rocketmq.option_set import specs_of
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.write_options import WriteOptions
 from tests.helpers.backend_counts import COUNTS_FILE
@@ -18,7 +18,7 @@ from tests.ignored_options import QUICK, SLOW, WithoutEach, ignored, load_table
 from tests.named_tests import source_of
 
 KEYS = {
-    kind: [field.metadata["spec"].key for field in dataclasses.fields(options)]
+    kind: [spec.key for spec in specs_of(options)]
     for kind, options in (("reading", ReadOptions), ("writing", WriteOptions))
 }
 

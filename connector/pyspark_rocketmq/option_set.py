@@ -40,6 +40,8 @@ class OptionSpec:
     required: bool = False
     unit: str = ""
     secret: bool = False
+    internal: bool = False
+    """Whether other code of this package sets it, and nobody else."""
     instead: tuple[str, ...] = ()
     """Keys of options of which one may be given where this one is required."""
     used_in: tuple[Use, ...] = ()
@@ -60,6 +62,7 @@ def option(
     default_text: str | None = None,
     unit: str = "",
     secret: bool = False,
+    internal: bool = False,
     instead: tuple[str, ...] = (),
     used_in: tuple[Use, ...] = (),
 ) -> Any:
@@ -69,7 +72,7 @@ def option(
         default_text = "required" if required else _shown_default(default)
     spec = OptionSpec(
         key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret,
-        instead=instead, used_in=used_in,
+        internal=internal, instead=instead, used_in=used_in,
     )  # fmt: skip
     if required and not instead:
         return dataclasses.field(metadata={"spec": spec})
@@ -92,7 +95,8 @@ def _shown_default(value: object) -> str:
 
 def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
     """What can be set, in the order of declaration."""
-    return tuple(field.metadata["spec"] for field in dataclasses.fields(options))
+    specs = (field.metadata["spec"] for field in dataclasses.fields(options))
+    return tuple(spec for spec in specs if not spec.internal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -152,7 +156,7 @@ def _parse_values(
     for key, given_value in raw.items():
         known = specs.get(key.lower())
         if known is None:
-            problems.append(_unknown_key(key, [spec.key for _, spec in specs.values()]))
+            problems.append(_unknown_key(key, [spec.key for _, spec in specs.values() if not spec.internal]))
             continue
         name, spec = known
         text = _text_of(given_value)

@@ -21,6 +21,7 @@ from pyspark_rocketmq.option_parsers import (
     one_of,
     pattern,
     resource_name,
+    secret_value,
     tag_expression,
     text_value,
 )
@@ -182,6 +183,14 @@ class ReadOptions(PaceOptions):
         doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a query "
         "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
         "No two members of a group may have the same.",
+    )
+    hub_secret: str | None = stream_option(
+        "hubSecret",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        internal=True,
+        doc="Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; new for every start.",
     )
     include_columns: tuple[str, ...] = read_option(
         "includeColumns",

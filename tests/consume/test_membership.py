@@ -482,3 +482,67 @@ class TestTheTable:
 def after_is_a_way_out(phase, event):
     """Whether the pair is in the table at all: what is not, changes nothing."""
     return (phase, event) in TRANSITIONS
+
+
+def in_a_batch(driver):
+    """The number of the plan under way, which holds all queues."""
+    driver.work()
+    driver.machine.planned(driver.machine.begin_plan(driver.now_s), driver.now_s)
+    plan, planned = driver.machine.plan_under_way()
+    assert planned == set(QUEUES)
+    return plan
+
+
+def test_a_queue_of_a_batch_leaves_when_it_is_over_for_that_queue(driver):
+    """B5: the rest of the batch goes on."""
+    plan = in_a_batch(driver)
+    driver.members = [ME, OTHER]
+    driver.machine.notified(driver.now_s)
+    assert not [duty for duty in driver.after(2.0) if isinstance(duty, Unlock)]
+    leaving = driver.machine.must_leave()
+    assert leaving == set(QUEUES) - set(driver.plannable)
+    first = min(leaving)
+
+    driver.machine.free(plan, [first], driver.now_s)
+
+    assert [duty for duty in driver.work() if isinstance(duty, Unlock)] == [
+        Unlock(first.broker_name, frozenset({first}))
+    ]
+    assert driver.machine.must_leave() == leaving - {first}
+    assert not driver.machine.is_planned(first, driver.now_s)
+
+
+def test_a_batch_that_is_over_holds_nothing_back(driver):
+    """B5: the next trigger may be minutes away."""
+    plan = in_a_batch(driver)
+    driver.machine.free(plan, None, driver.now_s)
+    driver.members = [ME, OTHER]
+    driver.machine.notified(driver.now_s)
+
+    unlocked = {queue for duty in driver.after(2.0) if isinstance(duty, Unlock) for queue in duty.queues}
+    assert unlocked == set(QUEUES) - set(driver.plannable) != set()
+    assert driver.machine.must_leave() == set()
+
+
+def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver):
+    """B5: the message and Spark's next call cross."""
+    late = in_a_batch(driver)
+    plan = in_a_batch(driver)
+    assert plan > late
+
+    driver.machine.free(late, None, driver.now_s)
+    driver.machine.free(late, QUEUES, driver.now_s)
+
+    assert driver.machine.plan_under_way() == (plan, set(QUEUES))
+
+
+def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver):
+    """C2, D7: Java looks at the lock before each delivery."""
+    in_a_batch(driver)
+    driver.refused = {QUEUES[0]}
+    driver.after(20.0)
+    assert driver.machine.must_leave() == {QUEUES[0]}
+
+    driver.refused = set()
+    driver.after(1.0)
+    assert driver.machine.must_leave() == set()

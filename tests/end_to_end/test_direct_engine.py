@@ -51,7 +51,7 @@ class Composed:
         messages = self._spark.readStream.format("rocketmq").options(**self._options).load()
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
-            .writeStream.foreachBatch(lambda batch, _: evaluated.append(BatchTask(None).run(batch)))
+            .writeStream.foreachBatch(lambda batch, _: evaluated.append(BatchTask(None).run(batch).whole))
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)
             .start()

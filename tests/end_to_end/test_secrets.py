@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
         if secret.encode() in data
     ]
     assert not found
+    keys = [name for name, data in searched.items() if re.search(rb":\d+/[0-9a-f]{64}", data)]
+    assert not keys, "the key of a query's own connections"
 
 
 def _around(data: bytes, secret: str) -> bytes:

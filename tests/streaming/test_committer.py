@@ -16,7 +16,7 @@ from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.streaming import committer as module
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.batch_task import Evaluated
+from pyspark_rocketmq.streaming.batch_task import Evaluated, Job
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
 from tests.helpers.fake_clock import FakeClock
@@ -58,11 +58,11 @@ class Batch:
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
         self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
-        monkeypatch.setattr(module, "BatchTask", lambda writer, engine: self)
+        monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
 
-    def run(self, batch: Any) -> Evaluated:
+    def run(self, batch: Any) -> Job:
         self.done.append("evaluate")
-        return self._evaluated
+        return Job({"part": self._evaluated}, None)
 
     def begin(self, consumer_group: str, queues: Any) -> Batch:
         assert list(queues) == [QUEUE]
@@ -82,9 +82,12 @@ class Batch:
         self.done.append("listener")
         self.reports.append(report)
 
-    def mirror(self, accepted: Sequence[QueueCommit]) -> None:
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
         self.done.append("mirror")
         self.mirrored += accepted
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        return True
 
     def commit_it(self, *others: BatchListener, with_sink: bool = True, mirror: Mirror | None = None) -> None:
         BatchCommitter(
@@ -147,7 +150,7 @@ def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPa
     """F1: data, offsets, mirror; the mirror is never ahead of the store."""
     batch = Batch(monkeypatch, ACK)
 
-    batch.commit_it(mirror=batch.mirror)
+    batch.commit_it(mirror=batch)
 
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
     assert [(each.queue, each.epoch, each.next_offset) for each in batch.mirrored] == [(QUEUE, 1, 7)]
@@ -158,7 +161,7 @@ def test_what_the_store_refused_is_not_mirrored(monkeypatch: pytest.MonkeyPatch)
     batch = Batch(monkeypatch, ACK)
     batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
 
-    batch.commit_it(with_sink=False, mirror=batch.mirror)
+    batch.commit_it(with_sink=False, mirror=batch)
 
     assert batch.mirrored == []
 
@@ -172,8 +175,9 @@ def test_a_mirror_that_fails_is_logged_and_changes_nothing(
     def fail(accepted: Sequence[QueueCommit]) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(batch, "show", fail)
     with caplog.at_level(logging.ERROR):
-        batch.commit_it(mirror=fail)
+        batch.commit_it(mirror=batch)
 
     assert batch.done == ["evaluate", "data", "offsets", "listener"]
     assert "can't start new thread" in caplog.text
@@ -186,7 +190,7 @@ def test_a_reset_that_the_broker_told_of_is_made_after_the_batch_is_committed(
     batch = Batch(monkeypatch, replace(ACK, reset_to=2))
 
     with caplog.at_level(logging.WARNING):
-        batch.commit_it(mirror=batch.mirror)
+        batch.commit_it(mirror=batch)
 
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
     row = batch.store.row

@@ -348,6 +348,8 @@ def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any]
     )
 
     options = ReadOptions.parse(consumer._source_options())
-    committer = consumer._committer(options, consumer._store(options), None, lambda: "query", None)
+    committer = consumer._committer(
+        options, consumer._store(options), None, lambda: "query", engine=None, hub=None, drains=False
+    )
 
     assert (committer._mirror is not None) is is_mirrored

@@ -13,6 +13,8 @@ Rule 4: without locks (concurrent and broadcasting consumers) a share is held as
 see different groups may then both plan a queue for a moment; the claim in the offset store decides between them.
 Rule 5: between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
 planned, so a queue can never be given free under a plan in the making (B5).
+Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or for some, says of which plan: what comes late
+says nothing of the plan that is under way by then.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``, ``ConsumeMessageOrderlyService``.
 """
@@ -84,6 +86,8 @@ class Membership:
         self._terms = 0
         self._planned: frozenset[MessageQueue] = frozenset()
         """Queues of the micro-batch under way."""
+        self._plan = 0
+        """The number of the plan it was made by."""
         self._unlocks: set[MessageQueue] = set()
         self._asked: dict[MessageQueue, float] = {}
         """Queues in a lock call that was not answered yet, and when it was made."""
@@ -114,6 +118,7 @@ class Membership:
         self.batch_over(now_s)
         plannable = self.plannable(now_s)
         self._planned = frozenset(plannable)
+        self._plan += 1
         return plannable
 
     def planned(self, terms: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
@@ -137,6 +142,21 @@ class Membership:
         """The micro-batch under way was committed or failed for good."""
         over, self._planned = self._planned, frozenset()
         self._let_go(over, now_s)
+
+    def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
+        """The micro-batch of ``plan`` is over, or it is for ``queues``: all that was delivered of them is committed or dropped."""
+        if plan == self._plan:
+            over = self._planned if queues is None else self._planned.intersection(queues)
+            self._planned -= over
+            self._let_go(over, now_s)
+
+    def plan_under_way(self) -> tuple[int, frozenset[MessageQueue]]:
+        """The number of the plan, and the queues of it that are not over."""
+        return self._plan, self._planned
+
+    def must_leave(self) -> frozenset[MessageQueue]:
+        """Queues of the plan under way that are not ours any more: their tasks are to give them up (D7)."""
+        return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
         """The offset store names another owner for ``queue``: it is tried again at the next rebalance, not before."""

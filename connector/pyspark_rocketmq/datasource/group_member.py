@@ -15,9 +15,11 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.datasource.driver_line import DriverLine
 from pyspark_rocketmq.datasource.expressions import subscription_data
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
+from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -100,6 +102,11 @@ def join_group(
     )
     member = RunningMember(machine, heartbeat, calls, clock)
     desk.serve(member, heartbeat)
+    if options.hub_secret is not None:
+        line = DriverLine(HubAddress.parse(options.hub_secret), member, clock)
+        member.watched_by(line)
+        desk.tell_resets(line.was_reset)
+        line.start()
     return member
 
 

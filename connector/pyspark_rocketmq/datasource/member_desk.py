@@ -47,10 +47,15 @@ class MemberDesk:
         self._member: RunningMember | None = None
         self._heartbeat: HeartbeatData | None = None
         self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
+        self._was_reset: Callable[[], None] | None = None
 
     def serve(self, member: RunningMember, heartbeat: HeartbeatData) -> None:
         """Answer for ``member`` from now on."""
         self._member, self._heartbeat = member, heartbeat
+
+    def tell_resets(self, was_reset: Callable[[], None]) -> None:
+        """Call ``was_reset`` each time that an administrator's reset has been stored."""
+        self._was_reset = was_reset
 
     def consumer_ids_changed(self, consumer_group: str) -> None:
         """Rebalance at once (B1)."""
@@ -68,6 +73,8 @@ class MemberDesk:
         logger.warning("offsets reset by an administrator group=%s targets=%s", consumer_group, targets)
         if targets:
             self._store.reset(self._progress_name, targets)
+            if self._was_reset is not None:
+                self._was_reset()
 
     def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
         """Of the queues this member holds, from the offset store."""

@@ -57,6 +57,12 @@ def tickets_alone(rows: DataFrame) -> DataFrame:
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
+    for partition in tickets_in(batches):
+        yield from read_queue(partition)
+
+
+def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[QueuePartition]:
+    """The ranges whose tickets are among ``batches``, unread."""
     for batch in batches:
         for ticket in batch.column(0).drop_null().to_pylist():
-            yield from read_queue(pickle.loads(ticket))  # noqa: S301 - written by the source of this query
+            yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query

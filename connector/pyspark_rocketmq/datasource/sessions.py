@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 
@@ -46,3 +47,21 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
             "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
         )
+
+
+def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
+    """Where workers find this process, where it can listen, and whether all of them are on this machine for sure."""
+    settings = spark.sparkContext.getConf()
+    master = settings.get("spark.master") or ""
+    if master == "local" or master.startswith("local["):
+        return "127.0.0.1", "127.0.0.1", True
+    host = settings.get("spark.driver.host") or "127.0.0.1"
+    return host, settings.get("spark.driver.bindAddress") or host, False
+
+
+def is_active(query: StreamingQuery) -> bool:
+    """Whether a query runs, as far as anybody can tell."""
+    try:
+        return bool(query.isActive)
+    except Exception:  # noqa: BLE001 - the JVM is gone, or its connection
+        return False

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -57,6 +57,18 @@ class GroupCalls:
     """Of all topics the group subscribes to."""
 
 
+class PlanWatcher(Protocol):
+    """Passes on to those who run a plan what becomes of its queues; must not wait."""
+
+    def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
+        """A plan with a number of its own holds ``queues``."""
+        ...
+
+    def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
+        """All queues of the plan that are to be given up, as of now: told again when that has changed."""
+        ...
+
+
 class RunningMember:
     """Implements :class:`~pyspark_rocketmq.group.ownership.QueueOwnership`. Start it, and stop it in any case."""
 
@@ -90,8 +102,15 @@ class RunningMember:
         self._silent: set[BrokerAddress] = set()
         """Where the last heartbeat was not."""
         self._differences = Differences(heartbeat.consumers[0], self._client_id)
+        self._watcher: PlanWatcher | None = None
+        self._told: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
+        """What the watcher was told last of queues to be given up."""
 
     # --- life --------------------------------------------------------------------------------------------------
+
+    def watched_by(self, watcher: PlanWatcher) -> None:
+        """Tell ``watcher`` of plans; before :meth:`start`."""
+        self._watcher = watcher
 
     def start(self) -> None:
         """Begin to take part; returns at once."""
@@ -121,7 +140,15 @@ class RunningMember:
 
     def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """See :class:`QueueOwnership`."""
-        return self._tell(lambda machine, now_s: machine.planned(terms, now_s))
+        valid = self._tell(lambda machine, now_s: machine.planned(terms, now_s))
+        if self._watcher is not None and valid:
+            plan, _ = self._ask(lambda machine, _: machine.plan_under_way())
+            self._watcher.plan_made(plan, valid)
+        return valid
+
+    def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
+        """The batch of ``plan`` is over, or it is for ``queues``; an older plan's is so already."""
+        self._tell(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
         """See :class:`QueueOwnership`."""
@@ -170,6 +197,7 @@ class RunningMember:
                 self._look_at_routes()
                 self._look_at_connections()
                 self._do_what_is_due()
+                self._tell_watcher()
             except Exception:
                 # Nobody watches this thread; without it the group would lose this member and never be told.
                 logger.exception(
@@ -206,6 +234,14 @@ class RunningMember:
     def _look_at_connections(self) -> None:
         if any(not channel.is_open for channel in self._channels.values()):
             self._ask(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+
+    def _tell_watcher(self) -> None:
+        if self._watcher is None:
+            return
+        plan, leaving = self._ask(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
+        if (plan, leaving) != self._told and (leaving or self._told[1]):
+            self._watcher.must_leave(plan, leaving)
+        self._told = plan, leaving
 
     def _do_what_is_due(self) -> None:
         while not self._is_stopping:

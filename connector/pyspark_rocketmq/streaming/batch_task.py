@@ -6,37 +6,44 @@ Imports nothing that loads delta-rs: executors fork their workers, and delta-rs 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
-from pyspark_rocketmq.datasource.range_tickets import read_tickets
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.range_tickets import tickets_in
 from pyspark_rocketmq.datasource.worker_memory import settle_modules
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.task_line import HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
-from pyspark_rocketmq.streaming.sink import RowWriter, TaskRows, Written, write_rows
+from pyspark_rocketmq.streaming.sink import RowWriter, Written
+from pyspark_rocketmq.streaming.task_parts import TaskParts, part_written
 
-_RESULT_SCHEMA = pa.schema(
-    [("written", pa.string()), ("acks", pa.string()), ("emitted", pa.int64()), ("left_out", pa.int64())]
-)
-_RESULT_COLUMNS = "written string, acks string, emitted bigint, left_out bigint"
+_RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
+_RESULT_COLUMNS = "parts string, could_ask boolean"
 
 
-ArrowEngine = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Takes the rows of the ranges that a task reads, gives the engine's."""
+class ArrowEngine(Protocol):
+    """Takes the rows of the ranges that a task reads, gives the engine's: one batch for each range, its ack row at the end."""
+
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
+        """Consume a task's ranges, each until ``orders`` say otherwise."""
+        ...
 
 
 class Evaluated(NamedTuple):
-    """What one evaluation of a micro-batch brought."""
+    """What tasks have brought: all of a micro-batch, or a part of one."""
 
     written: tuple[Written, ...]
-    """What the tasks wrote for the sink; it has none of it yet."""
+    """What was written for the sink; it has none of it yet."""
     acks: tuple[QueueAck, ...]
     """By queue."""
     emitted: int
@@ -45,78 +52,111 @@ class Evaluated(NamedTuple):
     """Data rows that the sink has already, so that they were not written."""
 
 
+class Job(NamedTuple):
+    """What one evaluation of a micro-batch brought."""
+
+    parts: Mapping[str, Evaluated]
+    """By their ids: each can be committed or dropped without the others."""
+    could_ask: bool | None
+    """Whether all tasks could reach the driver; None if none had to."""
+
+    @property
+    def whole(self) -> Evaluated:
+        """All parts together; see :func:`together`."""
+        return together(list(self.parts.values()))
+
+
+def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
+    """A part as a task has sent it."""
+    acks = sorted(map(QueueAck.from_json, part["acks"]), key=lambda ack: ack.queue)
+    return Evaluated(part_written(writer, part), tuple(acks), part["emitted"], part["left_out"])
+
+
+def together(parts: Sequence[Evaluated]) -> Evaluated:
+    """Several parts as one.
+
+    Raises:
+        RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
+    """
+    acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
+    for one, other in pairwise(acks):
+        if one.queue == other.queue:
+            raise RocketMQError(
+                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
+                f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
+                "rows of format('rocketmq') before they are consumed."
+            )
+    return Evaluated(
+        tuple(each for part in parts for each in part.written),
+        tuple(acks),
+        sum(part.emitted for part in parts),
+        sum(part.left_out for part in parts),
+    )
+
+
 class BatchTask:
     """The function given to ``mapInArrow``.
 
     Without a writer the listener's side effects are all that is wanted. With an engine the batch holds planned ranges
     (:mod:`~pyspark_rocketmq.datasource.range_tickets`), and reading them and the engine happen here too: a message is in
-    one Python process from the socket to the sink's file.
+    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before it begins with a range,
+    and gives up what it is told to.
     """
 
-    def __init__(self, writer: RowWriter | None, engine: ArrowEngine | None = None) -> None:
+    def __init__(
+        self, writer: RowWriter | None, engine: ArrowEngine | None = None, terms: HubTerms | None = None
+    ) -> None:
         self._writer = writer
         self._engine = engine
+        self._terms = terms
 
-    def run(self, batch: DataFrame) -> Evaluated:
-        """Evaluate ``batch`` in one job.
-
-        Raises:
-            RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
-        """
-        written: list[Written] = []
-        acks: list[QueueAck] = []
-        emitted = left_out = 0
+    def run(self, batch: DataFrame) -> Job:
+        """Evaluate ``batch`` in one job."""
+        parts: dict[str, Evaluated] = {}
+        asked: list[bool] = []
         for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
-            if self._writer is not None:
-                written += map(self._writer.written, json.loads(row["written"]))
-            acks += [QueueAck.from_json(text) for text in json.loads(row["acks"])]
-            emitted += row["emitted"]
-            left_out += row["left_out"]
-        acks.sort(key=lambda ack: ack.queue)
-        for one, other in pairwise(acks):
-            if one.queue == other.queue:
-                raise RocketMQError(
-                    f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
-                    f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
-                    "rows of format('rocketmq') before they are consumed."
-                )
-        return Evaluated(tuple(written), tuple(acks), emitted, left_out)
+            for part in json.loads(row["parts"]):
+                parts[part["id"]] = evaluated_of(self._writer, part)
+            if row["could_ask"] is not None:
+                asked.append(row["could_ask"])
+        return Job(parts, all(asked) if asked else None)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row with JSON lists of what was written and of acks."""
-        split = _Split()
-        rows = split.data_rows(batches if self._engine is None else self._engine(read_tickets(batches)))
-        done = TaskRows((), left_out=0)
-        if self._writer is not None:
-            done = write_rows(self._writer, rows)
+        """One row with the parts of the task's result."""
+        could_ask: bool | None = None
+        if self._engine is None:
+            finished = self._written(batches, None)
         else:
-            # Rows must be drawn for the engine to run.
-            deque(rows, maxlen=0)
-        result = {
-            "written": json.dumps([each.to_dict() for each in done.written]),
-            "acks": json.dumps(split.acks),
-            "emitted": split.emitted,
-            "left_out": done.left_out,
-        }
+            ranges = list(tickets_in(batches))
+            orders = self._ask(ranges)
+            could_ask = orders is not None if ranges and self._terms is not None else None
+            is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
+            rows = self._engine(_rows_of(() if is_held_back else ranges, orders), orders or NO_ORDERS)
+            finished = self._written(rows, orders)
         settle_modules()
+        result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
+    def _ask(self, ranges: Sequence[QueuePartition]) -> TaskOrders | None:
+        if self._terms is None or not ranges:
+            return None
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        return ask_driver(self._terms, partition, {each.planned.queue: each.planned.epoch for each in ranges})
 
-class _Split:
-    """Takes the ack rows out of the engine's rows and counts the others."""
+    def _written(self, rows: Iterable[pa.RecordBatch], orders: TaskOrders | None) -> list[dict[str, Any]]:
+        parts = TaskParts(self._writer, orders)
+        try:
+            for batch in rows:
+                parts.add(batch)
+            return parts.finish()
+        except BaseException:
+            parts.abandon()
+            raise
 
-    def __init__(self) -> None:
-        self.acks: list[str] = []
-        self.emitted = 0
 
-    def data_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            ack = batch.column(ACK_COLUMN)
-            data = batch.drop_columns([ACK_COLUMN])
-            if ack.null_count < len(ack):
-                is_ack = ack.is_valid()
-                self.acks += ack.filter(is_ack).to_pylist()
-                data = data.filter(pc.invert(is_ack))
-            self.emitted += data.num_rows
-            if data.num_rows:
-                yield data
+def _rows_of(ranges: Iterable[QueuePartition], orders: TaskOrders | None) -> Iterator[pa.RecordBatch]:
+    """The rows of the ranges, one after the other, without those that are given up by then."""
+    for each in ranges:
+        if orders is None or orders.begins(each.planned.queue):
+            yield from read_queue(each)

@@ -4,6 +4,9 @@ The order is the guarantee.  One Spark job runs source, engine and file writing 
 acks; nothing is evaluated twice, for that would call the listener again.  Then the sink takes the files together
 with its watermarks in one commit, and only after that the offset store moves.  Killed in between, the batch runs
 again and the sink drops what it has; the offsets are never ahead of the data.
+
+What tasks hand over while the job runs, because queues were taken away, is committed at once in the same way, on another thread:
+one commit after the other, and none while the batch's end is committed (:mod:`.driver_hub`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
 
@@ -18,13 +22,25 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.statistics import RecentFigures
 from pyspark_rocketmq.errors import SinkMoved
+from pyspark_rocketmq.hub.state import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.batch_task import ArrowEngine, BatchTask, Evaluated
-from pyspark_rocketmq.streaming.sink import Sink, SinkBatch
+from pyspark_rocketmq.streaming.batch_task import (
+    ArrowEngine,
+    BatchTask,
+    Evaluated,
+    Job,
+    evaluated_of,
+    together,
+)
+from pyspark_rocketmq.streaming.driver_hub import BatchEnd, DriverHub
+from pyspark_rocketmq.streaming.sink import RowWriter, Sink, SinkBatch
 
 logger = logging.getLogger(__name__)
+
+_SHOWN_WITHIN_S: Final = 2.0
+"""How long a queue waits for its broker to know how far it was consumed before somebody else may have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +63,32 @@ class BatchReport:
 
 
 BatchListener = Callable[[BatchReport], None]
-"""Called on the driver once everything is committed; an exception is logged and changes nothing."""
+"""Called on the driver once everything is committed, and for what is committed ahead of a batch's end, each time with what that was; an
+exception is logged and changes nothing."""
 
-Mirror = Callable[[Sequence[QueueCommit]], None]
-"""Told what the offset store has taken; returns at once."""
+
+class Mirror(Protocol):
+    """The image of the offsets at the brokers."""
+
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
+        """Be told what the offset store has taken; returns at once."""
+        ...
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        """Wait until the brokers have it, or something newer; whether they do."""
+        ...
+
+
+@dataclass(slots=True)
+class _Running:
+    """The batch under way."""
+
+    query_id: str
+    batch_id: int
+    rows: dict[MessageQueue, OffsetRow]
+    """As the batch began, with what was committed since."""
+    sink_batch: SinkBatch | None
+    writer: RowWriter | None
 
 
 class BatchCommitter:
@@ -66,6 +104,7 @@ class BatchCommitter:
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
         engine: ArrowEngine | None = None,
+        hub: DriverHub | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Prepare to commit batches of the engine's rows, or, with ``engine``, of the ranges that the source has planned."""
@@ -76,6 +115,7 @@ class BatchCommitter:
         self._listeners = listeners
         self._mirror = mirror
         self._engine = engine
+        self._hub = hub
         self._clock = clock or SystemClock()
         self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
 
@@ -89,14 +129,61 @@ class BatchCommitter:
         rows = self._store.read(self._group)
         sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
-        evaluated = BatchTask(writer, self._engine).run(batch)
-        if not evaluated.acks:
-            return
+        running = _Running(query_id, batch_id, dict(rows), sink_batch, writer)
+        job, end = self._run(batch, running)
+        parts = [
+            part
+            for part_id, part in job.parts.items()
+            if self._hub is None or not self._hub.is_taken(part_id)
+        ]
+        parts += [evaluated_of(writer, part.result) for part in end.left]
+        shown = self._commit(parts, running)
+        if self._hub is not None:
+            self._hub.over(end.plan, lambda: self._await_shown(shown))
+
+    def _run(self, batch: DataFrame, running: _Running) -> tuple[Job, BatchEnd]:
+        """Evaluate the batch, and commit what is handed over meanwhile."""
+        if self._hub is None:
+            return BatchTask(running.writer, self._engine).run(batch), BatchEnd(0, ())
+        could_ask: bool | None = None
+        terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
         try:
-            self._commit(evaluated, sink_batch, rows, query_id, batch_id)
+            job = BatchTask(running.writer, self._engine, terms).run(batch)
+            could_ask = job.could_ask
+        finally:
+            end = self._hub.end(could_ask=could_ask)
+        return job, end
+
+    def _commit_ahead(self, part: Part, running: _Running) -> None:
+        """Commit what a task has handed over; on another thread than the batch's, which waits for its job meanwhile."""
+        logger.info(
+            "queues given up before their batch ends group=%s batch=%d queues=%s",
+            self._group,
+            running.batch_id,
+            ", ".join(map(str, sorted(part.queues))),
+        )
+        self._await_shown(self._commit([evaluated_of(running.writer, part.result)], running))
+
+    def _await_shown(self, accepted: Sequence[QueueCommit]) -> None:
+        """Whoever has these queues next may be a Java member, who goes by the broker's offset."""
+        if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
+            logger.warning(
+                "the brokers were not told in time how far queues were consumed that may change hands now; a Java "
+                "member may consume messages again group=%s queues=%d",
+                self._group,
+                len(accepted),
+            )
+
+    def _commit(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
+        """Commit those parts whose queues have not moved; what is to be seen of that at the brokers."""
+        acks = [ack for part in parts for ack in part.acks]
+        if not acks:
+            return ()
+        try:
+            return self._commit_all(parts, running)
         except BaseException:
             # Read again, the batch knows nothing of them: the broker tells of a reset once.
-            for ack in evaluated.acks:
+            for ack in acks:
                 if ack.reset_to is not None:
                     logger.warning(
                         "reset may not have been followed, the batch failed; reset it again if still wanted group=%s %s "
@@ -110,63 +197,77 @@ class BatchCommitter:
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
         return sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
 
-    def _commit(
-        self,
-        evaluated: Evaluated,
-        sink_batch: SinkBatch | None,
-        rows: Mapping[MessageQueue, OffsetRow],
-        query_id: str,
-        batch_id: int,
-    ) -> None:
-        acks = evaluated.acks
+    def _commit_all(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
         version = None
-        if sink_batch is not None:
-            is_dropped, version = self._add_to(sink_batch, evaluated)
-            if is_dropped:
-                self._follow_resets(acks, lost=self._moved(acks))
-                return
+        evaluated = together(parts)
+        if running.sink_batch is not None:
+            evaluated, version = self._add_to(running.sink_batch, parts)
+            if not evaluated.acks:
+                return ()
+        acks = evaluated.acks
         now_s = self._clock.now_s()
         commits = [
             _commit_of(ack, statistics=self._recent.add(ack.queue, ack.figures, now_s)) for ack in acks
         ]
-        result = self._store.commit(self._group, commits, query_id=query_id, batch_id=batch_id)
+        result = self._store.commit(
+            self._group, commits, query_id=running.query_id, batch_id=running.batch_id
+        )
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
         reset = {ack.queue for ack in acks if ack.reset_to is not None}
-        self._show([commit for commit in result.accepted if commit.queue not in reset])
+        shown = [commit for commit in result.accepted if commit.queue not in reset]
+        self._show(shown)
+        offsets = _own_rows(running.rows, acks, result)
+        running.rows |= {row.queue: row for row in offsets}
         report = BatchReport(
-            query_id=query_id,
-            batch_id=batch_id,
+            query_id=running.query_id,
+            batch_id=running.batch_id,
             acks=acks,
             rows=evaluated.emitted - evaluated.left_out,
             left_out=evaluated.left_out,
             sink_version=version,
             refused=result.refused,
-            offsets=_own_rows(rows, acks, result),
+            offsets=offsets,
         )
         self._log(report, result)
         self._tell(report)
+        return shown
 
-    def _add_to(self, sink_batch: SinkBatch, evaluated: Evaluated) -> tuple[bool, int | None]:
-        """Commit the data; whether they were dropped, and the table's version if they were not.
+    def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
+        """Commit the data of the parts that may be; all of these together, and the table's version.
 
-        Files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
-        now, must not reach the sink. The other queues are planned again from where they were.
+        A part's files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
+        now, must not reach the sink. The part's other queues are planned again from where they were.
         """
-        moved = self._moved(evaluated.acks)
-        for queue in sorted(moved):
-            logger.warning(
-                "batch dropped, a queue was claimed or reset while it ran group=%s %s", self._group, queue
-            )
-        if moved:
-            return True, None
+        moved = self._moved([ack for part in parts for ack in part.acks])
+        kept: list[Evaluated] = []
+        for part in parts:
+            if moved.isdisjoint(ack.queue for ack in part.acks):
+                kept.append(part)
+            else:
+                self._drop(part, moved)
+        evaluated = together(kept)
+        if not evaluated.acks:
+            return evaluated, None
         try:
             ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
-            return False, sink_batch.commit(evaluated.written, ends)
+            return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
             # Somebody was held up between that look and the commit: a former owner, who wrote what this batch has
             # too, or this very query. In both cases the next plan begins where the offset store says.
             logger.warning("batch dropped group=%s: %s", self._group, error)
-            return True, None
+            self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
+            return together(()), None
+
+    def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
+        for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
+            logger.warning(
+                "batch dropped, as far as it shares files with a queue that was claimed or reset while it ran group=%s "
+                "%s queues=%d",
+                self._group,
+                queue,
+                len(part.acks),
+            )
+        self._follow_resets(part.acks, lost=moved)
 
     def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
         """The queues that were claimed or reset since the batch was planned."""
@@ -199,7 +300,7 @@ class BatchCommitter:
         if self._mirror is None:
             return
         try:
-            self._mirror(accepted)
+            self._mirror.show(accepted)
         except Exception:
             logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
 

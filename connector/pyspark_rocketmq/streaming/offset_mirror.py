@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -75,6 +75,7 @@ class OffsetMirror:
         )
         self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
         self._guard = threading.Lock()
+        self._sent = threading.Condition(self._guard)
         self._waiting: dict[MessageQueue, QueueCommit] = {}
         """Not sent yet."""
         self._shown_at_s = 0.0
@@ -99,6 +100,13 @@ class OffsetMirror:
                 self._thread = thread
                 atexit.register(self._at_exit)
         self._news.set()
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        """Wait until the brokers have these offsets, or newer ones of the same queues; whether they do."""
+        with self._sent:
+            return self._sent.wait_for(
+                lambda: not any(self._waiting.get(commit.queue) == commit for commit in accepted), timeout_s
+            )
 
     def flush(self, timeout_s: float) -> bool:
         """Try once more what is left and wait until nothing is; whether that is so."""
@@ -205,6 +213,7 @@ class OffsetMirror:
             for queue, commit in commits.items():
                 if self._waiting.get(queue) == commit:
                     del self._waiting[queue]
+            self._sent.notify_all()
 
     def _tell(self, error: RocketMQError) -> None:
         level = logging.INFO if self._is_in_trouble else logging.WARNING

@@ -6,8 +6,10 @@ committer.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,15 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.datasource.range_tickets import tickets_alone
-from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation
+from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation, driver_address, is_active
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
+from pyspark_rocketmq.model import (
+    ConsumeFromWhere,
+    MessageModel,
+    MessageQueue,
+    OrderlyEngineKind,
+    UndecodableMessages,
+)
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.progress_name import ProgressName
@@ -39,6 +47,7 @@ from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessag
 from pyspark_rocketmq.streaming.consumer_settings import ConsumerSettings
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.direct_engine import DirectEngine
+from pyspark_rocketmq.streaming.driver_hub import DriverHub
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.failure_summary import FailureSummary
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
@@ -55,6 +64,8 @@ from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
 from pyspark_rocketmq.streaming.worker_python import check_worker_python
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
 """A backlog of millions must not become one micro-batch: a queue's share is gathered in memory."""
@@ -248,11 +259,46 @@ class PushConsumer:
         if isinstance(sink, Route | Sequence):
             sink = SeveralSinks([sink] if isinstance(sink, Route) else sink)
         parsed = ReadOptions.parse(options)
+        store = self._store(parsed)
+        hub = self._hub(spark, parsed, store)
+        if hub is not None:
+            options |= {"hubSecret": hub.secret}
+        try:
+            query = self._start(
+                spark,
+                options,
+                store=store,
+                hub=hub,
+                sink=sink,
+                checkpoint=checkpoint,
+                trigger=trigger,
+                query_name=query_name,
+            )
+        except BaseException:
+            if hub is not None:
+                hub.close()
+            raise
+        if hub is not None:
+            hub.lives_with(partial(is_active, query))
+        return query
+
+    def _start(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        *,
+        store: OffsetStore,
+        hub: DriverHub | None,
+        sink: Sink | None,
+        checkpoint: str | Path,
+        trigger: Mapping[str, Any] | None,
+        query_name: str | None,
+    ) -> StreamingQuery:
+        parsed = ReadOptions.parse(options)
         messages = spark.readStream.format("rocketmq").options(**options).load()
         if parsed.hand_over_ranges:
             messages = tickets_alone(messages)
         rows, engine, schema = self._rows(messages, parsed)
-        store = self._store(parsed)
         tables = _tables(sink, store)
         check_apart(tables)
         if sink is not None:
@@ -263,7 +309,9 @@ class PushConsumer:
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
         drains = bool({"availableNow", "once"} & set(trigger or ()))
-        committer = self._committer(parsed, store, sink, started.query_id, engine, drains=drains)
+        committer = self._committer(
+            parsed, store, sink, started.query_id, engine=engine, hub=hub, drains=drains
+        )
         query = (
             rows.writeStream.foreachBatch(stoppable(committer))
             .queryName(
@@ -322,8 +370,9 @@ class PushConsumer:
         store: OffsetStore,
         sink: Sink | None,
         query_id: Callable[[], str],
-        engine: ArrowEngine | None,
         *,
+        engine: ArrowEngine | None,
+        hub: DriverHub | None,
         drains: bool,
     ) -> BatchCommitter:
         name = progress_name(options)
@@ -344,9 +393,38 @@ class PushConsumer:
             sink=sink,
             query_id=query_id,
             listeners=[summary, *self._batch_listeners],
-            mirror=OffsetMirror(options, store, name).show if is_shown else None,
+            mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=engine,
+            hub=hub,
         )
+
+    def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
+        """What planner and tasks are connected with; None where nothing can listen."""
+        name = progress_name(options)
+        host, bind_host, is_local = driver_address(spark)
+
+        def epochs() -> dict[MessageQueue, int]:
+            # Brokers as a store have none.
+            is_fenced = not isinstance(store, BrokerOffsetStore)
+            return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
+
+        try:
+            return DriverHub(
+                host,
+                bind_host,
+                must_ask=is_local and options.hand_over_ranges and self._table is None,
+                read_epochs=epochs,
+                clock=SystemClock(),
+            )
+        except OSError as error:
+            logger.warning(
+                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two batches only "
+                "group=%s: %s",
+                bind_host,
+                name,
+                error,
+            )
+            return None
 
     def _source_options(self, sink: object = None, problems: Sequence[str] = ()) -> dict[str, str]:
         options = self._settings.source_options(

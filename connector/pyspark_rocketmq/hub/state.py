@@ -1,0 +1,317 @@
+"""Which queue of the batch under way is whose, who was told to give it up, and when it is free: without sockets, threads or time.
+
+The planner says what its plan holds and which of these queues it must give away. Tasks say which queues they begin with, and what
+has become of them. The driver says when a batch begins and ends, and what it has committed. What is to be done comes back as
+actions.
+
+Rule 1: a queue is *free* once nobody delivers it and everything that was delivered is committed, or is never going to be. Then the
+planner is told, with the number of its plan: what is told late of an older plan it disregards.
+Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot ask may begin only in a
+batch in which none must (``must_ask``).
+Rule 3: what a task hands over is the driver's from then on, whatever becomes of the task; another attempt of the task is told to leave these
+queues out.
+Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt of it says so: the call in
+hand may still run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.hub.session import Message
+from pyspark_rocketmq.model import MessageQueue
+
+Queues = frozenset[MessageQueue]
+
+_PLANNER_GONE_S: Final = 15.0
+"""How long tasks go on without their planner, which may come back."""
+_NOTHING: Final[Queues] = frozenset()
+
+
+class Part(NamedTuple):
+    """What a task has written and acknowledged of some of its queues: complete, and committed or dropped as one."""
+
+    id: str
+    queues: Queues
+    result: Message
+    """As the task's own result has it."""
+
+
+class Tell(NamedTuple):
+    """Send a message to whom ``peer`` stands for."""
+
+    peer: Hashable
+    message: Message
+
+
+class Commit(NamedTuple):
+    """Commit a part, and report :meth:`HubState.committed`."""
+
+    part: Part
+
+
+Action = Tell | Commit
+
+
+class Beginning(NamedTuple):
+    """What a task says of itself before it delivers anything."""
+
+    task: str
+    """Tells attempts apart, those of other batches and queries too."""
+    batch_id: int
+    partition: int
+    """The same for all attempts."""
+    epochs: Mapping[MessageQueue, int]
+    """Of its ranges."""
+    hands_over: bool
+    """False for a task whose rows come with the batch alone."""
+
+
+@dataclass(slots=True)
+class _Task:
+    peer: Hashable
+    said: Beginning
+    is_lost: bool = False
+    done: Part | None = None
+    """A copy of its result, once it has ended."""
+    is_done: bool = False
+    told: set[MessageQueue] = field(default_factory=set)
+    handed: set[MessageQueue] = field(default_factory=set)
+    """Handed over or released."""
+
+
+class HubState:
+    """One query's. Not thread-safe; no method waits."""
+
+    def __init__(self, *, must_ask: bool) -> None:
+        """Begin with no batch; ``must_ask`` says that every task will be able to ask, from the first batch on."""
+        self.must_ask = must_ask
+        """Whether a task that cannot ask must leave its ranges as they are."""
+        self._planner: Hashable | None = None
+        self._planner_lost_s: float | None = None
+        self._plan = 0
+        self._plan_queues: Queues = _NOTHING
+        self._leaving: Queues = _NOTHING
+        """What the planner must give away of its plan."""
+        self._batch_id: int | None = None
+        self._tasks: dict[str, _Task] = {}
+        self._owner: dict[MessageQueue, _Task] = {}
+        """The task that has begun with a queue, dead ones included."""
+        self._moved: set[MessageQueue] = set()
+        """Claimed or reset since they were planned."""
+        self._settled: set[MessageQueue] = set()
+        """Free, or being committed: nobody may begin with them any more in this plan."""
+        self._parts: set[str] = set()
+        """The driver's: committed, or to be."""
+        self.is_stopping = False
+
+    # --- the planner ---------------------------------------------------------------------------------------------
+
+    def planner_came(self, peer: Hashable) -> None:
+        """The planner is connected; who said so last is it."""
+        self._planner, self._planner_lost_s = peer, None
+
+    def plan_made(self, number: int, queues: Queues) -> list[Action]:
+        """A plan was made, or is told of again."""
+        if number > self._plan:
+            self._plan, self._plan_queues = number, queues
+            self._leaving = _NOTHING
+            self._settled.clear()
+        return []
+
+    def must_leave(self, number: int, queues: Queues) -> list[Action]:
+        """All queues of a plan that are to be given up, as of now."""
+        if number != self._plan:
+            return []
+        self._leaving = queues
+        return self._give_up()
+
+    # --- the driver ----------------------------------------------------------------------------------------------
+
+    def batch_begins(self, batch_id: int) -> bool:
+        """A job begins; whether its tasks must ask before they begin with their queues."""
+        self._batch_id = batch_id
+        self._tasks.clear()
+        self._owner.clear()
+        self._moved.clear()
+        self._parts.clear()
+        return self.must_ask
+
+    def batch_ends(self, *, could_ask: bool | None) -> int:
+        """The job is over and nothing more of it is taken; the number of the plan that was run.
+
+        Args:
+            could_ask: Whether all of its tasks were connected; None if it had none, or none that asks.
+        """
+        if could_ask is not None:
+            self.must_ask = could_ask
+        self._batch_id = None
+        self._tasks.clear()
+        self._owner.clear()
+        self._settled.clear()
+        # What the planner says of this plan from now on has to wait for the commit.
+        self._plan_queues = self._leaving = _NOTHING
+        return self._plan
+
+    def batch_committed(self, plan: int) -> list[Action]:
+        """All of a plan's batch is committed, or dropped for good."""
+        return self._to_planner({"is": "over", "plan": plan})
+
+    def committed(self, part: Part) -> list[Action]:
+        """A part is committed, or dropped because its queues are somebody else's."""
+        return self._free(part.queues)
+
+    def moved(self, epochs: Mapping[MessageQueue, int]) -> list[Action]:
+        """The epochs that are stored now, of all queues that have one."""
+        for queue, task in self._owner.items():
+            if queue in epochs and epochs[queue] != task.said.epochs[queue]:
+                self._moved.add(queue)
+        return self._give_up()
+
+    def stop(self) -> list[Action]:
+        """The query is to end: tasks stop after the call in hand, and their batch is committed."""
+        self.is_stopping = True
+        return [Tell(task.peer, {"is": "stop"}) for task in self._running()]
+
+    def is_taken(self, part_id: str) -> bool:
+        """Whether a part of the batch was handed over before."""
+        return part_id in self._parts
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there are queues whose epochs are to be compared."""
+        return bool(self._owner)
+
+    # --- tasks ---------------------------------------------------------------------------------------------------
+
+    def task_begins(self, peer: Hashable, said: Beginning) -> list[Action]:
+        """A task asks what to leave out."""
+        if said.batch_id != self._batch_id:
+            # Of a batch that is over: whatever it does is in vain.
+            return [Tell(peer, {"is": "go", "task": said.task, "give_up": [], "stop": True})]
+        task = self._tasks[said.task] = _Task(peer, said)
+        for before in list(self._tasks.values()):
+            if before is not task and before.said.partition == said.partition:
+                before.done = None
+                before.is_lost = True
+        left_out = {queue for queue in said.epochs if queue in self._settled}
+        for queue in said.epochs.keys() - left_out:
+            self._owner[queue] = task
+        wanted = {queue for queue in said.epochs if queue in self._leaving}
+        if said.hands_over:
+            left_out |= wanted
+        else:
+            task.told |= wanted
+        freed = left_out - self._settled
+        task.handed |= left_out
+        go: list[Action] = [
+            Tell(
+                peer,
+                {
+                    "is": "go",
+                    "task": said.task,
+                    "give_up": _listed(left_out | wanted),
+                    "stop": self.is_stopping or self._is_orphaned,
+                },
+            )
+        ]
+        return go + self._free(freed)
+
+    def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
+        """A task gives a part to the driver."""
+        task = self._tasks.get(task_id)
+        if task is None or task.peer != peer or task.is_lost:
+            return []
+        task.handed |= part.queues
+        return [Tell(peer, {"is": "taken", "part": part.id}), *self._take(part)]
+
+    def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
+        """A task has delivered nothing of these queues, or nothing that counts, and will not."""
+        task = self._tasks.get(task_id)
+        if task is None or task.peer != peer or task.is_lost:
+            return []
+        task.handed |= queues
+        return self._free(queues & task.said.epochs.keys())
+
+    def task_done(self, peer: Hashable, task_id: str, result: Part | None) -> list[Action]:
+        """A task has ended; what it has not handed over comes with the batch, and is here as a copy if it is not too large."""
+        task = self._tasks.get(task_id)
+        if task is None or task.peer != peer or task.is_lost:
+            return []
+        task.is_done, task.done = True, result
+        return self._give_up()
+
+    def lost(self, peer: Hashable, now_s: float) -> list[Action]:
+        """A connection is no more."""
+        if peer == self._planner:
+            self._planner, self._planner_lost_s = None, now_s
+        for task in self._tasks.values():
+            if task.peer == peer and not task.is_done:
+                task.is_lost = True
+        return []
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Time goes by: without a planner nobody renews the locks, and tasks must end before they run out."""
+        if self._planner_lost_s is None or now_s - self._planner_lost_s < _PLANNER_GONE_S:
+            return []
+        if self._is_orphaned:
+            return []
+        self._planner_lost_s = float("-inf")
+        return [Tell(task.peer, {"is": "stop"}) for task in self._running()]
+
+    @property
+    def _is_orphaned(self) -> bool:
+        return self._planner_lost_s == float("-inf")
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _running(self) -> list[_Task]:
+        return [task for task in self._tasks.values() if not task.is_done and not task.is_lost]
+
+    def _give_up(self) -> list[Action]:
+        """See that everything that must go is on its way."""
+        actions: list[Action] = []
+        for queue in sorted((self._leaving | self._moved) - self._settled):
+            task = self._owner.get(queue)
+            if task is None:
+                if self.must_ask and queue in self._plan_queues:
+                    actions += self._free({queue})
+            elif task.is_done:
+                if task.done is not None and queue in task.done.queues and queue not in self._moved:
+                    actions += self._take(task.done)
+            elif not task.is_lost and queue not in task.told:
+                task.told.add(queue)
+                actions.append(
+                    Tell(
+                        task.peer,
+                        {
+                            "is": "give_up",
+                            "task": task.said.task,
+                            "queues": _listed({queue}),
+                            "drop": queue in self._moved,
+                        },
+                    )
+                )
+        return actions
+
+    def _take(self, part: Part) -> list[Action]:
+        if part.id in self._parts:
+            return []
+        self._parts.add(part.id)
+        self._settled |= part.queues
+        return [Commit(part)]
+
+    def _free(self, queues: Collection[MessageQueue]) -> list[Action]:
+        self._settled |= set(queues)
+        if not queues:
+            return []
+        return self._to_planner({"is": "free", "plan": self._plan, "queues": _listed(queues)})
+
+    def _to_planner(self, message: Message) -> list[Action]:
+        return [] if self._planner is None else [Tell(self._planner, message)]
+
+
+def _listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
+    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]

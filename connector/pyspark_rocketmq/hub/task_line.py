@@ -1,0 +1,300 @@
+"""A task's end of the connection to its driver: what it is told of its queues, and what it gives away of them.
+
+One connection serves all tasks of a process, one after the other and at the same time. What the connection's thread writes and a
+task's thread reads are sets and flags that only grow, so neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, TransportError
+from pyspark_rocketmq.hub.address import HubAddress
+from pyspark_rocketmq.hub.client import HubClient
+from pyspark_rocketmq.hub.session import LONGEST_LINE, Message, queue_list
+from pyspark_rocketmq.model import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 3.0
+_ANSWER_S: Final = 10.0
+_TAKEN_S: Final = 30.0
+"""How long a driver may take to say that it has a part."""
+_AGAIN_AFTER_S: Final = 60.0
+"""How long a driver that could not be reached is not tried again."""
+_LARGEST_COPY: Final = 256 << 10
+"""Characters of a result that the driver gets a copy of."""
+
+
+class HubTerms(NamedTuple):
+    """What the tasks of one batch are told of their driver; pickled to them."""
+
+    address: HubAddress
+    batch_id: int
+    must_ask: bool
+    """Whether a task that cannot reach the driver must leave its ranges as they are."""
+
+
+class Fate(Enum):
+    """What becomes of a range that a task has come to the end of."""
+
+    KEPT = "KEPT"
+    """It comes with the task's result."""
+    HANDED_OVER = "HANDED_OVER"
+    """It goes to the driver at once, apart from all others."""
+    DROPPED = "DROPPED"
+
+
+class TaskOrders:
+    """Implements :class:`~pyspark_rocketmq.consume.range_orders.RangeOrders` for one attempt of a task."""
+
+    def __init__(self, line: _Line, epochs: Mapping[MessageQueue, int]) -> None:
+        self.id = uuid.uuid4().hex
+        """Tells attempts apart."""
+        self._line = line
+        self._epochs = epochs
+        self._given_up: set[MessageQueue] = set()
+        self._dropped: set[MessageQueue] = set()
+        self._all = False
+        self._begun: set[MessageQueue] = set()
+        self._kept: set[MessageQueue] = set()
+        self._cut: Callable[[], None] = lambda: None
+        self._in_doubt: set[str] = set()
+        """Parts of which the driver has not said that it has them."""
+        self._answered = threading.Event()
+        self._is_certain = threading.Event()
+        self._is_certain.set()
+
+    # --- the task's threads --------------------------------------------------------------------------------------
+
+    def is_given_up(self, queue: MessageQueue) -> bool:
+        """See ``RangeOrders``."""
+        return self._all or queue in self._given_up
+
+    def begins(self, queue: MessageQueue) -> bool:
+        """Say that the range of a queue is begun; whether it may be."""
+        # Noted first: who is told to give the queue up looks the other way round.
+        self._begun.add(queue)
+        if not self.is_given_up(queue):
+            return True
+        if queue in self._given_up:
+            self.released(queue)
+        return False
+
+    def fate(self, queue: MessageQueue) -> Fate:
+        """What becomes of the range of a queue that has come to its end."""
+        if queue in self._dropped:
+            return Fate.DROPPED
+        return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
+
+    def kept(self, queues: Collection[MessageQueue]) -> bool:
+        """Say that the ranges of ``queues`` are in the task's result so far; whether that is to be handed over at once."""
+        self._kept.update(queues)
+        return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
+
+    def when_cut(self, cut: Callable[[], None]) -> None:
+        """Have ``cut`` called, by another thread, when the task's result so far is to be handed over; it must not wait."""
+        self._cut = cut
+
+    def released(self, queue: MessageQueue) -> None:
+        """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""
+        self._send({"is": "released", "task": self.id, "queues": _listed([queue])})
+
+    def hand_over(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> bool:
+        """Give a part to the driver; whether that was begun. Returns at once."""
+        if self._line.is_lost or len(str(result)) > LONGEST_LINE // 2:
+            return False
+        self._in_doubt.add(part_id)
+        self._is_certain.clear()
+        self._send({"is": "handed", "task": self.id, "part": _part(part_id, queues, result)})
+        return True
+
+    def await_taken(self) -> None:
+        """Wait until the driver has said that it has every part.
+
+        Raises:
+            RocketMQError: If that is not known: another attempt of the task asks it.
+        """
+        self._is_certain.wait(_TAKEN_S)
+        if self._in_doubt:
+            raise RocketMQError(
+                f"The connection to the driver at {self._line.place} ended while {len(self._in_doubt)} parts of this task's result "
+                "were on their way to it, so whether it has them is not known. The task is run again and asks; look at the driver's "
+                "log if this goes on."
+            )
+
+    def done(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> None:
+        """Say that the task has ended; the driver gets a copy of what its result holds, if it is not too large."""
+        is_small = bool(queues) and len(str(result)) <= _LARGEST_COPY
+        part = _part(part_id, queues, result) if is_small else None
+        self._line.forget(self)
+        self._send({"is": "done", "task": self.id, "part": part})
+
+    def forget(self) -> None:
+        """The task has failed."""
+        self._line.forget(self)
+
+    def ask(self, terms: HubTerms, partition: int, *, hands_over: bool) -> bool:
+        """Say what the task is going to begin with; whether the driver has answered."""
+        self._send(
+            {
+                "is": "begin",
+                "task": self.id,
+                "batch": terms.batch_id,
+                "partition": partition,
+                "queues": [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())],
+                "handsOver": hands_over,
+            }
+        )
+        return self._answered.wait(_ANSWER_S) and not self._line.is_lost
+
+    def _send(self, message: Message) -> None:
+        self._line.send(message)
+
+    # --- the connection's thread ---------------------------------------------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """Take in what the driver says to this task."""
+        match message["is"]:
+            case "go":
+                self._given_up |= queue_list(message["give_up"])
+                self._all = self._all or bool(message["stop"])
+                self._answered.set()
+            case "give_up":
+                self._give_up(queue_list(message["queues"]), is_dropped=bool(message["drop"]))
+            case "taken":
+                self._in_doubt.discard(message["part"])
+                if not self._in_doubt:
+                    self._is_certain.set()
+            case _:
+                pass
+
+    def stop(self) -> None:
+        """No further deliveries; what was delivered comes with the task's result."""
+        self._all = True
+
+    def lost(self) -> None:
+        """Nobody can tell the task anything any more, so it ends after the call in hand."""
+        self._all = True
+        self._answered.set()
+        self._is_certain.set()
+
+    def _give_up(self, queues: Collection[MessageQueue], *, is_dropped: bool) -> None:
+        if is_dropped:
+            self._dropped.update(queues)
+        self._given_up.update(queues)
+        for queue in queues:
+            if queue not in self._begun:
+                self.released(queue)
+        if not is_dropped and not self._kept.isdisjoint(queues):
+            self._cut()
+
+
+class _Line:
+    """This process's connection to one driver."""
+
+    def __init__(self, address: HubAddress) -> None:
+        self.place = f"{address.host}:{address.port}"
+        self.is_lost = False
+        self._tasks: dict[str, TaskOrders] = {}
+        self._client = HubClient(
+            address,
+            received=self._received,
+            lost=self._was_lost,
+            clock=SystemClock(),
+            timeout_s=_CONNECT_S,
+        )
+
+    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskOrders:
+        orders = TaskOrders(self, epochs)
+        self._tasks[orders.id] = orders
+        return orders
+
+    def forget(self, orders: TaskOrders) -> None:
+        self._tasks.pop(orders.id, None)
+
+    def send(self, message: Message) -> None:
+        self._client.send(message)
+
+    def _received(self, message: Message) -> None:
+        try:
+            if message["is"] == "stop":
+                for orders in list(self._tasks.values()):
+                    orders.stop()
+            elif message["is"] == "taken":
+                for orders in list(self._tasks.values()):
+                    orders.take(message)
+            elif (told := self._tasks.get(message["task"])) is not None:
+                told.take(message)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(
+                f"The driver said {message.get('is')!r} and not all of it: {error!r}."
+            ) from error
+
+    def _was_lost(self) -> None:
+        self.is_lost = True
+        for orders in list(self._tasks.values()):
+            orders.lost()
+
+
+_lines: dict[tuple[int, HubAddress], _Line] = {}
+"""By process id: a forked child leaves its parent's alone."""
+_failed_s: dict[tuple[int, HubAddress], float] = {}
+_guard = threading.Lock()
+"""Over both; no connection is made under it."""
+
+
+def ask_driver(
+    terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, hands_over: bool = True
+) -> TaskOrders | None:
+    """Ask the driver what to leave out of the ranges of these queues, with their epochs; None if it cannot be reached."""
+    line = _line_to(terms.address)
+    if line is None:
+        return None
+    orders = line.begin(epochs)
+    if orders.ask(terms, partition, hands_over=hands_over):
+        return orders
+    orders.forget()
+    return None
+
+
+def _line_to(address: HubAddress) -> _Line | None:
+    key = (os.getpid(), address)
+    with _guard:
+        line = _lines.get(key)
+        if line is not None and not line.is_lost:
+            return line
+        if time.monotonic() - _failed_s.get(key, float("-inf")) < _AGAIN_AFTER_S:
+            return None
+    try:
+        made = _Line(address)
+    except TransportError as error:
+        logger.warning(
+            "the driver cannot be reached from this worker, so its queues change hands between two batches only: %s",
+            error,
+        )
+        with _guard:
+            _failed_s[key] = time.monotonic()
+        return None
+    with _guard:
+        # Of other queries, and of this one's earlier connections.
+        for old in [old for old, line in _lines.items() if line.is_lost]:
+            del _lines[old]
+        _lines[key] = made
+    return made
+
+
+def _part(part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> Message:
+    return {"id": part_id, "queues": _listed(queues), "result": dict(result)}
+
+
+def _listed(queues: Collection[MessageQueue]) -> list[list[str | int]]:
+    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]

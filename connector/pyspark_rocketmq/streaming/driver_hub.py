@@ -1,0 +1,192 @@
+"""The driver's side of a query that gives up queues while its batch runs: the hub, commits ahead of the batch's end, and a watch on the store.
+
+| thread | does |
+|---|---|
+| ``rocketmq-hub`` | talks to planner and tasks, decides |
+| ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
+| ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, and ends it all with the query |
+
+While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is over, and the end waits for
+those that were taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.task_line import HubTerms
+from pyspark_rocketmq.model import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 1.0
+_ALIVE_EVERY: Final = 5
+"""Looks at the store between two at the query."""
+
+
+class BatchEnd(NamedTuple):
+    """What is left to do after a batch's job."""
+
+    plan: int
+    left: tuple[Part, ...]
+    """Handed over and not committed, because that failed: to be committed with the rest."""
+
+
+class DriverHub:
+    """One query's; from its making to its :meth:`close`, or the query's end."""
+
+    def __init__(
+        self,
+        host: str,
+        bind_host: str,
+        *,
+        must_ask: bool,
+        read_epochs: Callable[[], Mapping[MessageQueue, int]],
+        clock: Clock,
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        """Listen, and start the threads.
+
+        Args:
+            host: Where planner and tasks find this process.
+            bind_host: Where it listens.
+            must_ask: Whether every task can reach this process for sure.
+            read_epochs: The epochs that the offset store has.
+            clock: The system's.
+            look_every_s: Pause between two looks at the store.
+
+        Raises:
+            OSError: If nothing can listen there.
+        """
+        self._clock = clock
+        self._read_epochs = read_epochs
+        self._look_every_s = look_every_s
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._commit: Callable[[Part], None] | None = None
+        """Of the batch under way."""
+        self._left: list[Part] = []
+        self._began_s = float("inf")
+        self._is_look_wanted = threading.Event()
+        self._is_closed = False
+        self._is_alive: Callable[[], bool] = lambda: True
+        self._hub = QueryHub(
+            host, bind_host, must_ask=must_ask, commit=self._take, look=self._is_look_wanted.set, clock=clock
+        )
+        for name, run in (
+            ("rocketmq-early-commits", self._run_commits),
+            ("rocketmq-hub-watch", self._run_watch),
+        ):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    @property
+    def secret(self) -> str:
+        """What option ``hubSecret`` takes."""
+        return self._hub.address.to_text()
+
+    def lives_with(self, is_alive: Callable[[], bool]) -> None:
+        """Close soon after ``is_alive`` says no."""
+        self._is_alive = is_alive
+
+    def close(self) -> None:
+        """End the connections and the threads; returns at once."""
+        self._is_closed = True
+        self._hub.close()
+        self._work.put(None)
+        self._is_look_wanted.set()
+
+    def stop_tasks(self) -> None:
+        """Have tasks end after the calls in hand; their batch is committed."""
+        self._hub.stop()
+
+    # --- a batch -------------------------------------------------------------------------------------------------
+
+    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms:
+        """Before the job of a batch: what its tasks are told.
+
+        Args:
+            batch_id: Spark's.
+            commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
+        """
+        self._commit = commit
+        self._left = []
+        must_ask = self._hub.batch_begins(batch_id)
+        self._began_s = self._clock.monotonic_s()
+        return HubTerms(self._hub.address, batch_id, must_ask)
+
+    def end(self, *, could_ask: bool | None) -> BatchEnd:
+        """After the job: nothing is taken any more; returns when what was taken is committed, or has failed to be."""
+        self._began_s = float("inf")
+        plan = self._hub.batch_ends(could_ask=could_ask)
+        is_through: Future[None] = Future()
+        self._work.put(lambda: is_through.set_result(None))
+        is_through.result()
+        self._commit = None
+        return BatchEnd(plan, tuple(self._left))
+
+    def is_taken(self, part_id: str) -> bool:
+        """Whether a part of the last batch was handed over while its job ran."""
+        return self._hub.is_taken(part_id)
+
+    def over(self, plan: int, is_shown: Callable[[], None]) -> None:
+        """All of a batch is committed or dropped: tell the planner, once ``is_shown`` has returned on another thread."""
+
+        def tell() -> None:
+            is_shown()
+            self._hub.batch_committed(plan)
+
+        self._work.put(tell)
+
+    # --- threads -------------------------------------------------------------------------------------------------
+
+    def _take(self, part: Part) -> None:
+        """By the hub's thread."""
+        self._work.put(lambda: self._commit_part(part))
+
+    def _commit_part(self, part: Part) -> None:
+        assert self._commit is not None, "parts are taken between begin and end"
+        try:
+            self._commit(part)
+        except Exception:
+            # With the batch's end it is tried once more, and fails the batch if it must.
+            logger.exception(
+                "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
+            )
+            self._left.append(part)
+        else:
+            self._hub.committed(part)
+
+    def _run_commits(self) -> None:
+        while (do := self._work.get()) is not None:
+            try:
+                do()
+            except Exception:
+                # Nobody watches this thread.
+                logger.exception("failure of a thread that commits ahead of a batch's end, going on")
+
+    def _run_watch(self) -> None:
+        looks = 0
+        while not self._is_closed:
+            is_asked = self._is_look_wanted.wait(self._look_every_s)
+            self._is_look_wanted.clear()
+            looks += 1
+            try:
+                self._look(is_asked=is_asked)
+                if looks % _ALIVE_EVERY == 0 and not self._is_alive():
+                    self.close()
+            except Exception:
+                logger.info(
+                    "epochs could not be compared with the running batch's, trying again", exc_info=True
+                )
+
+    def _look(self, *, is_asked: bool) -> None:
+        is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s
+        if not self._is_closed and (is_long or is_asked) and self._hub.is_watched():
+            self._hub.moved(self._read_epochs())

@@ -1,0 +1,331 @@
+"""A hub and those who connect to it, over sockets: tasks, planners and strangers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
+from pyspark_rocketmq.hub import line_loop, task_line
+from pyspark_rocketmq.hub.address import HubAddress
+from pyspark_rocketmq.hub.client import HubClient
+from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, Message
+from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.wait import PATIENCE_S, wait_until
+
+A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+BATCH = 7
+
+
+class Driver:
+    """A hub whose parts are committed when a test says so."""
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.looks = 0
+        self.hub = QueryHub(
+            "127.0.0.1",
+            "127.0.0.1",
+            must_ask=True,
+            commit=self.parts.append,
+            look=self._look,
+            clock=SystemClock(),
+        )
+        self.terms = HubTerms(self.hub.address, BATCH, self.hub.batch_begins(BATCH))
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def ask(self, *queues: MessageQueue, partition: int = 0) -> TaskOrders:
+        orders = ask_driver(self.terms, partition, dict.fromkeys(queues, 1))
+        assert orders is not None
+        return orders
+
+
+class Planner:
+    """A planner's connection."""
+
+    def __init__(self, address: HubAddress) -> None:
+        self.heard: list[Message] = []
+        self.client = HubClient(
+            address, received=self.heard.append, lost=lambda: None, clock=SystemClock(), timeout_s=PATIENCE_S
+        )
+        self.client.send({"is": "planner"})
+
+    def say(self, kind: str, *queues: MessageQueue) -> None:
+        self.client.send({"is": kind, "plan": 1, "queues": [list(queue) for queue in queues]})
+
+    def await_freed(self, *queues: MessageQueue) -> None:
+        def freed() -> set[MessageQueue]:
+            return {
+                MessageQueue(*each) for said in self.heard if said["is"] == "free" for each in said["queues"]
+            }
+
+        wait_until(lambda: freed() >= set(queues), PATIENCE_S, reason=f"{queues} free")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setattr(task_line, "_lines", {})
+    monkeypatch.setattr(task_line, "_failed_s", {})
+    running = Driver()
+    yield running
+    running.hub.close()
+
+
+@pytest.fixture
+def planner(driver: Driver) -> Iterator[Planner]:
+    connected = Planner(driver.hub.address)
+    connected.say("plan", A, B, C)
+    yield connected
+    connected.client.close()
+
+
+def await_given_up(orders: TaskOrders, queue: MessageQueue) -> None:
+    wait_until(lambda: orders.is_given_up(queue), PATIENCE_S, reason=f"{queue} given up")
+
+
+def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committed_and_free(
+    driver: Driver, planner: Planner
+) -> None:
+    """B5, D7"""
+    orders = driver.ask(A, B)
+    assert orders.begins(A)
+    assert orders.begins(B)
+    planner.say("leaving", A)
+    await_given_up(orders, A)
+
+    assert not orders.is_given_up(B)
+    assert (orders.fate(A), orders.fate(B)) == (Fate.HANDED_OVER, Fate.KEPT)
+    assert orders.hand_over("part", {A}, {"acks": []})
+    orders.await_taken()
+    assert driver.parts == [Part("part", frozenset({A}), {"acks": []})]
+    driver.hub.committed(driver.parts[0])
+    planner.await_freed(A)
+
+
+def test_a_queue_that_its_task_has_not_begun_is_free_at_once(driver: Driver, planner: Planner) -> None:
+    """B5"""
+    orders = driver.ask(A, B)
+    assert orders.begins(A)
+    planner.say("leaving", B)
+
+    planner.await_freed(B)
+    assert not orders.begins(B)
+
+
+def test_what_has_come_to_its_end_in_a_running_task_is_cut_off(driver: Driver, planner: Planner) -> None:
+    """B5"""
+    orders = driver.ask(A, B)
+    cut = threading.Event()
+    orders.when_cut(cut.set)
+    assert orders.begins(A)
+    assert not orders.kept({A})
+    planner.say("leaving", A)
+
+    assert cut.wait(PATIENCE_S)
+    assert orders.kept({A})
+
+
+def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driver, planner: Planner) -> None:
+    """F5"""
+    orders = driver.ask(A)
+    assert orders.begins(A)
+    planner.client.send({"is": "look"})
+    wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
+    assert driver.hub.is_watched()
+    driver.hub.moved({A: 2})
+
+    await_given_up(orders, A)
+    assert orders.fate(A) is Fate.DROPPED
+    orders.released(A)
+    planner.await_freed(A)
+
+
+def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -> None:
+    """B5"""
+    orders = driver.ask(A, B)
+    orders.done("part", {A, B}, {"acks": ["x"]})
+    planner.say("leaving", B)
+
+    wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
+    assert driver.parts == [Part("part", frozenset({A, B}), {"acks": ["x"]})]
+    assert driver.hub.is_taken("part")
+
+
+def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: Planner) -> None:
+    """B5"""
+    orders = driver.ask(A)
+    orders.done("part", {A}, {})
+    plan = driver.hub.batch_ends(could_ask=True)
+    driver.hub.batch_committed(plan)
+
+    wait_until(lambda: planner.heard, PATIENCE_S, reason="The batch's end")
+    assert planner.heard == [{"is": "over", "plan": 1}]
+
+
+def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:
+    """I5: and what it has said that it hands over is in doubt."""
+    orders = driver.ask(A)
+    driver.hub.close()
+
+    await_given_up(orders, A)
+    assert orders.fate(A) is Fate.KEPT
+    assert not orders.hand_over("part", {A}, {})
+
+
+def test_a_part_whose_arrival_is_not_known_fails_its_task(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: another attempt asks."""
+    orders = driver.ask(A)
+    monkeypatch.setattr(orders, "_send", lambda message: None)
+    assert orders.hand_over("part", {A}, {})
+    driver.hub.close()
+
+    with pytest.raises(RocketMQError, match="whether it has them is not known"):
+        orders.await_taken()
+
+
+def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
+    """B7"""
+    orders = driver.ask(A)
+    driver.hub.stop()
+
+    await_given_up(orders, A)
+    assert orders.fate(A) is Fate.KEPT
+
+
+def test_who_listens_without_the_key_is_no_driver(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """H9: the task goes on as if there were none, and says so once."""
+    address = HubAddress.new("127.0.0.1", driver.hub.address.port)
+    terms = HubTerms(address, BATCH, must_ask=False)
+
+    assert ask_driver(terms, 0, {A: 1}) is None
+    assert ask_driver(terms, 0, {A: 1}) is None
+    assert caplog.text.count("the driver cannot be reached from this worker") == 1
+    assert address.key.hex() not in caplog.text
+    # Who knows it is served all the same.
+    assert driver.ask(A).begins(A)
+
+
+def strangers_socket(driver: Driver) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", driver.hub.address.port), PATIENCE_S)
+    assert sock.recv(4096)
+    return sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\n",
+        b"x" * (LONGEST_GREETING + 1),
+        b'{"nonce": "n", "proof": "p"}\n',
+        b"\x80\x04." + b"\x00" * 64 + b"\n",
+    ],
+)
+def test_a_stranger_who_says_anything_is_hung_up_on(driver: Driver, said: bytes) -> None:
+    """H9"""
+    with strangers_socket(driver) as sock:
+        sock.sendall(said)
+        assert is_closed(sock)
+    assert driver.ask(A).begins(A)
+
+
+def test_a_stranger_who_says_nothing_is_hung_up_on(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H9"""
+    monkeypatch.setattr(line_loop, "PROVE_WITHIN_S", 0.0)
+    with strangers_socket(driver) as sock:
+        assert is_closed(sock)
+
+
+def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H9: the oldest of too many goes."""
+    monkeypatch.setattr(line_loop, "_MOST_STRANGERS", 4)
+    crowd = [strangers_socket(driver) for _ in range(12)]
+
+    assert driver.ask(A).begins(A)
+    assert [is_closed(sock) for sock in crowd[:8]] == [True] * 8
+    for sock in crowd:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"is": "unknown", "task": "x"},
+        {"is": "plan", "plan": "x", "queues": []},
+        {"is": "begin", "task": "t", "batch": 7, "partition": 0, "queues": [["T"]], "handsOver": True},
+        {"is": "handed", "task": "t", "part": {"id": "p"}},
+        {"is": "leaving", "plan": 1, "queues": 3},
+    ],
+)
+def test_who_knows_the_key_and_talks_nonsense_is_hung_up_on_and_harms_nobody(
+    driver: Driver, message: Message
+) -> None:
+    """H9"""
+    is_lost = threading.Event()
+    client = HubClient(
+        driver.hub.address,
+        received=lambda _: None,
+        lost=is_lost.set,
+        clock=SystemClock(),
+        timeout_s=PATIENCE_S,
+    )
+    client.send(message)
+
+    assert is_lost.wait(PATIENCE_S)
+    assert driver.ask(A).begins(A)
+
+
+def test_nobody_there_is_said_with_the_address(driver: Driver) -> None:
+    driver.hub.close()
+
+    def why() -> str:
+        try:
+            HubClient(
+                driver.hub.address,
+                received=lambda _: None,
+                lost=lambda: None,
+                clock=SystemClock(),
+                timeout_s=1.0,
+            ).close()
+        except ConnectFailed as error:
+            return str(error)
+        return ""
+
+    said = wait_until(why, PATIENCE_S, reason="A hub that does not listen any more")
+    assert str(driver.hub.address.port) in said
+
+
+def test_a_silent_peer_is_taken_for_dead(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I5: a machine without power closes nothing."""
+    orders = driver.ask(A)
+    monkeypatch.setattr(line_loop, "SILENT_FOR_S", -1.0)
+
+    await_given_up(orders, A)
+
+
+def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:
+    one, other = driver.ask(A), driver.ask(B, partition=1)
+
+    assert one._line is other._line
+    assert one.id != other.id

@@ -1,0 +1,240 @@
+"""Whose queue is whose while a batch runs, and when it is free: rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from pyspark_rocketmq.hub.state import Action, Beginning, Commit, HubState, Part, Tell
+from pyspark_rocketmq.model import MessageQueue
+
+A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
+ALL = frozenset((A, B, C, D))
+
+
+class Driver:
+    """A hub with a planner whose plan 1 holds four queues, in the batch that runs it."""
+
+    def __init__(self, *, must_ask: bool = True) -> None:
+        self.state = HubState(must_ask=must_ask)
+        self.state.planner_came("planner")
+        self.state.plan_made(1, ALL)
+        self.must_ask = self.state.batch_begins(7)
+
+    def begins(self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7) -> list[Action]:
+        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), hands_over=True)
+        return self.state.task_begins(f"peer of {task}", said)
+
+    def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:
+        return self.state.handed_over(f"peer of {task}", task, part(task, *queues))
+
+    def is_done(self, task: str, *queues: MessageQueue) -> list[Action]:
+        return self.state.task_done(f"peer of {task}", task, part(task, *queues))
+
+    def must_leave(self, *queues: MessageQueue) -> list[Action]:
+        return self.state.must_leave(1, frozenset(queues))
+
+
+def part(task: str, *queues: MessageQueue) -> Part:
+    return Part(f"part of {task}", frozenset(queues), {})
+
+
+def freed(actions: Iterable[Action]) -> set[MessageQueue]:
+    return {
+        MessageQueue(*queue)
+        for action in actions
+        if isinstance(action, Tell) and action.message["is"] == "free"
+        for queue in action.message["queues"]
+    }
+
+
+def told_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
+    found: dict[str, set[MessageQueue]] = {}
+    for action in actions:
+        if isinstance(action, Tell) and action.message["is"] == "give_up":
+            found.setdefault(action.message["task"], set()).update(
+                MessageQueue(*queue) for queue in action.message["queues"]
+            )
+    return found
+
+
+def committed(actions: Iterable[Action]) -> list[Part]:
+    return [action.part for action in actions if isinstance(action, Commit)]
+
+
+def left_out(actions: list[Action]) -> set[MessageQueue]:
+    [go] = [action for action in actions if isinstance(action, Tell) and action.message["is"] == "go"]
+    return {MessageQueue(*queue) for queue in go.message["give_up"]}
+
+
+def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed() -> None:
+    """B5, D7"""
+    driver = Driver()
+    driver.begins("one", A, B)
+
+    assert told_to_give_up(driver.must_leave(A)) == {"one": {A}}
+    assert driver.must_leave(A) == []
+    handed = driver.hands_over("one", A)
+    assert (committed(handed), freed(handed)) == ([part("one", A)], set())
+    assert driver.state.is_taken("part of one")
+    assert freed(driver.state.committed(part("one", A))) == {A}
+
+
+def test_a_queue_that_no_task_has_begun_is_free_at_once_and_left_out_by_who_comes_to_it() -> None:
+    """B5: a batch of many tasks has some that wait for a slot."""
+    driver = Driver()
+    driver.begins("one", A)
+
+    assert freed(driver.must_leave(C)) == {C}
+    assert left_out(driver.begins("two", C, D, partition=1)) == {C}
+
+
+def test_between_two_batches_the_queues_of_a_plan_that_will_be_run_are_free_at_once() -> None:
+    """B5: Spark takes its time to begin with a plan that it has logged."""
+    driver = Driver()
+    driver.state.batch_ends(could_ask=True)
+    driver.state.plan_made(2, ALL)
+
+    assert freed(driver.state.must_leave(2, frozenset({A}))) == {A}
+    assert driver.state.batch_begins(8)
+    assert left_out(driver.begins("one", A, B, batch_id=8)) == {A}
+
+
+def test_where_tasks_may_begin_without_asking_a_queue_that_none_has_begun_waits() -> None:
+    """B5: until its task says so, or the batch is over."""
+    driver = Driver(must_ask=False)
+    assert not driver.must_ask
+
+    assert driver.must_leave(C) == []
+    begun = driver.begins("two", C, D)
+    assert (left_out(begun), freed(begun)) == ({C}, {C})
+
+
+@pytest.mark.parametrize("could_ask", [True, False])
+def test_whether_tasks_must_ask_is_what_those_of_the_last_batch_could(could_ask: bool) -> None:
+    """B5: a firewall must not keep a query from consuming."""
+    driver = Driver(must_ask=not could_ask)
+    driver.state.batch_ends(could_ask=could_ask)
+
+    assert driver.state.batch_begins(8) is could_ask
+    driver.state.batch_ends(could_ask=None)
+    assert driver.state.batch_begins(9) is could_ask
+
+
+def test_a_task_that_has_ended_has_its_result_committed_when_one_of_its_queues_must_leave() -> None:
+    """B5: the batch goes on for as long as its slowest queue."""
+    driver = Driver()
+    driver.begins("one", A, B)
+    assert driver.is_done("one", A, B) == []
+
+    assert committed(driver.must_leave(B)) == [part("one", A, B)]
+    assert driver.must_leave(B) == []
+    assert freed(driver.state.committed(part("one", A, B))) == {A, B}
+
+
+def test_a_task_that_ends_while_it_is_told_has_its_result_committed() -> None:
+    """B5"""
+    driver = Driver()
+    driver.begins("one", A, B)
+    driver.must_leave(A)
+
+    assert committed(driver.is_done("one", A, B)) == [part("one", A, B)]
+
+
+def test_another_attempt_leaves_out_what_the_driver_has_of_the_one_before() -> None:
+    """D1, H1: handed over is handed over."""
+    driver = Driver()
+    driver.begins("one", A, B)
+    driver.must_leave(A)
+    driver.hands_over("one", A)
+    driver.state.lost("peer of one", 0.0)
+
+    assert left_out(driver.begins("again", A, B)) == {A}
+    assert driver.hands_over("one", B) == []
+
+
+def test_the_queues_of_a_task_that_is_lost_wait_for_another_attempt_or_the_batchs_end() -> None:
+    """D1: its call in hand may still run."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.state.lost("peer of one", 0.0)
+
+    assert driver.must_leave(A) == []
+    assert freed(driver.begins("again", A)) == {A}
+
+
+def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
+    """F5: what it has of it is not committed."""
+    driver = Driver()
+    driver.begins("one", A, B)
+
+    actions = driver.state.moved({A: 2, B: 1, C: 5})
+    [told] = [action.message for action in actions if isinstance(action, Tell)]
+    assert (told["is"], told["queues"], told["drop"]) == ("give_up", [list(A)], True)
+    assert driver.state.moved({A: 2, B: 1}) == []
+    assert freed(driver.state.released("peer of one", "one", frozenset({A}))) == {A}
+
+
+def test_a_task_of_an_older_batch_is_told_to_end_and_nothing_of_it_is_taken() -> None:
+    """D1, H1: it was believed dead."""
+    driver = Driver()
+    [go] = driver.begins("zombie", A, batch_id=6)
+    assert isinstance(go, Tell)
+    assert go.message["stop"]
+    assert driver.hands_over("zombie", A) == []
+
+
+def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
+    """B5: with a trigger of minutes it has no other way to know."""
+    driver = Driver()
+    driver.begins("one", *ALL)
+    driver.is_done("one", *ALL)
+    plan = driver.state.batch_ends(could_ask=True)
+
+    # What must leave from now on waits for the commit.
+    assert driver.must_leave(A) == []
+    assert driver.state.batch_committed(plan) == [Tell("planner", {"is": "over", "plan": 1})]
+
+
+def test_what_is_said_of_an_older_plan_changes_nothing() -> None:
+    driver = Driver()
+    driver.begins("one", A)
+
+    assert driver.state.must_leave(0, frozenset({A})) == []
+    driver.state.plan_made(0, frozenset())
+    assert told_to_give_up(driver.must_leave(A)) == {"one": {A}}
+
+
+def test_tasks_stop_when_the_query_does() -> None:
+    """B7: what they have delivered is committed with their batch."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.begins("two", B, partition=1)
+    driver.is_done("two", B)
+
+    assert driver.state.stop() == [Tell("peer of one", {"is": "stop"})]
+    [go] = driver.begins("three", C, partition=2)
+    assert isinstance(go, Tell)
+    assert go.message["stop"]
+
+
+def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_run_out() -> None:
+    """C2: nobody renews them."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.state.lost("planner", 100.0)
+
+    assert driver.state.tick(114.0) == []
+    assert driver.state.tick(115.0) == [Tell("peer of one", {"is": "stop"})]
+    assert driver.state.tick(116.0) == []
+
+
+def test_a_planner_that_comes_back_in_time_changes_nothing() -> None:
+    """C2"""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.state.lost("planner", 100.0)
+    driver.state.planner_came("planner again")
+
+    assert driver.state.tick(200.0) == []

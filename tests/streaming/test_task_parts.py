@@ -1,0 +1,261 @@
+"""A task's result, and what leaves it before its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.task_line import Fate
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
+from pyspark_rocketmq.streaming.task_parts import TaskParts
+from tests.helpers.wait import PATIENCE_S
+
+A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
+
+
+class Orders:
+    """Plays the connection to the driver."""
+
+    def __init__(self) -> None:
+        self.fates: dict[MessageQueue, Fate] = {}
+        self.handed: list[dict[str, Any]] = []
+        self.freed: list[MessageQueue] = []
+        self.copies: list[Mapping[str, Any]] = []
+        self.is_there = True
+        self.cut: Any = None
+        self.doubt: Exception | None = None
+
+    def fate(self, queue: MessageQueue) -> Fate:
+        return self.fates.get(queue, Fate.KEPT)
+
+    def kept(self, queues: Sequence[MessageQueue]) -> bool:
+        return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
+
+    def when_cut(self, cut: Any) -> None:
+        self.cut = cut
+
+    def released(self, queue: MessageQueue) -> None:
+        self.freed.append(queue)
+
+    def hand_over(self, part_id: str, queues: set[MessageQueue], result: Mapping[str, Any]) -> bool:
+        if self.is_there:
+            self.handed.append({"queues": sorted(queues), **result})
+        return self.is_there
+
+    def await_taken(self) -> None:
+        if self.doubt is not None:
+            raise self.doubt
+
+    def done(self, part_id: str, queues: set[MessageQueue], result: Mapping[str, Any]) -> None:
+        self.copies.append(result)
+
+    def forget(self) -> None:
+        pass
+
+
+class Lines:
+    """Plays a sink's writer: what is written is the rows themselves."""
+
+    def __init__(self) -> None:
+        self.abandoned = 0
+        self.slow: threading.Event | None = None
+        self.is_writing = threading.Event()
+
+    def open(self) -> Any:
+        return _Lines(self)
+
+    def written(self, facts: Mapping[str, Any]) -> Any:
+        return facts["rows"]
+
+
+class _Lines:
+    def __init__(self, writer: Lines) -> None:
+        self._writer = writer
+        self.rows: list[Any] = []
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        if self._writer.slow is not None:
+            self._writer.is_writing.set()
+            assert self._writer.slow.wait(PATIENCE_S)
+        self.rows += [(row["queueId"], row["queueOffset"]) for row in rows.to_pylist()]
+        return 0
+
+    def finish(self) -> list[Any]:
+        return [self] if self.rows else []
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def abandon(self) -> None:
+        self._writer.abandoned += 1
+
+
+def consumed(queue: MessageQueue, count: int = 2) -> pa.RecordBatch:
+    """What an engine gives for a range of which ``count`` messages were consumed."""
+    ack = QueueAck.of(
+        QueueRange(queue=queue, start=0, end=9),
+        next_offset=count,
+        reconsume_times=0,
+        suspended_until_s=None,
+        consumed=count,
+        failed=0,
+        finished="GIVEN_UP",
+        listener_s=0.0,
+    ).to_json()
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "topic": queue.topic,
+                "brokerName": queue.broker_name,
+                "queueId": queue.queue_id,
+                "queueOffset": offset,
+                ACK_COLUMN: ack if offset == count else None,
+            }
+            for offset in range(count + 1)
+        ],
+        schema=pa.schema(
+            [
+                ("topic", pa.string()),
+                ("brokerName", pa.string()),
+                ("queueId", pa.int32()),
+                ("queueOffset", pa.int64()),
+                (ACK_COLUMN, pa.string()),
+            ]
+        ),
+    )
+
+
+def rows_of(part: Mapping[str, Any]) -> list[tuple[int, int]]:
+    return [tuple(row) for written in part["written"] for row in written["rows"]]
+
+
+def queues_of(part: Mapping[str, Any]) -> list[MessageQueue]:
+    return [QueueAck.from_json(ack).queue for ack in part["acks"]]
+
+
+def parts_of(orders: Orders | None, writer: Lines | None = None) -> TaskParts:
+    return TaskParts(writer or Lines(), orders)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("orders", [None, Orders()])
+def test_what_nobody_wants_to_have_before_is_one_part(orders: Orders | None) -> None:
+    parts = parts_of(orders)
+    for queue in (A, B):
+        parts.add(consumed(queue))
+
+    [part] = parts.finish()
+    assert rows_of(part) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert queues_of(part) == [A, B]
+    assert part["emitted"] == 4
+    assert orders is None or orders.copies == [part]
+
+
+def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
+    """D7, B5: another queue that moved can then not take its rows with it."""
+    orders = Orders()
+    orders.fates[B] = Fate.HANDED_OVER
+    parts = parts_of(orders)
+    for queue in (A, B, C):
+        parts.add(consumed(queue))
+
+    [handed] = orders.handed
+    assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
+    [part] = parts.finish()
+    assert queues_of(part) == [A, C]
+
+
+def test_a_queue_of_which_nothing_was_delivered_is_just_let_go() -> None:
+    """B5"""
+    orders = Orders()
+    orders.fates[A] = Fate.HANDED_OVER
+    parts = parts_of(orders)
+    parts.add(consumed(A, 0))
+
+    assert (orders.freed, orders.handed, parts.finish()) == ([A], [], [])
+
+
+def test_a_queue_that_was_reset_leaves_nothing() -> None:
+    """F5: and the others' rows are in other files."""
+    orders = Orders()
+    orders.fates[A] = Fate.DROPPED
+    parts = parts_of(orders)
+    for queue in (A, B):
+        parts.add(consumed(queue))
+
+    assert (orders.freed, orders.handed) == ([A], [])
+    assert [queues_of(part) for part in parts.finish()] == [[B]]
+
+
+def test_ranges_that_have_ended_are_handed_over_while_the_task_goes_on() -> None:
+    """B5: a slow queue of the same task holds nobody up."""
+    orders = Orders()
+    parts = parts_of(orders)
+    parts.add(consumed(A))
+    orders.cut()
+    for cut in parts._cuts:
+        cut.join(PATIENCE_S)
+    parts.add(consumed(B))
+
+    last = parts.finish()
+    [handed] = orders.handed
+    assert (queues_of(handed), [queues_of(part) for part in last]) == ([A], [[B]])
+    assert rows_of(handed) == [(0, 0), (0, 1)]
+
+
+def test_while_rows_are_written_nothing_is_cut_but_at_once_after() -> None:
+    """B5"""
+    orders, writer = Orders(), Lines()
+    parts = parts_of(orders, writer)
+    parts.add(consumed(A))
+    writer.slow = threading.Event()
+    adding = threading.Thread(target=parts.add, args=(consumed(B),))
+    adding.start()
+    assert writer.is_writing.wait(PATIENCE_S)
+    orders.cut()
+    for cut in parts._cuts:
+        cut.join(PATIENCE_S)
+    assert orders.handed == []
+    writer.slow.set()
+    adding.join(PATIENCE_S)
+
+    [handed] = orders.handed
+    assert queues_of(handed) == [A, B]
+    assert parts.finish() == []
+
+
+def test_a_queue_that_was_taken_away_while_it_was_written_is_handed_over() -> None:
+    """B5: who was told then did not find it among what has ended."""
+    orders = Orders()
+    orders.kept = lambda queues: True  # type: ignore[method-assign]
+    parts = parts_of(orders)
+    parts.add(consumed(A))
+
+    assert [queues_of(handed) for handed in orders.handed] == [[A]]
+    assert parts.finish() == []
+
+
+def test_without_a_driver_to_take_it_a_part_comes_with_the_job() -> None:
+    """H1"""
+    orders = Orders()
+    orders.is_there = False
+    orders.fates[A] = Fate.HANDED_OVER
+    parts = parts_of(orders)
+    for queue in (A, B):
+        parts.add(consumed(queue))
+
+    assert [queues_of(part) for part in parts.finish()] == [[A], [B]]
+
+
+def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:
+    """H1"""
+    orders = Orders()
+    orders.doubt = RocketMQError("not known")
+    with pytest.raises(RocketMQError, match="not known"):
+        parts_of(orders).finish()
