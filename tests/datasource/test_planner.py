@@ -352,11 +352,12 @@ def test_a_store_that_shows_an_earlier_state_for_a_moment_only_is_gone_on_with(
     earlier = planning.store.read("g")
     assert planning.commit(A0, 4)
     planning.next()
+    assert planning.commit(A0, 6)
     now = planning.store.read("g")
     looks = iter([earlier])
     monkeypatch.setattr(planning.store, "read", lambda _: dict(next(looks, now)))
 
-    assert planning.next() == [(A0, 4, 9)]
+    assert planning.next() == [(A0, 6, 9)]
 
 
 def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pytest.LogCaptureFixture) -> None:
