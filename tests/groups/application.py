@@ -67,10 +67,15 @@ def main(config: Mapping[str, Any]) -> None:
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],
+        # Offsets begin again where a topic is made anew; what is lost all the same, the sink shows.
+        options={"failOnDataLoss": "false"} if config["topicsChange"] else None,
     )
-    consumer.subscribe(config["topic"])
+    for topic in config["topics"]:
+        consumer.subscribe(topic)
     consumer.register_message_listener(Listener(config["instance"]), output_schema=OUTPUT_SCHEMA)
-    query = consumer.start(spark, sink=DeltaSink(config["sink"]), checkpoint=config["checkpoint"])
+    query = consumer.start(
+        spark, sink=DeltaSink(config["sink"]), checkpoint=config["checkpoint"], trigger=config["trigger"]
+    )
     threading.Thread(target=_stop_at_the_end_of_input, args=(query,), daemon=True).start()
     query.awaitTermination()
     spark.stop()

@@ -1,7 +1,8 @@
 """Three Spark applications of one group, while everything around them breaks: ``python -m tests.groups.chaos``.
 
 Orders are produced all the while. At the end the sink must hold each message once, and each order's steps in order.
-The schedule is a function of the seed; what exactly it meets is the machine's. Its clock begins when all applications
+Another topic is sent to by sharding key, and a third one is deleted and made anew. For some events all applications stop first: an operator
+resets offsets, restores the sink or loses the offset store meanwhile. The schedule is a function of the seed; what exactly it meets is the machine's. Its clock begins when all applications
 are members; who is to be disturbed is waited for until it is a member, and its later events come that much later.
 """
 
@@ -18,14 +19,29 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from tests.groups.fresh_topic import FRESH_TOPIC, FreshTopic
+from tests.groups.operator import Operator
 from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
 from tests.groups.running_application import Group, RunningApplication, wait_patiently
-from tests.groups.schedule import DISTURBING, KILLS, Event, Kind, counted, schedule, seconds_for
+from tests.groups.schedule import (
+    AWAY,
+    DISTURBING,
+    GROUP,
+    KILLS,
+    NAME_SERVER,
+    TOPIC,
+    Event,
+    Kind,
+    counted,
+    schedule,
+    seconds_for,
+)
 from tests.groups.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.harness import RealCluster
@@ -44,9 +60,15 @@ TIMING = MembershipTiming(
 """RocketMQ's intervals in the same proportion."""
 
 _SLOTS = ("one", "two", "three")
+_KEYED_BROKER = "broker-b"
+_QUEUES = 4
+_PER_LIFE = 20
+"""Messages to each queue of the topic that is made anew."""
+_SLOW = "2 minutes"
+_AWAY_S = 300.0
 _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
-_DRAIN_S = 180.0
+_DRAIN_S = 300.0
 _EXIT_S = 90.0
 _MEMBER_S = 120.0
 _LOG_TAIL = 2500
@@ -78,7 +100,7 @@ class Slot:
     def do(self, event: Event) -> None:
         """What the schedule wants of it."""
         if event.kind is Kind.JOIN:
-            self.join(same_name=event.same_name)
+            self.join(same_name=event.same_name, is_slow=event.is_slow)
             return
         assert self.application is not None
         {
@@ -90,16 +112,27 @@ class Slot:
             Kind.KILL_WORKER: self.application.kill_worker,
             Kind.PAUSE: self.application.pause,
             Kind.RESUME: self.application.resume,
+            Kind.PAUSE_WORKER: self.application.pause_worker,
+            Kind.RESUME_WORKER: self.application.resume,
         }[event.kind]()
 
-    def join(self, *, same_name: bool) -> None:
-        """Start the next application, once the one before it is gone."""
+    def join(self, *, same_name: bool, is_slow: bool = False) -> None:
+        """Start the next application, once the one before it is gone; ``is_slow``: with minutes between micro-batches."""
         before = self.application
         if before is not None:
             self._await_end_of(before)
         if before is None or not same_name:
             self._starts += 1
-        self.application = RunningApplication(self._group, f"{self._name}-{self._starts}")
+        self.application = RunningApplication(
+            self._group, f"{self._name}-{self._starts}", interval=_SLOW if is_slow else "1 second"
+        )
+
+    def away(self, gone: Barrier, done: Barrier) -> None:
+        """Stop, stay away until all others are away, too, and what is to be done is ``done``; then go on."""
+        self.stop()
+        gone.wait(_AWAY_S)
+        done.wait(_AWAY_S)
+        self.join(same_name=True)
 
     def await_member(self) -> None:
         """Wait until the application has queues."""
@@ -163,21 +196,28 @@ class Chaos:
         self._cluster = cluster
         self._seconds = seconds
         self._problems: list[str] = []
-        topic = cluster.create_topic("orders", queues=4)
+        topic = cluster.create_topic("orders", queues=_QUEUES)
+        self._keyed = cluster.create_topic("keyed", queues=_QUEUES, brokers=[_KEYED_BROKER])
         self._group = Group(
             name_servers=cluster.name_servers,
             topic=topic,
             group="chaos",
             folder=folder,
             timing=TIMING,
+            more_topics=(self._keyed, FRESH_TOPIC),
+            topics_change=True,
         )
+        self._is_over = False
+        self._fresh = FreshTopic(cluster, self._group.sink, lambda: self._is_over)
+        self._operator = Operator(cluster, self._group, topic)
+        self._lives = random.Random(seed)
         self._slots = {name: Slot(name, self._group, self._problem) for name in _SLOTS}
         self._events = schedule(
             seed, seconds, slots=_SLOTS, brokers=sorted(cluster.broker_addresses), forgetful_s=FORGETFUL_S
         )
         self._workers = {
             target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
-            for target in (*_SLOTS, *cluster.broker_addresses)
+            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP)
         }
         self._late_s = dict.fromkeys(self._workers, 0.0)
         """How far each target is behind its schedule."""
@@ -186,32 +226,46 @@ class Chaos:
 
     def run(self) -> bool:
         """Whether nothing was wrong."""
-        with OrderFlow(self._group.name_servers, self._group.topic, per_second=_PER_SECOND) as flow:
+        name_servers = self._group.name_servers
+        with (
+            OrderFlow(name_servers, self._group.topic, per_second=_PER_SECOND) as flow,
+            OrderFlow(name_servers, self._keyed, per_second=_PER_SECOND / 4, is_keyed=True) as keyed,
+        ):
             for slot in self._slots.values():
                 slot.join(same_name=False)
             for slot in self._slots.values():
                 slot.await_member()
             self._began_s = time.monotonic()
+            self._done.append(self._workers[TOPIC].submit(self._begin_fresh))
             self._make_events()
             for done in self._done:
                 done.result()
             self._say("draining")
             flow.finish()
-            stored, ends = stored_orders(self._cluster.broker_addresses, flow.queues)
+            keyed.finish()
+            stored, ends = stored_orders(self._cluster.broker_addresses, [*flow.queues, *keyed.queues])
             self._await_drained(ends)
+            self._fresh.await_all()
         for slot in self._slots.values():
             slot.stop()
-        self._problems += [f"not stored as sent: {each}" for each in not_as_sent(flow.sent, stored)[:5]]
-        verdict = judge(self._group.sink, stored)
-        self._sum_up(verdict.text)
+        self._problems += [
+            f"not stored as sent: {each}" for each in not_as_sent({**flow.sent, **keyed.sent}, stored)[:5]
+        ]
+        if (brokers := self._cluster.routed_brokers(self._keyed)) != {_KEYED_BROKER}:
+            self._problems.append(f"topic {self._keyed} is on {sorted(brokers)}: its keys have moved")
+        self._problems += self._fresh.problems()[:5]
+        verdict = judge(self._group.sink, stored, but=FRESH_TOPIC)
+        self._sum_up(f"{verdict.text}\n{self._fresh.counts()}")
         return verdict.is_clean and not self._problems
 
     def close(self) -> None:
         """End all processes."""
+        self._is_over = True
         for worker in self._workers.values():
             worker.shutdown(cancel_futures=True)
         for slot in self._slots.values():
             slot.close()
+        self._operator.close()
 
     def _make_events(self) -> None:
         for event in [*self._events, None]:
@@ -231,13 +285,54 @@ class Chaos:
             self._slots[event.target].await_member()
             self._late_s[event.target] += time.monotonic() - asked_s
         how = ", as the same" if event.same_name and event.kind is Kind.JOIN else ""
-        self._say(f"{event.target}: {event.kind}{how}")
-        if event.kind is Kind.BROKER_STOP:
-            self._cluster.stop_broker(event.target)
-        elif event.kind is Kind.BROKER_START:
-            self._cluster.start_broker(event.target)
-        else:
+        slowly = f", a micro-batch every {_SLOW}" if event.is_slow and event.kind is Kind.JOIN else ""
+        self._say(f"{event.target}: {event.kind}{how}{slowly}")
+        if event.target in self._slots:
             self._slots[event.target].do(event)
+        else:
+            self._do_to_others(event)
+
+    def _do_to_others(self, event: Event) -> None:
+        try:
+            if event.kind in AWAY:
+                self._while_all_are_away(event.kind)
+            elif event.kind is Kind.RESET_LIVE:
+                self._say(f"reset: {self._operator.reset_back()}")
+            elif event.kind is Kind.NAME_SERVER_RESTART:
+                self._cluster.restart_name_server()
+            elif event.kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
+                self._operator.permit(_QUEUES, reading=event.kind is Kind.ALLOW_READING)
+            elif event.kind is Kind.TOPIC_ANEW:
+                self._fresh.next_life(self._lives.randint(5, 2 * _PER_LIFE))
+            elif event.kind is Kind.BROKER_STOP:
+                self._cluster.stop_broker(event.target)
+            else:
+                self._cluster.start_broker(event.target)
+        except AssertionError as error:
+            self._problem(f"{event.kind}: {error}")
+
+    def _while_all_are_away(self, kind: Kind) -> None:
+        gone, done = Barrier(len(self._slots) + 1), Barrier(len(self._slots) + 1)
+        for name, slot in self._slots.items():
+            self._done.append(self._workers[name].submit(slot.away, gone, done))
+        gone.wait(_AWAY_S)
+        try:
+            if kind is Kind.RESET_AWAY:
+                what = self._operator.reset_back()
+            elif kind is Kind.STORE_DELETED:
+                what = self._operator.delete_store()
+            else:
+                with self._fresh.restorable():
+                    what = self._operator.restore_sink(self._fresh.seen_version)
+            self._say(f"{kind}: {what}")
+        finally:
+            done.wait(_AWAY_S)
+
+    def _begin_fresh(self) -> None:
+        try:
+            self._fresh.send(_PER_LIFE)
+        except AssertionError as error:
+            self._problem(str(error))
 
     def _look(self) -> None:
         for name, slot in self._slots.items():

@@ -33,8 +33,17 @@ class OrderFlow:
     that broker, as an order must. A send whose outcome is unknown is repeated, so a step may be stored twice.
     """
 
-    def __init__(self, name_servers: str, topic: str, *, per_second: float) -> None:
-        """``per_second``: messages to each broker."""
+    def __init__(self, name_servers: str, topic: str, *, per_second: float, is_keyed: bool = False) -> None:
+        """Prepare; entered, it sends.
+
+        Args:
+            name_servers: Of the cluster.
+            topic: Exists.
+            per_second: Messages to each broker.
+            is_keyed: Leave the choice of the queue to the producer, by sharding key. All queues of the topic must be one
+                broker's: where the route loses a broker, keys move to the others, as with Java.
+        """
+        self._is_keyed = is_keyed
         self._producer = Producer(name_servers, "orders-producer", send_timeout_s=10.0)
         self._topic = topic
         self._queues = sorted(self._producer.queues(topic))
@@ -91,7 +100,7 @@ class OrderFlow:
 
     def _new_order(self, broker_name: str) -> tuple[str, MessageQueue]:
         while True:
-            order_id = f"order-{broker_name}-{next(self._numbers[broker_name])}"
+            order_id = f"{self._topic}-{broker_name}-{next(self._numbers[broker_name])}"
             queue = self._queues[select_by_hash(order_id, len(self._queues))]
             if queue.broker_name == broker_name:
                 return order_id, queue
@@ -104,7 +113,10 @@ class OrderFlow:
         pause = threading.Event()
         while True:
             try:
-                self._producer.send(message, queue=queue)
+                if self._is_keyed:
+                    self._producer.send(message, sharding_key=order_id)
+                else:
+                    self._producer.send(message, queue=queue)
             except RocketMQError:
                 pause.wait(_RETRY_S)
             else:

@@ -29,6 +29,10 @@ class Group:
     group: str
     folder: Path
     timing: MembershipTiming
+    more_topics: tuple[str, ...] = ()
+    """Subscribed to besides."""
+    topics_change: bool = False
+    """Whether topics are deleted and made anew, so that offsets begin again (``failOnDataLoss=false``)."""
 
     @property
     def offsets(self) -> str:
@@ -61,8 +65,17 @@ _PLANNING = ("PythonPlannerRunner.runInPython", "PythonStreamingSourceRunner")
 class RunningApplication:
     """One Spark application: the driver, its JVM, the process that plans, Python workers; one session of processes."""
 
-    def __init__(self, group: Group, instance: str, *, checkpoint: str | None = None) -> None:
-        """Start it under ``instance``; ``checkpoint`` names the folder of an earlier one to go on from."""
+    def __init__(
+        self, group: Group, instance: str, *, checkpoint: str | None = None, interval: str = "1 second"
+    ) -> None:
+        """Start it under ``instance``.
+
+        Args:
+            group: What it is a member of.
+            instance: Its name.
+            checkpoint: The name of the folder of an earlier one to go on from.
+            interval: Between two micro-batches.
+        """
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
         self.log = group.folder / f"{instance}.log"
@@ -72,7 +85,9 @@ class RunningApplication:
         """Whether somebody wanted it to end."""
         config = {
             "nameServers": group.name_servers,
-            "topic": group.topic,
+            "topics": [group.topic, *group.more_topics],
+            "topicsChange": group.topics_change,
+            "trigger": {"processingTime": interval},
             "group": group.group,
             "offsets": group.offsets,
             "sink": group.sink,
@@ -136,9 +151,11 @@ class RunningApplication:
 
     def kill_worker(self) -> None:
         """SIGKILL to one Python worker, whose task Spark tries again; nothing if none is there in this moment."""
-        daemons = {pid for pid in self._pids() if is_worker_daemon(pid)}
-        workers = sorted(pid for pid in daemons if parent_of(pid) in daemons)
-        self._signal(signal.SIGKILL, *workers[-1:])
+        self._signal(signal.SIGKILL, *self._workers()[-1:])
+
+    def pause_worker(self) -> None:
+        """SIGSTOP to one Python worker; nothing if none is there in this moment."""
+        self._signal(signal.SIGSTOP, *self._workers()[-1:])
 
     @property
     def ended_planning(self) -> bool:
@@ -162,6 +179,11 @@ class RunningApplication:
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+
+    def _workers(self) -> list[int]:
+        """Python workers of tasks, the oldest first."""
+        daemons = {pid for pid in self._pids() if is_worker_daemon(pid)}
+        return sorted(pid for pid in daemons if parent_of(pid) in daemons)
 
     def _signal(self, number: signal.Signals, *pids: int) -> None:
         for pid in pids:

@@ -13,11 +13,12 @@ _REST_S = 8.0
 _START_S = 15.0
 """How long a new application is left alone, so that it is a member before it is disturbed."""
 _MOST_DISTURBED = 2
-"""Of three applications: one always works."""
+"""Of three applications: one always works, unless all are sent away."""
+_SERVERS = "servers"
 
 
 class Kind(StrEnum):
-    """What happens to an application or to a broker."""
+    """What happens to an application, to a server, or to what the group stands on."""
 
     JOIN = "joins"
     STOP = "stops"
@@ -28,8 +29,18 @@ class Kind(StrEnum):
     KILL_WORKER = "worker killed (-9)"
     PAUSE = "paused"
     RESUME = "goes on"
+    PAUSE_WORKER = "worker paused"
+    RESUME_WORKER = "worker goes on"
     BROKER_STOP = "broker stops"
     BROKER_START = "broker starts"
+    NAME_SERVER_RESTART = "name server restarts"
+    FORBID_READING = "reading forbidden"
+    ALLOW_READING = "reading allowed"
+    TOPIC_ANEW = "topic made anew"
+    RESET_LIVE = "offsets reset live"
+    RESET_AWAY = "offsets reset while all are away"
+    SINK_RESTORED = "sink restored while all are away"
+    STORE_DELETED = "offset store deleted while all are away"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -39,10 +50,15 @@ class Event:
     at_s: float
     kind: Kind
     target: str
-    """Slot of an application, or a broker's name."""
+    """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC`` or ``GROUP``."""
     same_name: bool = False
     """JOIN: under the instance name of the slot's last application, whose checkpoint it goes on from."""
+    is_slow: bool = False
+    """JOIN: with a micro-batch every few minutes only."""
 
+
+NAME_SERVER, TOPIC, GROUP = "name server", "topic", "group"
+"""Targets besides applications and brokers."""
 
 _WEIGHTS = {
     Kind.STOP: 3,
@@ -52,15 +68,41 @@ _WEIGHTS = {
     Kind.KILL_PLANNER: 2,
     Kind.KILL_WORKER: 7,
     Kind.PAUSE: 4,
+    Kind.PAUSE_WORKER: 3,
     Kind.BROKER_STOP: 2,
+    Kind.NAME_SERVER_RESTART: 1,
+    Kind.FORBID_READING: 1,
+    Kind.TOPIC_ANEW: 1,
+    Kind.RESET_LIVE: 1,
+    Kind.RESET_AWAY: 1,
+    Kind.SINK_RESTORED: 1,
+    Kind.STORE_DELETED: 1,
 }
-DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP}
+AWAY = frozenset({Kind.RESET_AWAY, Kind.SINK_RESTORED, Kind.STORE_DELETED})
+"""For these all applications stop first, and start again afterwards."""
+_TARGETS = {
+    Kind.NAME_SERVER_RESTART: NAME_SERVER,
+    Kind.FORBID_READING: TOPIC,
+    Kind.TOPIC_ANEW: TOPIC,
+    Kind.RESET_LIVE: GROUP,
+    **dict.fromkeys(AWAY, GROUP),
+}
+DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP, *_TARGETS}
 """What happens to an application that works."""
 KILLS = frozenset(
     {Kind.KILL, Kind.KILL_DRIVER, Kind.KILL_JVM, Kind.KILL_PLANNER, Kind.KILL_WORKER, Kind.BROKER_STOP}
 )
 """What ends a process without a word; a real broker is stopped that way."""
-_PAIRED = {Kind.PAUSE: Kind.RESUME, Kind.BROKER_STOP: Kind.BROKER_START}
+_PAIRED = {
+    Kind.PAUSE: Kind.RESUME,
+    Kind.PAUSE_WORKER: Kind.RESUME_WORKER,
+    Kind.BROKER_STOP: Kind.BROKER_START,
+    Kind.FORBID_READING: Kind.ALLOW_READING,
+}
+_ALONE = frozenset({Kind.KILL_WORKER, *_TARGETS}) - {Kind.FORBID_READING}
+"""Nothing ends them."""
+_AWAY_S, _ANEW_S = 50.0, 60.0
+"""How long all being away, or a topic being made anew, takes at most, about."""
 
 
 def schedule(
@@ -78,33 +120,42 @@ def schedule(
     rng = random.Random(seed)
     events: list[Event] = []
     free_at_s = dict.fromkeys(slots, 0.0)
-    broker_free_at_s = at_s = 0.0
+    other_free_at_s: dict[str, float] = {}
+    at_s = 0.0
     while True:
         at_s += rng.uniform(4.0, 14.0)
         kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         # Drawn in any case: what comes later does not depend on what was possible now.
         target, broker = rng.choice(list(slots)), rng.choice(list(brokers))
         pause_s, rest_s = rng.uniform(1.2, 2.2) * forgetful_s, rng.uniform(0.5, 8.0)
-        same_name = rng.random() < 0.5
-        lasts_s = {Kind.PAUSE: pause_s, Kind.KILL_WORKER: 0.0}.get(kind, rest_s)
+        same_name, is_slow = rng.random() < 0.5, rng.random() < 0.2
+        lasts_s = {Kind.PAUSE: pause_s, Kind.PAUSE_WORKER: pause_s, Kind.KILL_WORKER: 0.0}.get(kind, rest_s)
+        lasts_s = _AWAY_S if kind in AWAY else _ANEW_S if kind is Kind.TOPIC_ANEW else lasts_s
         if at_s + lasts_s + _START_S > seconds:
             return sorted(events)
-        if kind is Kind.BROKER_STOP:
-            if at_s < broker_free_at_s:
+        disturbed = sum(at_s < free_s for free_s in free_at_s.values())
+        if kind is Kind.BROKER_STOP or kind in _TARGETS:
+            target = _TARGETS.get(kind, broker)
+            # One server at a time, and each of the others after what came before it.
+            taken = (_SERVERS,) if kind is Kind.BROKER_STOP else (_SERVERS, target)
+            is_possible = all(at_s >= other_free_at_s.get(each, 0.0) for each in taken)
+            if not is_possible or (kind in AWAY and disturbed):
                 continue
-            target = broker
-            broker_free_at_s = at_s + lasts_s + 10.0
+            other_free_at_s |= dict.fromkeys(taken, at_s + lasts_s + 10.0)
+            if kind in AWAY:
+                free_at_s = dict.fromkeys(slots, at_s + lasts_s + _START_S)
         else:
-            disturbed = sum(at_s < free_s for free_s in free_at_s.values())
             if at_s < free_at_s[target] or disturbed >= _MOST_DISTURBED:
                 continue
-            goes_on = kind in {Kind.PAUSE, Kind.KILL_WORKER}
+            goes_on = kind in {Kind.PAUSE, Kind.PAUSE_WORKER, Kind.KILL_WORKER}
             free_at_s[target] = at_s + lasts_s + (_REST_S if goes_on else _START_S)
         events.append(Event(at_s=at_s, kind=kind, target=target))
-        if kind is Kind.KILL_WORKER:
+        if kind in _ALONE:
             continue
         after = _PAIRED.get(kind, Kind.JOIN)
-        events.append(Event(at_s=at_s + lasts_s, kind=after, target=target, same_name=same_name))
+        events.append(
+            Event(at_s=at_s + lasts_s, kind=after, target=target, same_name=same_name, is_slow=is_slow)
+        )
 
 
 def counted(events: Sequence[Event]) -> Counter[Kind]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.groups.schedule import KILLS, Kind, counted, schedule, seconds_for
+from tests.groups.schedule import AWAY, GROUP, KILLS, NAME_SERVER, TOPIC, Kind, counted, schedule, seconds_for
 
 SLOTS, BROKERS = ("a", "b", "c"), ("broker-a", "broker-b")
 
@@ -14,19 +14,27 @@ def test_a_seed_always_gives_the_same_events():
     assert events_of(7) != events_of(8)
 
 
-def test_a_quarter_of_an_hour_has_everything_in_it_many_times():
+def test_half_an_hour_has_everything_in_it_many_times():
     for seed in range(20):
-        counts = counted(events_of(seed))
-        assert set(counts) == set(Kind)
-        assert sum(counts.values()) > 60
+        counts = counted(events_of(seed, 1800.0))
+        assert set(Kind) - set(counts) <= AWAY
+        assert sum(counts.values()) > 100
+    assert set(counted(events_of(0, 7200.0))) == set(Kind)
 
 
 def test_what_begins_ends_and_one_application_always_works():
     for seed in range(50):
-        up = dict.fromkeys((*SLOTS, *BROKERS), True)
+        up = dict.fromkeys((*SLOTS, *BROKERS, TOPIC), True)
         events = events_of(seed, 300.0)
-        for event in (each for each in events if each.kind is not Kind.KILL_WORKER):
-            is_begin = event.kind in {Kind.JOIN, Kind.RESUME, Kind.BROKER_START}
+        alone = {Kind.KILL_WORKER, Kind.TOPIC_ANEW}
+        for event in (each for each in events if each.kind not in alone and each.target in up):
+            is_begin = event.kind in {
+                Kind.JOIN,
+                Kind.RESUME,
+                Kind.RESUME_WORKER,
+                Kind.BROKER_START,
+                Kind.ALLOW_READING,
+            }
             assert up[event.target] is not is_begin, (seed, event)
             up[event.target] = is_begin
             assert any(up[slot] for slot in SLOTS)
@@ -45,4 +53,18 @@ def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_work
             if event.kind is Kind.KILL_WORKER:
                 assert up[event.target], (seed, event)
             else:
-                up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME}
+                up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME, Kind.RESUME_WORKER}
+
+
+def test_all_are_sent_away_only_while_all_work_and_are_left_alone_meanwhile():
+    for seed in range(50):
+        events = events_of(seed, 1800.0)
+        for away in (event for event in events if event.kind in AWAY):
+            assert away.target == GROUP
+            near = [event for event in events if away.at_s < event.at_s < away.at_s + 50.0]
+            assert not {event.target for event in near} - {*BROKERS, NAME_SERVER, TOPIC} - {GROUP}
+            up = dict.fromkeys(SLOTS, True)
+            for event in events:
+                if event.at_s < away.at_s and event.target in SLOTS and event.kind is not Kind.KILL_WORKER:
+                    up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME, Kind.RESUME_WORKER}
+            assert all(up.values())

@@ -1,0 +1,173 @@
+"""A topic that is deleted and made anew again and again while a group consumes it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from deltalake import DeltaTable, QueryBuilder
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageQueue
+from tests.groups.running_application import wait_patiently
+from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker import plain_remoting
+
+FRESH_TOPIC = "fresh"
+_BROKER = "broker-b"
+_QUEUES = 2
+_IN_SINK_S = 300.0
+_CHANGE_S = 120.0
+_DELETE_AT_BROKER, _DELETE_AT_NAME_SERVER = 215, 216
+
+
+class _Row(NamedTuple):
+    key: str
+    queue_offset: int
+
+
+class FreshTopic:
+    """Each *life* of the topic gets messages of its own, all of which must be in the sink once before it ends.
+
+    A life's first message is awaited before the others are sent: who looks again only after a queue has outgrown what it
+    was, sees no difference, as Java's consumers do not.
+    """
+
+    def __init__(self, cluster: ClusterUnderTest, sink: Path | str, stop: Callable[[], bool]) -> None:
+        """``stop`` says when waiting has no sense any more."""
+        self._cluster = cluster
+        self._sink = str(sink)
+        self._stop = stop
+        self._life = 0
+        self._sent: set[str] = set()
+        """Keys ``life-LIFE-QUEUE-NUMBER``; a send whose outcome is unknown is repeated, so that some are stored twice."""
+        self._lock = threading.Lock()
+        self.seen_version = -1
+        """The sink's version with all messages of former lives, which no RESTORE may go behind."""
+        self._make()
+
+    def next_life(self, messages: int) -> None:
+        """Have all messages of this life consumed, make the topic anew, and begin the next one.
+
+        Raises:
+            AssertionError: If the sink did not have them in time.
+        """
+        is_seen = False
+        while not is_seen and not self._stop():
+            self.await_all()
+            with self._lock:
+                # A RESTORE may have taken them away again.
+                version = DeltaTable(self._sink).version()
+                is_seen = not self._missing()
+                if is_seen:
+                    self.seen_version = version
+        self._patiently(self._delete)
+        self._patiently(self._make)
+        self._life += 1
+        self.send(messages)
+
+    def send(self, messages: int) -> None:
+        """Messages of this life, the first one alone."""
+        queues = [MessageQueue(FRESH_TOPIC, _BROKER, queue_id) for queue_id in range(_QUEUES)]
+        with Producer(self._cluster.name_servers, "fresh-producer", send_timeout_s=10.0) as producer:
+            for number in range(messages):
+                for queue in queues:
+                    self._send(producer, queue, f"life-{self._life}-{queue.queue_id}-{number}")
+                if number == 0:
+                    self.await_all()
+
+    def problems(self) -> list[str]:
+        """Messages that the sink lacks, has twice, or got out of order."""
+        rows = self._rows()
+        lost = [f"fresh topic: {key} is lost" for key in sorted(self._missing())]
+        copies = Counter((row.key, row.queue_offset) for row in rows)
+        doubled = [
+            f"fresh topic: {key} at {at} is there {n} times" for (key, at), n in copies.items() if n > 1
+        ]
+        last: dict[str, int] = {}
+        late = []
+        for row in rows:
+            queue_of_life = row.key.rpartition("-")[0]
+            if row.queue_offset < last.get(queue_of_life, -1):
+                late.append(f"fresh topic: {row.key} at {row.queue_offset} came late")
+            last[queue_of_life] = row.queue_offset
+        return lost + doubled + late
+
+    def counts(self) -> str:
+        """What there was, for the summary."""
+        return f"fresh topic: {self._life + 1} lives, {len(self._sent)} messages, {len(self._rows())} rows"
+
+    def restorable(self) -> threading.Lock:
+        """To be held while the sink is restored: no life may end meanwhile."""
+        return self._lock
+
+    def _send(self, producer: Producer, queue: MessageQueue, key: str) -> None:
+        def is_stored() -> bool:
+            try:
+                producer.send(Message(topic=FRESH_TOPIC, body=f"{key}:sent".encode()), queue=queue)
+            except RocketMQError:
+                return self._stop()
+            return True
+
+        self._sent.add(key)
+        wait_patiently(is_stored, _CHANGE_S, reason=f"{key} being stored")
+
+    def await_all(self) -> None:
+        """Wait until the sink has every message sent so far.
+
+        Raises:
+            AssertionError: If it has not in time.
+        """
+        wait_patiently(
+            lambda: self._stop() or not self._missing(),
+            _IN_SINK_S,
+            reason=f"the rows of life {self._life} of topic {FRESH_TOPIC}",
+        )
+
+    def _missing(self) -> set[str]:
+        return self._sent - {row.key for row in self._rows()}
+
+    def _rows(self) -> list[_Row]:
+        """In the order of delivery."""
+        if not DeltaTable.is_deltatable(self._sink):
+            return []
+        rows = (
+            QueryBuilder()
+            .register("sink", DeltaTable(self._sink))
+            .execute(
+                f"SELECT order_id, \"queueOffset\" FROM sink WHERE topic = '{FRESH_TOPIC}' "
+                'ORDER BY delivered_ns, "queueOffset"'
+            )
+            .read_all()
+        )
+        return [
+            _Row(*row) for row in zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True)
+        ]
+
+    def _delete(self) -> None:
+        address = self._cluster.broker_addresses[_BROKER]
+        for where, code in (
+            (address, _DELETE_AT_BROKER),
+            (self._cluster.name_servers, _DELETE_AT_NAME_SERVER),
+        ):
+            answer = plain_remoting.call(where, code, {"topic": FRESH_TOPIC})
+            assert answer.code == 0, f"{where} did not delete topic {FRESH_TOPIC}: {answer.remark}"
+
+    def _make(self) -> None:
+        self._cluster.create_topic(FRESH_TOPIC, queues=_QUEUES, brokers=[_BROKER])
+
+    def _patiently(self, change: Callable[[], None]) -> None:
+        """Until it is done: a broker or the name server may be away."""
+
+        def is_done() -> bool:
+            try:
+                change()
+            except (OSError, AssertionError, RocketMQError):
+                return self._stop()
+            return True
+
+        wait_patiently(is_done, _CHANGE_S, reason=f"topic {FRESH_TOPIC} made anew")

@@ -1,0 +1,95 @@
+"""What operators do to a group that works, or that is away: resets, permissions, tables restored and deleted."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from tests.groups.running_application import Group, wait_patiently
+from tests.helpers.cluster import ClusterUnderTest
+
+_BACK_S = 120.0
+"""How far a reset goes back."""
+_RESTORED_VERSIONS = 5
+_CHANGE_S = 120.0
+_READ_AND_WRITE, _WRITE = 6, 2
+
+
+class Operator:
+    """Works on one topic of the group with the tools that mqadmin uses, and on its tables."""
+
+    def __init__(self, cluster: ClusterUnderTest, group: Group, topic: str) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._topic = topic
+        self._pool = ChannelPool(SystemClock())
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._pool.close()
+
+    def reset_back(self) -> str:
+        """Reset the topic's offsets by time, as ``mqadmin resetOffsetByTime``; what was done.
+
+        Never forward, which is to pass over messages.
+        """
+        admin = AdminClient(self._pool, SystemClock(), request_timeout_s=30.0)
+        brokers = BrokerClient(self._pool, SystemClock(), request_timeout_s=30.0)
+        time_ms = int((time.time() - _BACK_S) * 1000)
+        rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
+        done = []
+        for name, address in self._cluster.broker_addresses.items():
+            mine = {
+                queue: row.next_offset
+                for queue, row in rows.items()
+                if (queue.topic, queue.broker_name) == (self._topic, name)
+            }
+            try:
+                if any(brokers.search_offset(address, queue, time_ms) > at for queue, at in mine.items()):
+                    done.append(f"{name} not, the group is behind")
+                    continue
+                admin.reset_offset(address, self._group.group, self._topic, time_ms, force=False)
+            except RocketMQError as error:
+                done.append(f"{name} not: {type(error).__name__}")
+            else:
+                done.append(f"{name} by {_BACK_S:g} s")
+        return ", ".join(done)
+
+    def permit(self, queues: int, *, reading: bool) -> None:
+        """Take away or give back the permission to read the topic at its first broker."""
+        name = min(self._cluster.broker_addresses)
+
+        def is_done() -> bool:
+            try:
+                self._cluster.create_topic(
+                    self._topic, queues, brokers=[name], perm=_READ_AND_WRITE if reading else _WRITE
+                )
+            except (OSError, AssertionError):
+                return False
+            return True
+
+        wait_patiently(is_done, _CHANGE_S, reason=f"the permission of {self._topic} at {name}")
+
+    def restore_sink(self, not_before: int) -> str:
+        """Take the sink's newest versions away and have the group follow; every application must be away."""
+        table = DeltaTable(self._group.sink)
+        target = max(table.version() - _RESTORED_VERSIONS, not_before)
+        if target >= table.version():
+            return "nothing to take away"
+        table.restore(target)
+        DeltaSink(self._group.sink).follow_restore(self._group.group, DeltaOffsetStore(self._group.offsets))
+        return f"to version {target}"
+
+    def delete_store(self) -> str:
+        """Lose the group's offsets; every application must be away."""
+        shutil.rmtree(self._group.offsets)
+        return "gone"
