@@ -201,6 +201,19 @@ class NoPermission(BrokerError):
         )
 
 
+class ConsumptionForbidden(NoPermission):
+    """An operator has switched reading off, for a broker, a topic or a group; a consumer waits for it to be switched on.
+
+    Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{BrokerError.__str__(self)} Give the permission back: mqadmin updateTopicPerm, updateSubGroup -s true, or "
+            "the broker's brokerPermission."
+        )
+
+
 class GroupNotFound(BrokerError):
     """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST)."""
 

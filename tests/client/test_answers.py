@@ -9,6 +9,7 @@ from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumerNotOnline,
+    ConsumptionForbidden,
     ExpressionInvalid,
     GoAway,
     GroupNotFound,
@@ -114,3 +115,23 @@ def test_requests_are_described_by_what_they_are_about() -> None:
 
     assert describe_request(send) == "SEND_MESSAGE_V2 producerGroup=P topic=orders broker=broker-a queue=2"
     assert describe_request(RemotingCommand(code=4711)) == "request 4711"
+
+
+@pytest.mark.parametrize(
+    ("remark", "kind"),
+    [
+        ("the broker[127.0.0.1] pulling message is forbidden", ConsumptionForbidden),
+        ("the topic[orders] pulling message is forbidden", ConsumptionForbidden),
+        ("subscription group no permission, g", ConsumptionForbidden),
+        ("the consumer group[g] can not consume by broadcast way", NoPermission),
+        ("User:u has no permission to access Topic:orders from 127.0.0.1, no matched policies", NoPermission),
+    ],
+)
+def test_reading_that_an_operator_has_switched_off_is_told_from_missing_rights(
+    remark: str, kind: type[BrokerError]
+) -> None:
+    """A5: only the former passes."""
+    error = error_of(REQUEST, RemotingCommand(code=16, flag=1, remark=remark), "b:1")
+
+    assert type(error) is kind
+    assert ("accessKey" in str(error)) is (kind is NoPermission)

@@ -15,7 +15,13 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
 from pyspark_rocketmq.datasource.range_tickets import read_tickets, tasks_of, ticket_rows
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
-from pyspark_rocketmq.errors import BrokerError, DataLoss, RemoteProtocolError, SystemBusy
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ConsumptionForbidden,
+    DataLoss,
+    RemoteProtocolError,
+    SystemBusy,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -62,7 +68,7 @@ class Log:
         """Offsets looked at by one pull, whatever was asked for."""
         self.min_offset, self.max_offset = 0, 1000
         self.is_busy: Callable[[int], bool] = lambda start: False
-        self.refusal = ResponseCode.SYSTEM_BUSY
+        self.refusal, self.remark = ResponseCode.SYSTEM_BUSY, ""
         self.body: Callable[[int], bytes | None] = lambda offset: None
         """Texts to be compressed."""
         self.damage: Callable[[int, bytes], bytes] = lambda offset, data: data
@@ -71,7 +77,7 @@ class Log:
     def __call__(self, peer: Peer, request: RemotingCommand) -> None:
         start = int(request.ext_fields["queueOffset"])
         if self.is_busy(start):
-            peer.answer(request, self.refusal, remark="")
+            peer.answer(request, self.refusal, remark=self.remark)
         elif start < self.min_offset or start > self.max_offset:
             corrected = self.min_offset if start < self.min_offset else self.max_offset
             self._answer(peer, request, ResponseCode.PULL_OFFSET_MOVED, corrected)
@@ -279,6 +285,21 @@ def test_a_broker_that_refuses_ends_a_group_s_query(partition: QueuePartition, l
 
     with pytest.raises(BrokerError):
         read(partition)
+
+
+def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_was_reached(
+    partition: QueuePartition, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D3: only its queues wait, as long as the operator wants, and the reason is logged."""
+    log.is_busy = lambda start: start >= 42
+    log.refusal, log.remark = ResponseCode.NO_PERMISSION, "the topic[orders] pulling message is forbidden"
+
+    seen, marked = read(partition)
+
+    assert seen == list(range(10, marked.end))
+    assert "pulling message is forbidden" in caplog.text
+    with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
+        list(read_queue(replace(partition, with_marker=False)))
 
 
 def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:

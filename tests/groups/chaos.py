@@ -208,7 +208,7 @@ class Chaos:
             topics_change=True,
         )
         self._is_over = False
-        self._fresh = FreshTopic(cluster, self._group.sink, lambda: self._is_over)
+        self._fresh = FreshTopic(cluster, self._group, lambda: self._is_over)
         self._operator = Operator(cluster, self._group, topic)
         self._lives = random.Random(seed)
         self._slots = {name: Slot(name, self._group, self._problem) for name in _SLOTS}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from deltalake import DeltaTable, QueryBuilder
@@ -13,7 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from tests.groups.running_application import wait_patiently
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from tests.groups.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
 
@@ -33,14 +33,15 @@ class _Row(NamedTuple):
 class FreshTopic:
     """Each *life* of the topic gets messages of its own, all of which must be in the sink once before it ends.
 
-    A life's first message is awaited before the others are sent: who looks again only after a queue has outgrown what it
-    was, sees no difference, as Java's consumers do not.
+    A life begins once the group has seen the empty topic: who looks again only after a queue has outgrown what it was goes
+    on behind the new messages, as Java's consumers do.
     """
 
-    def __init__(self, cluster: ClusterUnderTest, sink: Path | str, stop: Callable[[], bool]) -> None:
+    def __init__(self, cluster: ClusterUnderTest, group: Group, stop: Callable[[], bool]) -> None:
         """``stop`` says when waiting has no sense any more."""
         self._cluster = cluster
-        self._sink = str(sink)
+        self._group = group
+        self._sink = group.sink
         self._stop = stop
         self._life = 0
         self._sent: set[str] = set()
@@ -67,18 +68,21 @@ class FreshTopic:
                     self.seen_version = version
         self._patiently(self._delete)
         self._patiently(self._make)
+        wait_patiently(
+            lambda: self._stop() or self._is_begun_anew(),
+            _IN_SINK_S,
+            reason=f"the group at the beginning of topic {FRESH_TOPIC}",
+        )
         self._life += 1
         self.send(messages)
 
     def send(self, messages: int) -> None:
-        """Messages of this life, the first one alone."""
+        """So many messages of this life to each queue."""
         queues = [MessageQueue(FRESH_TOPIC, _BROKER, queue_id) for queue_id in range(_QUEUES)]
         with Producer(self._cluster.name_servers, "fresh-producer", send_timeout_s=10.0) as producer:
             for number in range(messages):
                 for queue in queues:
                     self._send(producer, queue, f"life-{self._life}-{queue.queue_id}-{number}")
-                if number == 0:
-                    self.await_all()
 
     def problems(self) -> list[str]:
         """Messages that the sink lacks, has twice, or got out of order."""
@@ -127,6 +131,10 @@ class FreshTopic:
             _IN_SINK_S,
             reason=f"the rows of life {self._life} of topic {FRESH_TOPIC}",
         )
+
+    def _is_begun_anew(self) -> bool:
+        rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
+        return all(row.next_offset == 0 for queue, row in rows.items() if queue.topic == FRESH_TOPIC)
 
     def _missing(self) -> set[str]:
         return self._sent - {row.key for row in self._rows()}

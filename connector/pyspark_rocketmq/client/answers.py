@@ -9,6 +9,7 @@ from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumerNotOnline,
+    ConsumptionForbidden,
     ExpressionInvalid,
     GoAway,
     GroupNotFound,
@@ -42,6 +43,9 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
 _ACL_1: Final = "AclException"
 """In the remark of a SYSTEM_ERROR: how brokers before 5.3.3 with access control 1.0 refuse
 (``PlainAccessValidator``)."""
+_SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
+"""In the remark of a NO_PERMISSION: an operator has switched reading off. Brokers of access control say something else, and so do
+those that refuse a broadcasting group."""
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:
@@ -69,6 +73,8 @@ def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerErr
         return OffsetNotFound  # of any other query it says nothing about a first start
     if code == ResponseCode.SYSTEM_ERROR and _ACL_1 in remark:
         return NoPermission
+    if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
+        return ConsumptionForbidden
     return _ERRORS.get(code, BrokerError)
 
 

@@ -27,6 +27,7 @@ from pyspark_rocketmq.datasource.range_pull import QueueReset, RangePull, TailLo
 from pyspark_rocketmq.datasource.run_ahead import run_ahead
 from pyspark_rocketmq.datasource.schema import RangeEnd, marker_row, with_consumer_columns
 from pyspark_rocketmq.errors import (
+    ConsumptionForbidden,
     DataLoss,
     RemoteProtocolError,
     RocketMQError,
@@ -102,8 +103,8 @@ def partitions_of(
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a broker that is away, has lost the range's tail or knows of an operator's reset ends the range
-    where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
+    In consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an operator's
+    reset ends the range where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
     planned again, after a reset from where the marker row says. So does a range that has become as large as it may, and
     one that has come to a message that cannot be decoded.
 
@@ -387,7 +388,9 @@ class _RangeReader:
         self._rows += messages.num_rows
 
     def _may_end_early(self, error: RocketMQError) -> bool:
-        return self.partition.with_marker and (error.retryable or isinstance(error, TailLost | QueueReset))
+        return self.partition.with_marker and (
+            error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
+        )
 
     def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.
