@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import MessageExt
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns, decode_in_turn, row_of
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.undecodable import Undecodable
 
 _BROKER = "broker-a"
 _MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
@@ -20,6 +21,7 @@ _TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})
 def run_messages(data: bytes) -> None:
     """Decode both ways; a refusal must be a refusal of both."""
     columns = _columns(data)
+    _check_in_turn(data, columns)
     try:
         messages = decode_messages(data, _BROKER)
     except RemoteProtocolError:
@@ -28,6 +30,25 @@ def run_messages(data: bytes) -> None:
     assert columns is not None, "the plain decoder has what the columns refuse"
     for name, found, expected in _both(columns, messages):
         assert found == expected, f"column {name} is {found!r:.300}, the plain decoder has {expected!r:.300}"
+
+
+def _check_in_turn(data: bytes, columns: pa.RecordBatch | None) -> None:
+    """What cannot be decoded at once is decoded in turn, with nothing but what cannot be decoded in other places."""
+    parts = list(decode_in_turn([data], _BROKER))
+    batches = [part for part in parts if not isinstance(part, Undecodable)]
+    undecodable = [part for part in parts if isinstance(part, Undecodable)]
+    if columns is None:
+        assert undecodable, "decoded in turn it is whole"
+    else:
+        assert not undecodable, f"decoded in turn it is not whole: {undecodable[0].reason}"
+        assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([columns])), (
+            "decoded in turn it is another"
+        )
+    for batch in batches:
+        batch.validate(full=True)
+    for part in undecodable:
+        row_of(part.shown(MessageQueue("T", _BROKER, 0), 7)).validate(full=True)
+        part.queue_offsets(0, 100, is_filtered=False)
 
 
 def _columns(data: bytes) -> pa.RecordBatch | None:

@@ -25,6 +25,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.poison import GARBAGE, store_as_it_is
 from tests.helpers.wait import wait_until
 
 MESSAGES = 30
@@ -132,6 +133,22 @@ def test_messages_of_a_batch_keep_all_they_had_with_their_ids(cluster, client, q
         "REPLAYED_FROM": f"{queue.topic}/broker-a/0/7",
     }
     assert messages[7].properties.items() >= kept.items()
+
+
+def test_a_message_that_cannot_be_decoded_is_copied_with_the_bytes_that_are_stored(
+    cluster, client, queue, copy
+):
+    """L7, H3, undecodableMessages: the copy is an ordinary message that says what was wrong with the original."""
+    store_as_it_is(cluster.broker_addresses["broker-a"], queue)
+    await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES + 1)
+
+    sent = resend(cluster, part_of(cluster, queue, copy, undecodableMessages="keep"))
+
+    assert sent == MESSAGES + 1
+    [messages] = read_topic(client, cluster, [copy], MESSAGES + 1).values()
+    kept = messages[-1]
+    assert (kept.body, kept.sys_flag, kept.keys) == (GARBAGE, 0, "poison")
+    assert "marked as zlib but is not" in kept.properties["UNDECODABLE"]
 
 
 def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy):
