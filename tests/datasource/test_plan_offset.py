@@ -66,3 +66,28 @@ def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
         OffsetError, match=r"version 2; this release reads version 1\. Use the release that wrote it"
     ):
         offset_to_plan({"v": 2, "seq": 1, "plan": {}})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"from": "3"},
+        {"from": -1},
+        {"from": 3.0},
+        {"from": True},
+        {"to": 2},
+        {"to": 1 << 63},
+        {"to": None},
+        {"to": {"a": 1}},
+        {"epoch": "x"},
+        {"times": []},
+        {"putBack": [[3, 4, 1]]},
+    ],
+    ids=str,
+)
+def test_a_plan_of_what_are_no_offsets_is_damaged(changes: dict[str, object]) -> None:
+    """H9: whoever may write a checkpoint gets an error, not a planner that works with it."""
+    entry = {"from": 3, "to": 9, "epoch": 2} | changes
+
+    with pytest.raises(OffsetError, match="checkpoint's offset is damaged .* Use a new checkpoint location"):
+        offset_to_plan({"v": 1, "seq": 4, "plan": {"orders": {"broker-a": {"0": entry}}}})

@@ -16,6 +16,9 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 _VERSION = 1
 _SHOWN = 200
+_HIGHEST = (1 << 63) - 1
+_LOWEST = -(1 << 31)
+"""Messages may be stored with any number of reconsumptions."""
 
 Offset = dict[str, Any]
 """What Spark stores: a nested dict with str keys."""
@@ -55,7 +58,9 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
             "from its offset store."
         )
     try:
-        return offset["seq"], tuple(sorted(_ranges_of(offset["plan"]), key=lambda planned: planned.queue))
+        return _whole(offset["seq"], 0), tuple(
+            sorted(_ranges_of(offset["plan"]), key=lambda planned: planned.queue)
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OffsetError(
             f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. Use a new checkpoint "
@@ -67,16 +72,28 @@ def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
     return (
         QueueRange(
             queue=MessageQueue(topic, broker_name, int(queue_id)),
-            start=entry["from"],
-            end=entry["to"],
-            epoch=entry.get("epoch", 0),
-            reconsume_times=entry.get("times", 0),
-            put_back=entry.get("putBack", ""),
+            start=_whole(entry["from"], 0),
+            end=_whole(entry["to"], entry["from"]),
+            epoch=_whole(entry.get("epoch", 0), 0),
+            reconsume_times=_whole(entry.get("times", 0), _LOWEST),
+            put_back=_text(entry.get("putBack", "")),
         )
         for topic, brokers in plan.items()
         for broker_name, queues in brokers.items()
         for queue_id, entry in queues.items()
     )
+
+
+def _whole(value: object, at_least: int) -> int:
+    if type(value) is not int or not at_least <= value <= _HIGHEST:
+        raise ValueError(f"{value!r:.{_SHOWN}} is no number from {at_least} to {_HIGHEST}")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} in the place of a text")
+    return value
 
 
 def _shortened(offset: Mapping[str, Any]) -> str:
