@@ -89,5 +89,5 @@ def test_a_plan_of_what_are_no_offsets_is_damaged(changes: dict[str, object]) ->
     """H9: whoever may write a checkpoint gets an error, not a planner that works with it."""
     entry = {"from": 3, "to": 9, "epoch": 2} | changes
 
-    with pytest.raises(OffsetError, match="checkpoint's offset is damaged .* Use a new checkpoint location"):
+    with pytest.raises(OffsetError, match=r"checkpoint's offset is damaged .* Use a new checkpoint location"):
         offset_to_plan({"v": 1, "seq": 4, "plan": {"orders": {"broker-a": {"0": entry}}}})
