@@ -13,7 +13,7 @@ from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
-from pyspark_rocketmq.datasource.range_tickets import read_tickets, tasks_of, ticket_rows
+from pyspark_rocketmq.datasource.range_tickets import MOST_COUNTED, read_tickets, tasks_of, ticket_rows
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -471,3 +471,13 @@ def test_a_range_handed_over_unread_is_read_once_however_spark_cuts_its_rows(
     assert offsets_of(read) == [*range(10, 60), 60, 60, 61]
     marked = planned_range(QUEUE, read[-1].column("plannedRange")[0].as_py(), rows=1)
     assert marked == next_range
+
+
+def test_a_ticket_has_rows_for_no_more_offsets_than_fit_into_memory(partition: QueuePartition) -> None:
+    """H9: a plan of the checkpoint may say any number."""
+    endless = replace(partition, planned=replace(partition.planned, end=1 << 62))
+
+    rows = ticket_rows(endless)
+
+    assert rows.num_rows == MOST_COUNTED
+    assert rows.nbytes < 64 << 20

@@ -25,6 +25,8 @@ from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.model import MessageQueue
 
+MOST_COUNTED = 10_000_000
+"""Rows of a range at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may say any number."""
 TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
 
 
@@ -46,7 +48,7 @@ def tasks_of(
 def ticket_rows(partition: QueuePartition) -> pa.RecordBatch:
     """The range's rows: at least one."""
     ticket = pa.array([pickle.dumps(partition)], pa.binary())
-    counted = pa.nulls(max(0, partition.planned.count - 1), pa.binary())
+    counted = pa.nulls(max(0, min(partition.planned.count, MOST_COUNTED) - 1), pa.binary())
     return pa.RecordBatch.from_arrays([pa.concat_arrays([ticket, counted])], schema=TICKET_SCHEMA)
 
 
