@@ -64,7 +64,7 @@ class ConsumerOptions(OptionSet):
         parse=int_between(1, 1000),
         default=20,
         unit="calls",
-        doc="Most calls of a concurrent listener at the same time in one task.",
+        doc="Most calls of the listener at the same time in one task; of an orderly one for different queues.",
     )
     consume_timeout_s: int = option(
         "consumeTimeoutS",

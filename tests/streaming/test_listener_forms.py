@@ -27,7 +27,7 @@ from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_o
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from tests.helpers.messages import message_at
-from tests.helpers.wait import wait_until
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -235,6 +235,36 @@ def test_a_listener_in_use_is_not_closed() -> None:
             assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
     opened = EVENTS.count(("open", "billing"))
     wait_until(lambda: EVENTS.count("close") == opened, reason="The idle listener's end")
+
+
+class SlowlyOpened(Recording):
+    """Opened only when another thread wants it, too."""
+
+    is_wanted = threading.Event()
+
+    def open(self, context: ListenerContext) -> None:
+        super().open(context)
+        assert SlowlyOpened.is_wanted.wait(PATIENCE_S)
+
+
+def test_threads_that_need_a_listener_at_the_same_time_share_what_one_of_them_opens() -> None:
+    form = form_of(SlowlyOpened, "billing")
+    calls = []
+
+    def take() -> None:
+        with form.lease() as call:
+            calls.append(call)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: [each.users for each in opened_listeners._opened.values()] == [3])
+    SlowlyOpened.is_wanted.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+    assert EVENTS == [("open", "billing")]
+    assert len(set(calls)) == 1
 
 
 class Unopened:

@@ -496,8 +496,8 @@ def test_the_listeners_time_ends_with_its_last_answer() -> None:
     run = run_of(emitting(lambda _: SUCCESS), offsets=[10, 11], now_s=lambda: next(clock))
     run.consume()
 
-    # Started, two deliveries, each with a beginning and an answer; then the look whether there is more.
-    assert run.ack().listener_s == 6.0
+    # Started, the turn begun, two deliveries, each with a look for it, a beginning and an answer.
+    assert run.ack().listener_s == 7.0
     assert run_of(emitting(lambda _: SUCCESS), offsets=[]).ack().listener_s == 0.0
 
 

@@ -4,17 +4,18 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
-   committed back. The two that put back suspend the queue: this run is over, and the queue is planned again
-   from ``committed`` when ``suspended_until_s`` has come (D3, D4).
+   committed back. The two that put back suspend the queue: when ``suspended_until_s`` has come this run goes on, if whoever
+   drives it is still there; else the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything that is no status put back too (D5). Every put-back counts one
    reconsumption for each message of the batch, a roll-back does not.
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that a
    broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at once. One
    message that failed to be sent, or that may be tried again, takes the whole batch back, dead letters included,
    so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). It does not yield while messages
-   are consumed without a commit: the next run would begin before them, and might never come further. A run that is given up,
-   because its queue was taken away or reset or the query stops, yields at once, between two deliveries.
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). One that goes on after a suspension
+   begins those 60 s anew, as a Java client's does. It does not yield while messages are consumed without a commit: the next run
+   would begin before them, and might never come further. A run that is given up, because its queue was taken away or reset or
+   the query stops, yields at once, between two deliveries.
 
 Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that the
 machine costs nothing per message: whoever drives it knows their offsets.
@@ -94,7 +95,12 @@ class OrderlySettings:
     max_reconsume_times: int = UNLIMITED
     """A message delivered once and put back as often as this becomes a dead letter when it fails again (D6)."""
 
+    consume_thread_max: int = 20
+    """Most calls at the same time in one task, of different queues; 1 has all of them in one thread, one after the other."""
+
     def __post_init__(self) -> None:
+        if self.consume_thread_max < 1:
+            raise ValueError(f"consumeThreadMax must be 1 or more, not {self.consume_thread_max}.")
         if self.max_reconsume_times < UNLIMITED:
             raise ValueError(
                 f"maxReconsumeTimes must be -1 (no limit) or more, not {self.max_reconsume_times}."
@@ -115,7 +121,7 @@ class OrderlySettings:
 class OrderlyConsumption:
     """One run over the messages of one planned queue range.
 
-    Guarantee: deliveries are consecutive and ascending, never two at a time, and none follows a suspension.
+    Guarantee: deliveries are consecutive and ascending, never two at a time, and none follows a suspension before ``go_on``.
     At every moment ``[0, committed)`` is done, ``accumulated`` messages after it are consumed and not committed.
     Not thread-safe; no method blocks.
     """
@@ -224,16 +230,24 @@ class OrderlyConsumption:
         self._stop = stop = min(start + self._batch_size, self._count)
         return Delivery(start, stop, self._times(start, stop) if self._put_back else ())
 
+    def go_on(self, now_s: float) -> None:
+        """End a suspension, which is over: what was put back is delivered again; nothing changes for another run."""
+        if self._finished is Finish.SUSPENDED:
+            self._finished = self._suspended_until_s = None
+            self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
+            self._yield_after_s = inf
+
     def give_up(self) -> None:
-        """Make no further delivery; nothing changes for a run that is over.
+        """Make no further delivery; nothing changes for a run that is over or suspended.
 
         Raises:
             RuntimeError: If the delivery before was not answered, or its dead letters were not sent.
         """
-        if self._stop:
-            raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
-        if self._finished is None:
-            self._finished = Finish.GIVEN_UP
+        self._end(Finish.GIVEN_UP)
+
+    def stop(self) -> None:
+        """As :meth:`give_up`, and as if the run's time were up."""
+        self._end(Finish.EXHAUSTED if self._next >= self._count else Finish.SLICE_USED)
 
     def listener_returned(
         self, status: object, *, auto_commit: bool, suspend_millis: int, now_s: float
@@ -286,6 +300,12 @@ class OrderlyConsumption:
             effect = _ACCUMULATE
             self._next = stop
         return failed.outcome._replace(effect=effect, dead_letters=())
+
+    def _end(self, finish: Finish) -> None:
+        if self._stop:
+            raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
+        if self._finished is None:
+            self._finished = finish
 
     def _apply(self, outcome: Outcome, auto_commit: bool, suspend_millis: int, now_s: float) -> Outcome:
         stop = self._stop

@@ -174,6 +174,7 @@ class ConsumerSettings:
             consume_message_batch_max_size=self.consume_message_batch_max_size,
             suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
             max_reconsume_times=self.max_reconsume_times,
+            consume_thread_max=self.consume_thread_max,
         )
 
     def concurrent(self) -> ConcurrentSettings:

@@ -1,7 +1,8 @@
 """The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
 
-Runs in ``mapInArrow`` right on the consumer-mode source, where one task reads one queue's range.  Nothing moves between
-tasks and nothing is kept in Spark.
+Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.  Nothing moves between
+tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
+:mod:`~pyspark_rocketmq.streaming.orderly_task`.
 
 Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
 both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
@@ -18,10 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, whole_range, wrong_markers
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
+from pyspark_rocketmq.streaming.orderly_task import OrderlyTask
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
@@ -40,10 +43,10 @@ class DirectEngine:
     def __call__(
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
     ) -> Iterator[pa.RecordBatch]:
-        """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
-        for arrived in arrived_ranges(batches):
-            rows, ack = self._consumer.consume(arrived, orders)
-            yield self._rows.to_batch(self._consumer.columns(arrived.planned.queue, rows, ack), len(rows) + 1)
+        """Consume a task's ranges: of each one that has ended its data rows, then its ack row."""
+        task = OrderlyTask(arrived_ranges(batches), self._consumer, orders, SystemClock())
+        for rows, ack in task.consumed():
+            yield self._rows.to_batch(self._consumer.columns(ack.queue, rows, ack), len(rows) + 1)
 
 
 def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:

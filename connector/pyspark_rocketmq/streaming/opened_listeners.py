@@ -12,6 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,8 +45,9 @@ class ListenerContext:
 class _Opened:
     """A listener in use, or waiting for its next use."""
 
-    def __init__(self, listener: Any) -> None:
-        self.listener = listener
+    def __init__(self) -> None:
+        self.listener: Future[Any] = Future()
+        """Known when it is open: who comes meanwhile waits, however long its ``open`` takes."""
         self.users = 0
         self.closing: threading.Timer | None = None
 
@@ -69,36 +71,45 @@ def lease_of_opened(
 
     One that cannot be opened is a :class:`NotOpened`: its queues wait, and it is tried again after that.
     """
+    opened, is_new = _take(key)
+    if is_new:
+        _open(key, opened, listener, context)
     try:
-        opened = _take(key) or _open(key, listener, context)
+        call = opened.listener.result().consume_message
     except Exception as error:  # noqa: BLE001 - its calls raise it
         yield NotOpened(error)
         return
     try:
-        yield opened.listener.consume_message
+        yield call
     finally:
         _give_back(key, opened, idle_s)
 
 
-def _take(key: str) -> _Opened | None:
+def _take(key: str) -> tuple[_Opened, bool]:
+    """Become a user; whether this is the first one, who has to open it."""
     with _guard:
-        opened = _opened.get(key)
-        if opened is not None:
-            opened.users += 1
-            if opened.closing is not None:
-                opened.closing.cancel()
-        return opened
+        found = _opened.get(key)
+        opened = _opened[key] = found or _Opened()
+        opened.users += 1
+        if opened.closing is not None:
+            opened.closing.cancel()
+        return opened, found is None
 
 
-def _open(key: str, listener: Any, context: ListenerContext) -> _Opened:
-    made = listener() if isinstance(listener, type) else listener
-    if hasattr(made, "open"):
-        _ended(partial(made.open, context), _OPEN_S)
-    opened = _Opened(made)
-    opened.users = 1
-    with _guard:
-        _opened[key] = opened
-    return opened
+def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
+    """Open it for all who wait; who comes after a failure tries again."""
+    try:
+        made = listener() if isinstance(listener, type) else listener
+        if hasattr(made, "open"):
+            _ended(partial(made.open, context), _OPEN_S)
+    except BaseException as error:
+        with _guard:
+            del _opened[key]
+        opened.listener.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        opened.listener.set_result(made)
 
 
 def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
@@ -106,6 +117,8 @@ def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
     closing.daemon = True
     with _guard:
         opened.users -= 1
+        if opened.users:
+            return
         opened.closing = closing
     closing.start()
 
@@ -120,18 +133,19 @@ def _close_if_idle(key: str, opened: _Opened) -> None:
 
 
 def _close(opened: _Opened) -> None:
-    if not hasattr(opened.listener, "close"):
+    listener = opened.listener.result()
+    if not hasattr(listener, "close"):
         return
     try:
-        _ended(opened.listener.close, _CLOSE_S)
+        _ended(listener.close, _CLOSE_S)
     except Exception:
-        logger.exception("listener could not be closed type=%s", type(opened.listener).__name__)
+        logger.exception("listener could not be closed type=%s", type(listener).__name__)
 
 
 @atexit.register
 def _close_all() -> None:
     with _guard:
-        left = list(_opened.values())
+        left = [opened for opened in _opened.values() if opened.listener.done()]
         _opened.clear()
     for opened in left:
         _close(opened)

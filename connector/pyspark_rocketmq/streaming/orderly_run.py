@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from pyspark_rocketmq.consume.orderly import (
@@ -77,13 +78,16 @@ class OrderlyRun:
     ) -> None:
         self._planned = planned
         self._messages = messages
-        self._listener = listener
+        self.listener = listener
+        """May be another one when the run goes on."""
+        self.ends_turn = False
+        """Set by another thread: the delivery in hand is the last one of this turn, and of any other."""
         self._output = output
         self._now_s = now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
         self._orders = orders
-        self._started_s = self._answered_s = now_s()
+        self._started_s = self._answered_s = self._call_began_s = now_s()
         self._ended = ended
         self._offsets = RangeOffsets(planned, messages)
         self._pending: list[Row] = []
@@ -103,13 +107,27 @@ class OrderlyRun:
             stored_times=lambda index: messages[index].reconsume_times,
         )
 
-    def consume(self) -> list[Row]:
-        """Deliver until the range, the queue's patience or its time slice is used up, or it is given up; the acknowledged rows.
+    @property
+    def finished(self) -> Finish | None:
+        """Why there is no more to deliver, for now if it is suspended; None where a turn has ended before that."""
+        return self._machine.finished
+
+    def consume(self, for_s: float = inf) -> list[Row]:
+        """Deliver until the range, the queue's patience or its time slice is used up, it is given up, or the turn has lasted ``for_s``.
+
+        Called again it goes on, after a suspension from what was put back. A turn makes at least one delivery.
+
+        Returns:
+            The rows acknowledged in this turn.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
         acknowledged: list[Row] = []
+        now_s = self._call_began_s = self._now_s()
+        ends_s = now_s + for_s
+        if not self._orders.is_given_up(self._planned.queue):
+            self._machine.go_on(now_s)
         while (delivery := self._next_delivery()) is not None:
             messages = self._messages[delivery.start : delivery.stop]
             if delivery.put_back:
@@ -119,23 +137,46 @@ class OrderlyRun:
                 ]
             context = ConsumeOrderlyContext(messages, self._output, self._machine.accumulated)
             outcome = self._deliver(messages, context)
-            emitted = context.take_emitted()
-            if outcome.effect in _GIVEN_BACK:
-                self._failed += 1
-                emitted = []
-                if outcome.dead_letters:
-                    outcome = self._send_back(delivery.start, messages, outcome)
-            if outcome.effect is Effect.COMMIT:
-                acknowledged += self._pending
-                acknowledged += emitted
-                self._pending = []
-            elif outcome.effect is Effect.ACCUMULATE:
-                self._pending += emitted
-            elif outcome.effect is Effect.ROLL_BACK:
-                self._pending = []
+            acknowledged += self._settled(delivery.start, messages, outcome, context.take_emitted())
+            if self._answered_s >= ends_s:
+                break
         return acknowledged
 
+    def _settled(
+        self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Row]
+    ) -> list[Row]:
+        """Do what the outcome of a delivery asks for; the rows acknowledged by it."""
+        if outcome.effect in _GIVEN_BACK:
+            self._failed += 1
+            emitted = []
+            if outcome.dead_letters:
+                outcome = self._send_back(start, messages, outcome)
+        if outcome.effect is Effect.COMMIT:
+            acknowledged = self._pending + emitted if self._pending else emitted
+            self._pending = []
+            return acknowledged
+        if outcome.effect is Effect.ACCUMULATE:
+            self._pending += emitted
+        elif outcome.effect is Effect.ROLL_BACK:
+            self._pending = []
+        return []
+
+    def call_lasts_s(self) -> float:
+        """How long the call in hand has lasted; asked by another thread."""
+        return self._now_s() - self._call_began_s
+
+    def pause_s(self) -> float:
+        """How long the queue stays suspended."""
+        until_s = self._machine.suspended_until_s
+        return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
+
+    def stop(self) -> None:
+        """Deliver no more, as where the time is used up."""
+        self._machine.stop()
+
     def _next_delivery(self) -> Delivery | None:
+        if self.ends_turn:
+            return None
         if self._orders.is_given_up(self._planned.queue):
             self._machine.give_up()
         return self._machine.next_delivery(self._now_s())
@@ -189,10 +230,10 @@ class OrderlyRun:
 
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
         seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
-        began_s = self._now_s()
+        began_s = self._call_began_s = self._now_s()
         answer: object = None
         try:
-            answer = self._listener(context.follow(messages), context)
+            answer = self.listener(context.follow(messages), context)
         except Exception as error:  # noqa: BLE001 - the machine decides what it means
             context.check_unbroken(self._describe(messages))
             self._last_error = tell_failure("listener failed", self._describe(messages), error)

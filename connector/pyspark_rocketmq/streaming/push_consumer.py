@@ -87,7 +87,8 @@ class PushConsumer:
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
             (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
-        consume_thread_max: Most calls of a concurrent listener at the same time in one task, 1..1000.
+        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly one for different
+            queues, and only where calls are slow.
         consume_timeout_s: Longest call of a concurrent listener; its messages are sent back then.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
@@ -17,6 +18,7 @@ from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.streaming.opened_listeners import Call
 from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, no_dead_letters
 from pyspark_rocketmq.streaming.output_rows import engine_columns
 
@@ -62,22 +64,40 @@ class RangeConsumer:
 
     def consume(self, arrived: ArrivedRange, orders: RangeOrders = NO_ORDERS) -> Consumed:
         """Deliver the range's messages, unless ``orders`` end that."""
-        planned = arrived.planned
-        with self._listener.lease() as listener:
-            run = OrderlyRun(
-                planned,
-                arrived.messages,
-                listener=listener,
-                output=self._output,
-                settings=self._settings,
-                ended=arrived.ended,
-                now_s=time.time,
-                dead_letters=self._dead_letters,
-                hooks=self._hooks,
-                orders=orders,
-            )
+        with self.lease() as listener:
+            run = self.run_of(arrived, listener, orders)
             rows = run.consume()
         return Consumed(rows, arrived.acknowledged(run.ack()))
+
+    @property
+    def most_calls(self) -> int:
+        """Of the listener at the same time, of different queues."""
+        return self._settings.consume_thread_max
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """The listener for a while; see :class:`ListenerForm`."""
+        return self._listener.lease()
+
+    def run_of(
+        self,
+        arrived: ArrivedRange,
+        listener: Call,
+        orders: RangeOrders,
+        now_s: Callable[[], float] = time.time,
+    ) -> OrderlyRun:
+        """The consumption of ``arrived``, which has not begun, by a leased listener."""
+        return OrderlyRun(
+            arrived.planned,
+            arrived.messages,
+            listener=listener,
+            output=self._output,
+            settings=self._settings,
+            ended=arrived.ended,
+            now_s=now_s,
+            dead_letters=self._dead_letters,
+            hooks=self._hooks,
+            orders=orders,
+        )
 
     def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
         """See :func:`engine_columns`."""

@@ -1,0 +1,154 @@
+"""Whose turn it is among the queues of one task: those that wait, those that are suspended, those that are slow.
+
+A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one thread does it all
+as long as calls of the listener are quick, and several do when they are slow. The rules (D1, D3):
+
+1. A queue is with one worker at a time.
+2. One worker does what is due, one turn after the other. Another one begins only when each call in hand has lasted 0.1 s; and,
+   where there has been such a call, when a queue has waited for 0.1 s.
+3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when another queue's
+   suspension is over.
+4. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as due half a second
+   later than they are, so that a queue whose suspension is over does not wait for all of them.
+5. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when the others have
+   ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if it had waited for the next one.
+
+Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import inf
+from typing import Final, Generic, NamedTuple, TypeVar
+
+SLOW_S: Final = 0.1
+"""A call that lasts so long is slow."""
+PATIENCE_S: Final = 0.1
+"""How long a queue waits for a worker where calls are slow."""
+TURN_S: Final = 0.05
+"""How long a queue has its turn when others wait."""
+HANDICAP_S: Final = 0.5
+"""What a suspended queue has ahead of those that had a turn."""
+
+QueueT = TypeVar("QueueT", bound=Hashable)
+
+
+class Turn(NamedTuple, Generic[QueueT]):
+    """What a worker is to do next."""
+
+    queue: QueueT | None
+    """Whose messages to deliver; None: read the next range."""
+    lasts_s: float
+    """After so long the turn ends with the delivery in hand."""
+
+
+class Rest(NamedTuple):
+    """There is nothing to do for a worker."""
+
+    until_s: float
+    """When it is to ask again if nothing has happened before; infinite if only that can change it."""
+
+
+class _Waiting(NamedTuple, Generic[QueueT]):
+    """A queue without a worker; or the next range, which is to be read."""
+
+    place_s: float
+    """Of those that are due, who has the smallest comes first."""
+    due_s: float
+    queue: QueueT | None
+
+
+class TaskTurns(Generic[QueueT]):
+    """The queues of one task, from its first range to the end of its last queue."""
+
+    def __init__(self, now_s: float) -> None:
+        """Begin with a range to read; from then on each queue is told of by ``arrived``."""
+        self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
+        self._in_hand: set[QueueT | None] = set()
+        self._leading: set[QueueT | None] = {None}
+        """What the task lasts for: queues that were not suspended and have not ended, and None while there may be ranges to read."""
+        self._has_been_slow = False
+
+    @property
+    def is_led(self) -> bool:
+        """Whether a queue that was not suspended is left, or a range to read: the task lasts that long."""
+        return bool(self._leading)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is with a worker."""
+        return not self._in_hand
+
+    @property
+    def is_somebody_waiting(self) -> bool:
+        """Whether something is without a worker, so that there is, or will be, something to do for another one."""
+        return bool(self._waiting)
+
+    def next(
+        self, now_s: float, *, calls_s: Sequence[float] = (), is_batch_at_work: bool = False
+    ) -> Turn[QueueT] | Rest:
+        """What a worker that has nothing in hand is to do.
+
+        Args:
+            now_s: Now.
+            calls_s: How long what is with other workers has lasted: each one's call of the listener, or its reading of a range.
+            is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this one is over.
+        """
+        self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
+        if not self._waiting or not (self._leading or is_batch_at_work):
+            return Rest(inf)
+        due = [each for each in self._waiting.values() if each.due_s <= now_s]
+        if not due:
+            return Rest(min(each.due_s for each in self._waiting.values()))
+        first = min(due, key=lambda each: each.place_s)
+        waits_s = self._waits_s(now_s - first.due_s, calls_s)
+        if waits_s > 0:
+            return Rest(now_s + waits_s)
+        del self._waiting[first.queue]
+        self._in_hand.add(first.queue)
+        return Turn(first.queue, self._lasts_s(now_s))
+
+    # --- what became of a turn -------------------------------------------------------------------------------
+
+    def arrived(self, queue: QueueT, now_s: float) -> Turn[QueueT]:
+        """The next range has been read: its queue's first turn, for the worker that has read it."""
+        self._release(None, now_s + HANDICAP_S, now_s)
+        self._in_hand.add(queue)
+        self._leading.add(queue)
+        return Turn(queue, self._lasts_s(now_s))
+
+    def none_arrived(self) -> None:
+        """There is no further range."""
+        self._in_hand.remove(None)
+        self._leading.remove(None)
+
+    def yielded(self, queue: QueueT, now_s: float) -> None:
+        """The turn is over, and the queue has more to deliver."""
+        self._release(queue, now_s + HANDICAP_S, now_s)
+
+    def suspended(self, queue: QueueT, due_s: float) -> None:
+        """The queue is to go on at ``due_s``."""
+        self._leading.discard(queue)
+        self._release(queue, due_s, due_s)
+
+    def ended(self, queue: QueueT) -> None:
+        """There is nothing more to deliver of the queue."""
+        self._in_hand.remove(queue)
+        self._leading.discard(queue)
+
+    def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:
+        self._in_hand.remove(queue)
+        self._waiting[queue] = _Waiting(place_s, due_s, queue)
+
+    # --- decisions -------------------------------------------------------------------------------------------
+
+    def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
+        """How much longer the queue that comes first has to wait for a worker; nothing or less: it has not to."""
+        until_all_slow_s = SLOW_S - min(calls_s, default=inf)
+        return min(until_all_slow_s, PATIENCE_S - waited_s) if self._has_been_slow else until_all_slow_s
+
+    def _lasts_s(self, now_s: float) -> float:
+        """How long a turn lasts that begins now."""
+        due_s = min((each.due_s for each in self._waiting.values()), default=inf)
+        return due_s - now_s if due_s > now_s else TURN_S

@@ -1,0 +1,233 @@
+"""The ranges of one task through an orderly listener: in one thread while its calls are quick, in more when they are slow.
+
+Who is next is decided by :mod:`pyspark_rocketmq.consume.turns`; here are the threads that do it, and what they must not do at the same
+time. The task's own thread is one of the workers, and the only one that gives results out. Another one is there, asleep, as
+long as something waits that it might have to begin; when it begins, there is a next one, up to ``consume_thread_max``.
+
+One guard is over everything that workers share. Reading a range and delivering are done without it: whoever has a range in hand is alone
+with it, and the ranges are read by one worker at a time. Threads are daemons: a call that never returns must not
+keep its worker process from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from math import inf
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.range_orders import RangeOrders
+from pyspark_rocketmq.consume.turns import TaskTurns, Turn
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row
+from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
+
+
+class OrderlyTask:
+    """Takes a task's ranges as they come; used once."""
+
+    def __init__(
+        self, ranges: Iterator[ArrivedRange], consumer: RangeConsumer, orders: RangeOrders, clock: Clock
+    ) -> None:
+        self._ranges = ranges
+        self._consumer = consumer
+        self._orders = orders
+        self._clock = clock
+        self._changed = threading.Condition()
+        """The guard; told when a worker that waits may have something to do."""
+        self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
+        self._begun: dict[MessageQueue, _Range | None] = {}
+        """By queue: what is to go on, None for what has ended."""
+        self._workers: list[_Worker] = []
+        self._done: list[Consumed] = []
+        """To be given out."""
+        self._failure: BaseException | None = None
+        """Of another worker than the task's own thread, which raises it."""
+        self._is_closed = False
+
+    def consumed(self) -> Iterator[Consumed]:
+        """Each range as soon as it has ended; suspended ones at the end.
+
+        Raises:
+            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+        """
+        worker = self._new_worker()
+        try:
+            while not self._is_over:
+                turn = self._next_turn(worker, gives_out=True)
+                if turn is not None:
+                    self._take(worker, turn)
+                yield from self._taken_out()
+            if self._failure is not None:
+                raise self._failure
+            yield from self._taken_out()
+            for one in self._begun.values():
+                if one is not None:
+                    yield one.stopped()
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+
+    # --- workers ---------------------------------------------------------------------------------------------
+
+    def _help(self, worker: _Worker) -> None:
+        """What a thread does: whatever is due, until the task is over."""
+        try:
+            while (turn := self._next_turn(worker)) is not None:
+                self._take(worker, turn)
+        except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _new_worker(self) -> _Worker:
+        worker = _Worker(self._clock.monotonic_s())
+        self._workers.append(worker)
+        return worker
+
+    def _engage_another(self) -> None:
+        """See to it that somebody is there for what waits; called with the guard."""
+        if not self._turns.is_somebody_waiting or any(each.is_resting for each in self._workers):
+            return
+        if len(self._workers) < self._consumer.most_calls:
+            name = f"rocketmq-listener-{len(self._workers)}"
+            worker = self._new_worker()
+            # It has nothing in hand before it has asked.
+            worker.is_resting = True
+            threading.Thread(target=self._help, args=[worker], name=name, daemon=True).start()
+
+    def _next_turn(self, worker: _Worker, *, gives_out: bool = False) -> Turn[MessageQueue] | None:
+        """Wait for something to do; None when the task is over, or there is something to give out."""
+        with self._changed:
+            while not self._is_over and not (gives_out and self._done):
+                now_s = self._clock.monotonic_s()
+                found = self._turns.next(now_s, calls_s=self._in_hand_s(worker, now_s))
+                if isinstance(found, Turn):
+                    worker.begin(None, now_s)
+                    self._engage_another()
+                    return found
+                worker.is_resting = True
+                self._changed.wait(None if found.until_s == inf else found.until_s - now_s)
+                worker.begin(None, self._clock.monotonic_s())
+            return None
+
+    def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
+        return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]
+
+    @property
+    def _is_over(self) -> bool:
+        is_at_its_end = self._turns.is_idle and not self._turns.is_led
+        return is_at_its_end or self._is_closed or self._failure is not None
+
+    def _taken_out(self) -> list[Consumed]:
+        with self._changed:
+            done, self._done = self._done, []
+            return done
+
+    # --- a turn ----------------------------------------------------------------------------------------------
+
+    def _take(self, worker: _Worker, turn: Turn[MessageQueue]) -> None:
+        if turn.queue is not None:
+            self._deliver(worker, self._begun[turn.queue], turn.lasts_s)
+            return
+        arrived = next(self._ranges, None)
+        with self._changed:
+            if arrived is None:
+                self._turns.none_arrived()
+                self._changed.notify_all()
+                return
+            queue = arrived.planned.queue
+            if queue in self._begun:
+                raise _two_ranges(queue)
+            one = self._begun[queue] = _Range(arrived)
+            turn = self._turns.arrived(queue, self._clock.monotonic_s())
+            self._engage_another()
+            self._changed.notify_all()
+        self._deliver(worker, one, turn.lasts_s)
+
+    def _deliver(self, worker: _Worker, one: _Range | None, lasts_s: float) -> None:
+        assert one is not None
+        with self._consumer.lease() as listener:
+            run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock.now_s)
+            one.run, run.listener = run, listener
+            worker.begin(run, self._clock.monotonic_s())
+            if not self._turns.is_led:
+                worker.stop()
+            one.rows += run.consume(lasts_s)
+        self._report(worker, one, run)
+
+    def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
+        """Say what became of a turn; the worker still has something in hand, as the task's own thread may have results to write."""
+        queue = one.arrived.planned.queue
+        goes_on = run.finished in _GOING_ON and not self._orders.is_given_up(queue)
+        consumed = None if goes_on else one.stopped()
+        with self._changed:
+            now_s = self._clock.monotonic_s()
+            worker.begin(None, now_s)
+            if consumed is not None:
+                self._begun[queue] = None
+                self._done.append(consumed)
+                self._turns.ended(queue)
+            elif run.finished is None:
+                self._turns.yielded(queue, now_s)
+            else:
+                self._turns.suspended(queue, now_s + run.pause_s())
+            if not self._turns.is_led:
+                for each in self._workers:
+                    each.stop()
+            self._changed.notify_all()
+
+
+_GOING_ON = (None, Finish.SUSPENDED)
+
+
+class _Range:
+    """One range in the task's hands."""
+
+    def __init__(self, arrived: ArrivedRange) -> None:
+        self.arrived = arrived
+        self.run: OrderlyRun | None = None
+        """From its first turn on."""
+        self.rows: list[Row] = []
+
+    def stopped(self) -> Consumed:
+        """What it has brought, at its end; or where it is now, if it could go on."""
+        assert self.run is not None
+        self.run.stop()
+        return Consumed(self.rows, self.arrived.acknowledged(self.run.ack()))
+
+
+class _Worker:
+    """Who does something, and since when."""
+
+    def __init__(self, now_s: float) -> None:
+        self.is_resting = False
+        self._run: OrderlyRun | None = None
+        self._began_s = now_s
+
+    def begin(self, run: OrderlyRun | None, now_s: float) -> None:
+        """Have a range's deliveries in hand, or something else."""
+        self.is_resting = False
+        self._run, self._began_s = run, now_s
+
+    def lasts_s(self, now_s: float) -> float:
+        """How long the call of the listener in hand has lasted, or what else there is."""
+        run, has_had_it_s = self._run, now_s - self._began_s
+        # The last call of a turn before is none of this one.
+        return has_had_it_s if run is None else min(has_had_it_s, run.call_lasts_s())
+
+    def stop(self) -> None:
+        """End the turn with the delivery in hand, if there is one."""
+        if (run := self._run) is not None:
+            run.ends_turn = True
+
+
+def _two_ranges(queue: MessageQueue) -> RocketMQError:
+    return RocketMQError(
+        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy or union the "
+        "rows of format('rocketmq') before they are consumed."
+    )

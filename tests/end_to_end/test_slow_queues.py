@@ -1,0 +1,79 @@
+"""Queues of one task, of which one is suspended and another one has a listener that takes its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_rocketmq as rmq
+from pyspark_rocketmq.model import OrderlyEngineKind
+from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.orders import produce_orders
+
+pytestmark = pytest.mark.spark
+
+_QUEUES = 4
+_PATIENCE_S = 60.0
+
+
+def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_slow_listener(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """D3: the slow call ends only when the suspended message has come again."""
+    rmq.register(spark)
+    topic = cluster.create_topic(queues=_QUEUES)
+    options = {
+        "nameServers": cluster.name_servers,
+        "topic": topic,
+        "consumerGroup": cluster.unique_name("group"),
+        "offsetStore": str(tmp_path / "offsets"),
+        "startingOffsets": "earliest",
+    }
+    produce_orders(cluster.name_servers, topic, 40)
+    log, again = DeliveryLog(tmp_path / "deliveries"), tmp_path / "again"
+
+    def listener(
+        messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
+    ) -> rmq.ConsumeOrderlyStatus:
+        log.note(messages)
+        [message] = messages
+        if message.queue_offset == 0 and message.queue_id == 0:
+            context.suspend_current_queue_time_millis = 10
+            if not message.reconsume_times:
+                return rmq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+            again.touch()
+        elif message.queue_offset == 0:
+            gives_up_s = time.monotonic() + _PATIENCE_S
+            while not again.exists():
+                assert time.monotonic() < gives_up_s, "the suspended queue has not come again"
+                time.sleep(0.01)
+        return rmq.ConsumeOrderlyStatus.SUCCESS
+
+    evaluated: list[Evaluated] = []
+    messages = spark.readStream.format("rocketmq").options(**options).load().coalesce(1)
+    query = (
+        rmq.consume_orderly(messages, listener, "step string", engine=OrderlyEngineKind.DIRECT)
+        .writeStream.foreachBatch(lambda batch, _: evaluated.append(BatchTask(None).run(batch)))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(240), "the query did not end"
+    finally:
+        query.stop()
+
+    acks = evaluated[0].acks
+    assert sum(ack.failed for ack in acks) == len({ack.broker_name for ack in acks if ack.queue_id == 0})
+    assert {ack.dead_letters for ack in acks} == {0}
+    for deliveries in log.by_queue().values():
+        offsets = [offset for delivery in deliveries for offset in delivery.queue_offsets]
+        assert offsets == sorted(offsets)
+    first = [each for each in log.deliveries() if each.queue_id == 0 and each.queue_offsets == (0,)]
+    assert {each.reconsume_times for each in first} == {0, 1}

@@ -1,0 +1,317 @@
+"""The ranges of one task: slow queues, suspended ones, ranges that are not read yet; with threads, but without Spark."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume import turns
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.streaming import range_consumer
+from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.orderly_task import OrderlyTask
+from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.messages import message_at
+from tests.helpers.wait import PATIENCE_S
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+SLOW, OTHER, THIRD = (MessageQueue("orders", "broker-a", number) for number in range(3))
+
+Listener = Callable[[MessageExt, ConsumeOrderlyContext], Any]
+
+
+def range_of(queue: MessageQueue, count: int = 1) -> ArrivedRange:
+    planned = QueueRange(queue=queue, start=0, end=count, epoch=1)
+    return ArrivedRange(planned, [message_at(at, queue=queue) for at in range(count)], None, Figures())
+
+
+class Task:
+    """What its listener was given, by queue, and what came out."""
+
+    def __init__(self, listener: Listener, *, clock: Clock | None = None, **settings: Any) -> None:
+        self._listener = listener
+        self.clock = clock or SystemClock()
+        self._settings = OrderlySettings(**settings)
+        self.delivered: dict[MessageQueue, list[tuple[int, int]]] = defaultdict(list)
+        """Queue offsets and how often each was put back before."""
+        self.order: list[int] = []
+        """Queue ids."""
+        self.threads: set[str] = set()
+        self.most_calls = self._calls = 0
+        self._busy: dict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
+
+    def run(
+        self, ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange], orders: RangeOrders = NO_ORDERS
+    ) -> dict[MessageQueue, Consumed]:
+        output = OutputColumns.of(StructType().add("name", "string"))
+        send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
+        consumer = RangeConsumer(self._call, output, self._settings, send_back)
+        task = OrderlyTask(iter(ranges), consumer, orders, self.clock)
+        return {each.ack.queue: each for each in task.consumed()}
+
+    def _call(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
+        [message] = messages
+        queue = message.message_queue
+        assert self._busy[queue].acquire(blocking=False), "two calls of one queue at the same time"
+        try:
+            self.threads.add(threading.current_thread().name)
+            self.delivered[queue].append((message.queue_offset, message.reconsume_times))
+            self.order.append(queue.queue_id)
+            context.emit(name=message.keys)
+            return self._listener(message, context)
+        finally:
+            self._busy[queue].release()
+
+
+def suspended_once(
+    message: MessageExt, pause_ms: int, context: ConsumeOrderlyContext
+) -> ConsumeOrderlyStatus:
+    context.suspend_current_queue_time_millis = pause_ms
+    return SUSPEND if message.reconsume_times == 0 else SUCCESS
+
+
+def awaited(event: threading.Event) -> ConsumeOrderlyStatus:
+    assert event.wait(PATIENCE_S), "what the slow queue waits for has not happened"
+    return SUCCESS
+
+
+def test_a_suspended_queue_is_delivered_again_while_another_queues_listener_is_slow() -> None:
+    """D3: once more, with what another micro-batch would have given it."""
+    again = threading.Event()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == SLOW:
+            return awaited(again)
+        if message.reconsume_times:
+            again.set()
+        return suspended_once(message, 10, context)
+
+    task = Task(listener)
+    brought = task.run([range_of(OTHER), range_of(SLOW)])
+
+    assert task.delivered[OTHER] == [(0, 0), (0, 1)]
+    assert brought[OTHER].rows == [(0, "key-0")]
+    ack = brought[OTHER].ack
+    assert (ack.next_offset, ack.finished, ack.failed, ack.suspended_until_s) == (1, "EXHAUSTED", 1, None)
+    assert brought[SLOW].ack.next_offset == 1
+
+
+def test_ranges_behind_one_whose_listener_is_slow_are_read_and_delivered() -> None:
+    """D3: other queues do not wait for a slow one."""
+    passed = {queue: threading.Event() for queue in (OTHER, THIRD)}
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == SLOW:
+            return all(awaited(event) for event in passed.values()) and SUCCESS
+        passed[message.message_queue].set()
+        return SUCCESS
+
+    brought = Task(listener).run([range_of(SLOW), range_of(OTHER), range_of(THIRD)])
+
+    assert {ack.next_offset for _, ack, *_ in brought.values()} == {1}
+
+
+def test_two_slow_queues_hold_neither_each_other_nor_a_third_one() -> None:
+    """D3: there is another thread for whoever waits."""
+    is_there = {queue: threading.Event() for queue in (SLOW, OTHER, THIRD)}
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        is_there[message.message_queue].set()
+        return all(awaited(event) for event in is_there.values()) and SUCCESS
+
+    task = Task(listener)
+    task.run([range_of(SLOW), range_of(OTHER), range_of(THIRD)])
+
+    assert len(task.threads) == 3
+
+
+def test_a_quick_listener_is_called_by_the_tasks_own_thread_alone() -> None:
+    """D1: one range after the other; and a listener that holds something of its thread's is safe."""
+    clock = FakeClock()
+    task = Task(lambda _, context: SUCCESS, clock=clock)
+
+    task.run([range_of(SLOW, 300), range_of(OTHER, 300), range_of(THIRD, 300)])
+
+    assert task.threads == {threading.current_thread().name}
+    assert task.order == [0] * 300 + [1] * 300 + [2] * 300
+
+
+def test_a_task_may_be_held_to_one_thread() -> None:
+    """D3: with consumeThreadMax 1 a suspended queue comes again between two calls of another one."""
+    clock = FakeClock()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        clock.advance(0.4)
+        return SUCCESS if message.message_queue == SLOW else suspended_once(message, 1000, context)
+
+    task = Task(listener, clock=clock, consume_thread_max=1)
+    brought = task.run([range_of(OTHER), range_of(SLOW, 6)])
+
+    assert task.threads == {threading.current_thread().name}
+    assert task.order == [1, 0, 0, 0, 1, 0, 0, 0]
+    assert brought[OTHER].ack.finished == brought[SLOW].ack.finished == "EXHAUSTED"
+
+
+def test_a_task_whose_queues_are_all_suspended_ends_at_once() -> None:
+    """D3: the micro-batch is committed, and the next one is planned when they are due."""
+    task = Task(lambda _, context: SUSPEND)
+    brought = task.run([range_of(SLOW), range_of(OTHER)])
+
+    assert task.delivered == {SLOW: [(0, 0)], OTHER: [(0, 0)]}
+    assert {each.ack.finished for each in brought.values()} == {"SUSPENDED"}
+    assert all(each.ack.suspended_until_s is not None for each in brought.values())
+
+
+def test_a_queue_that_came_again_stops_when_the_others_have_ended() -> None:
+    """D3, D7: with the call in hand, and is planned again from there."""
+    clock = FakeClock()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        clock.advance(0.4)
+        if message.message_queue == SLOW or message.queue_offset:
+            return SUCCESS
+        return suspended_once(message, 1000, context)
+
+    task = Task(listener, clock=clock, consume_thread_max=1)
+    brought = task.run([range_of(OTHER, 100), range_of(SLOW, 5)])
+
+    assert brought[SLOW].ack.finished == "EXHAUSTED"
+    ack = brought[OTHER].ack
+    assert (ack.finished, ack.reconsume_times, ack.suspended_until_s) == ("SLICE_USED", 0, None)
+    assert ack.next_offset == ack.consumed == len(brought[OTHER].rows) < 100
+    assert task.order[-2:] == [0, 1] or task.order[-1] == 0
+
+
+def test_a_message_that_fails_again_in_its_task_uses_up_its_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6: as from one micro-batch to the next."""
+    over = threading.Event()
+    dead: list[MessageExt] = []
+    monkeypatch.setattr(range_consumer, "DeadLetterSender", lambda *_: dead.append)
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == SLOW:
+            return awaited(over)
+        context.suspend_current_queue_time_millis = 10
+        if message.queue_offset == 1:
+            over.set()
+            return SUCCESS
+        return SUSPEND
+
+    task = Task(listener, max_reconsume_times=2)
+    brought = task.run([range_of(OTHER, 2), range_of(SLOW)])
+
+    assert task.delivered[OTHER] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert [(one.queue_offset, one.reconsume_times) for one in dead] == [(0, 2)]
+    assert (brought[OTHER].ack.dead_letters, brought[OTHER].ack.failed) == (1, 3)
+
+
+class GivenUp:
+    """Orders that come while a task runs."""
+
+    def __init__(self) -> None:
+        self.queues: set[MessageQueue] = set()
+
+    def is_given_up(self, queue: MessageQueue) -> bool:
+        return queue in self.queues
+
+
+def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() -> None:
+    """D7: it stays suspended, for whoever has it next."""
+    clock, orders = FakeClock(), GivenUp()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        clock.advance(0.4)
+        orders.queues.add(OTHER)
+        return SUCCESS if message.message_queue == SLOW else SUSPEND
+
+    task = Task(listener, clock=clock, consume_thread_max=1)
+    brought = task.run([range_of(OTHER, 3), range_of(SLOW, 6)], orders)
+
+    assert task.delivered[OTHER] == [(0, 0)]
+    assert (brought[OTHER].ack.finished, brought[OTHER].ack.reconsume_times) == ("SUSPENDED", 1)
+    assert brought[SLOW].ack.finished == "EXHAUSTED"
+
+
+def test_what_ends_another_thread_ends_the_task() -> None:
+    """D5: SystemExit in a listener ends its worker process wherever it was called."""
+    has_begun = threading.Event()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == SLOW:
+            return awaited(has_begun)
+        has_begun.set()
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        Task(listener).run([range_of(SLOW), range_of(OTHER)])
+
+
+def test_a_range_that_cannot_be_read_ends_the_task_wherever_it_is_read() -> None:
+    """H2"""
+    is_read = threading.Event()
+
+    def ranges() -> Iterator[ArrivedRange]:
+        yield range_of(SLOW)
+        is_read.set()
+        raise RocketMQError("the broker refuses")
+
+    with pytest.raises(RocketMQError, match="the broker refuses"):
+        Task(lambda _, context: awaited(is_read)).run(ranges())
+
+
+def test_a_queue_with_two_ranges_in_one_task_is_refused() -> None:
+    """D1: a user's union of the source with itself, in one partition."""
+    with pytest.raises(RocketMQError, match="two ranges of one batch came to one task"):
+        Task(lambda _, context: SUCCESS).run([range_of(OTHER), range_of(OTHER)])
+
+
+@pytest.mark.parametrize("threads", [1, 3, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_threads_delivers_each_queue_in_order_and_once(
+    seed: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1, D3: whatever calls last, and however often queues are suspended."""
+    for name in ("SLOW_S", "PATIENCE_S", "TURN_S"):
+        monkeypatch.setattr(turns, name, 0.001)
+    draw = random.Random(seed)
+    queues = [MessageQueue("orders", "broker-a", number) for number in range(6)]
+    failures = {(queue, at): draw.random() < 0.2 for queue in queues for at in range(30)}
+    lasts_s = {queue: draw.choice([0.0, 0.0001, 0.003]) for queue in queues}
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        queue = message.message_queue
+        time.sleep(lasts_s[queue])
+        if failures[queue, message.queue_offset]:
+            return suspended_once(message, 10, context)
+        return SUCCESS
+
+    task = Task(listener, consume_thread_max=threads)
+    brought = task.run([range_of(queue, 30) for queue in queues])
+
+    assert brought.keys() == set(queues)
+    assert len(task.threads) <= threads
+    for queue in queues:
+        ack, delivered = brought[queue].ack, task.delivered[queue]
+        passed = [at for at, times in delivered if times or not failures[queue, at]]
+        assert delivered == sorted(delivered)
+        assert passed == list(range(ack.next_offset))
+        assert [offset for offset, _ in brought[queue].rows] == passed
+        assert ack.finished in {"EXHAUSTED", "SUSPENDED", "SLICE_USED"}
