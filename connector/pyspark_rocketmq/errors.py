@@ -379,8 +379,22 @@ class LogTailLost(DataLoss):
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log ends before what "
             "was read or planned. A slave that lacked the newest messages may have become master, or the topic was made "
-            "anew. New messages get offsets that were used before. Set failOnDataLoss=false to go on at the end, with "
-            "what comes from now on, or reset the group's offset for this queue to read again from another place."
+            "anew. New messages get offsets that were used before. Set failOnDataLoss=false: a consumer group then goes on "
+            "with the first message stored after the newest one it has consumed, a plain stream at the end. Or reset the "
+            "group's offset for this queue to read from another place."
+        )
+
+
+class OffsetsBeganAgain(DataLoss):
+    """Other messages are under offsets that the group has consumed."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, has another message "
+            "in its place: the topic was deleted and made anew, or a slave that lacked the newest messages has become "
+            "master. Messages that were not read may be lost. Set failOnDataLoss=false to go on with the first message "
+            "stored after the newest one consumed, or reset the group's offset for this queue; every message from there on "
+            "is consumed and reaches the sink."
         )
 
 

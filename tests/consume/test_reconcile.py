@@ -1,52 +1,107 @@
+"""Where a claimed queue goes on, by the offset store and by what its broker says."""
+
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.reconcile import go_on_at
-
-OFFSETS = st.integers(0, 9)
+from pyspark_rocketmq.consume.reconcile import MOST_SHOWN, Shown, from_text, go_on_at, seen, since, to_text
 
 
 @pytest.mark.parametrize(
-    ("stored", "at_broker", "was_reset", "expected"),
+    ("stored", "shown", "at_broker", "was_reset", "expected"),
     [
-        (None, None, False, None),
-        (None, 7, False, 7),
-        (5, None, False, 5),
-        (5, 7, False, 7),
-        (7, 5, False, 7),
-        (5, 7, True, 5),
-        (7, 5, True, 7),
-        (7, None, True, 7),
+        (90, (90,), None, False, 90),
+        (90, (90,), 90, False, 90),
+        (90, (80, 90), 80, False, 90),
+        (90, (80, 90), 85, False, 85),
+        (90, (80, 90), 10, False, 10),
+        (90, (80, 90), 120, False, 120),
+        (90, (), 10, False, 10),
+        (10, (80, 90), 90, True, 10),
+        (10, (80, 90), 120, True, 10),
+        (10, (80, 90, 10), 50, True, 50),
+        (90, None, 10, False, 90),
+        (90, None, 120, False, 120),
+        (10, None, 120, True, 10),
+    ],
+    ids=[
+        "the broker has none",
+        "both agree",
+        "the last one was not sent",
+        "somebody went back between two of ours",
+        "somebody went far back",
+        "a Java member went on",
+        "nothing was ever shown",
+        "a reset that the broker was not told of",
+        "a reset, and a member that did not see it",
+        "a reset that the broker was told of, and another one",
+        "an earlier release's row, before it",
+        "an earlier release's row, behind it",
+        "an earlier release's reset",
     ],
 )
 def test_where_a_claimed_queue_goes_on(
-    stored: int | None, at_broker: int | None, was_reset: bool, expected: int | None
+    stored: int, shown: Shown | None, at_broker: int | None, was_reset: bool, expected: int
 ) -> None:
-    """C3, F5: whoever consumed last came farthest, unless an operator has spoken."""
-    assert go_on_at(stored, at_broker, was_reset=was_reset) == expected
+    """C3, F5: where somebody else has put the group, if anybody has; else where the store is."""
+    assert go_on_at(stored, shown, at_broker, was_reset=was_reset) == expected
 
 
-@given(
-    passed=OFFSETS,
-    handovers=st.lists(st.tuples(st.sampled_from(["spark", "java"]), OFFSETS, st.booleans()), max_size=8),
+def test_of_what_was_shown_the_last_that_arrived_and_all_behind_it_may_be_there() -> None:
+    """F5"""
+    assert since((10, 20, 30), 20) == (20, 30)
+    assert since((10, 20, 30), 25) == since((10, 20, 30), None) == (10, 20, 30)
+    assert since(None, 10) == ()
+
+
+def test_what_was_seen_again_is_the_newest() -> None:
+    """F5: a group that goes back and forth."""
+    assert seen((10, 20), 10, None) == (20, 10)
+    assert seen(None, 5) == (5,)
+
+
+def test_without_an_answer_the_first_and_the_newest_stay() -> None:
+    """F5: a broker that takes nothing for long; what it had before is what it has."""
+    shown: Shown = ()
+    for offset in range(100):
+        shown = seen(shown, offset)
+
+    assert shown == (0, *range(101 - MOST_SHOWN, 100))
+
+
+@given(st.none() | st.lists(st.integers(0, 2**63 - 1)).map(tuple))
+def test_what_was_shown_is_kept_as_text(shown: Shown | None) -> None:
+    """F5: and a row in which nothing was is told from one that was never looked at."""
+    assert from_text(to_text(shown)) == shown
+
+
+_EVENTS = st.lists(
+    st.tuples(st.sampled_from(["spark", "java", "operator"]), st.integers(0, 9), st.booleans()), max_size=12
 )
-def test_no_handover_skips_a_message_that_nobody_consumed(
-    passed: int, handovers: list[tuple[str, int, bool]]
+
+
+@given(_EVENTS)
+def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
+    events: list[tuple[str, int, bool]],
 ) -> None:
-    """B5: members take turns and consume; the last word of each may be lost on its way to the broker."""
-    stored: int | None = None
-    at_broker: int | None = passed
-    consumed_to = passed
-    for member, count, is_told in handovers:
-        begins_at = go_on_at(stored, at_broker, was_reset=False) if member == "spark" else at_broker
-        assert begins_at is not None
-        assert begins_at <= consumed_to
-        reached = begins_at + count
-        consumed_to = max(consumed_to, reached)
-        if member == "spark":
-            stored = reached
-        if is_told:
-            at_broker = reached
+    """B5, F5: Spark members whose last word may be lost on its way, Java members, and operators at the broker."""
+    stored, shown = 0, seen((), 0)
+    at_broker = truth = 0
+    for who, offset, arrives in [*events, ("spark", 0, True)]:
+        if who == "operator":
+            at_broker = truth = offset
+        elif who == "java":
+            # Java begins where the broker says, and its own last word is there when it gives the queue up.
+            at_broker = truth = at_broker + offset
+        else:
+            begins_at = go_on_at(stored, shown, at_broker, was_reset=False)
+            # The one thing that cannot be told: somebody has put there just what this side had shown before.
+            assert begins_at == truth or at_broker in shown
+            shown = seen(since(shown, at_broker), at_broker)
+            stored = truth = begins_at + offset
+            shown = seen(shown, stored)
+            if arrives:
+                at_broker = stored
+                shown = since(shown, stored)

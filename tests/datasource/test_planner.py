@@ -10,6 +10,7 @@ from pyspark_rocketmq.consume.stalls import REST_S
 from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import Snapshot
+from pyspark_rocketmq.datasource.life_watch import LifeWatch
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
@@ -93,6 +94,7 @@ class Planning:
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
         is_sole_owner: bool = False,
+        life_watch: LifeWatch | None = None,
         **options: str,
     ) -> None:
         self.clock = FakeClock()
@@ -117,6 +119,8 @@ class Planning:
                 is_sole_owner=is_sole_owner,
                 broker_offsets=broker_offsets,
                 reset_watch=reset_watch,
+                life_watch=life_watch,
+                fail_on_data_loss=ReadOptions.parse(given).fail_on_data_loss,
             )
             if group
             else CheckpointProgress(view, default)

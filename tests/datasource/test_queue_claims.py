@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from pyspark_rocketmq.datasource.broker_offsets import Addresses
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.fake_clock import FakeClock
@@ -216,16 +218,80 @@ def test_a_queue_that_no_batch_of_ours_moved_goes_on_where_the_other_member_came
     assert planning.next() == [(A0, 7, 10)]
 
 
-def test_an_offset_that_the_broker_lost_or_never_got_moves_nothing_back() -> None:
-    """B5: a mirror that was late, or the last seconds before a broker's crash."""
+def test_an_offset_that_the_broker_never_got_moves_nothing_back() -> None:
+    """B5, F5: a mirror that was late; what the broker has was shown by this side before."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
     planning.next()
-    planning.commit(A0, 4)
+    planning.commit(A0, 2, is_shown=True)
+    planning.commit(A0, 4, is_shown=True)
     handed_over(planning, A0)
     brokers.offsets[A0] = 2
 
     assert planning.next() == [(A0, 4, 10)]
+
+
+@pytest.mark.parametrize("is_mirrored", [True, False])
+@pytest.mark.parametrize("target", [0, 1, 3, 9])
+def test_a_reset_made_while_nobody_of_the_group_was_there_is_followed(target: int, is_mirrored: bool) -> None:
+    """F5: back as well as forth, by a broker that only stores it, as 4.x and other tools do."""
+    brokers = FakeBrokerOffsets()
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    first = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers, store=store)
+    first.next()
+    first.commit(A0, 5, reconsume_times=3, is_shown=is_mirrored)
+    if is_mirrored:
+        brokers.offsets[A0] = 5
+        store.note_arrivals("g", {A0: 5})
+    brokers.offsets[A0] = target
+    again = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers, store=store, client_id="c2")
+
+    # Without a mirror the broker still has what the group began with.
+    is_news = is_mirrored or target != 0
+    assert again.next() == [(A0, target if is_news else 5, 10)]
+    assert store.read("g")[A0].reconsume_times == (0 if is_news else 3)
+
+
+def test_a_reset_that_a_java_member_followed_is_not_undone() -> None:
+    """F5, C3: it went back and consumed a little."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 100)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 90, is_shown=True)
+    brokers.offsets[A0] = 90
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 12
+
+    assert planning.next() == [(A0, 12, 100)]
+
+
+def test_a_second_reset_while_the_group_is_away_is_followed_too() -> None:
+    """F5: the first one was told to the broker, so what it has now came later."""
+    brokers = FakeBrokerOffsets()
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    planning.next()
+    planning.commit(A0, 8, is_shown=True)
+    planning.store.reset("g", {A0: 2})
+    assert planning.next() == [(A0, 2, 10)]
+    handed_over(planning, A0)
+    brokers.offsets[A0] = 6
+
+    assert planning.next() == [(A0, 6, 10)]
+
+
+def test_rows_of_an_earlier_release_go_on_as_that_release_did_once() -> None:
+    """F5, C3: what it has shown the broker is not known."""
+    brokers = FakeBrokerOffsets({A0: 3})
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    store.claim("g", "old", {A0: 7})
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers, store=store)
+
+    assert planning.next() == [(A0, 7, 10)]
+    handed_over(planning, A0)
+    assert planning.next() == [(A0, 7, 10)]
+    brokers.offsets[A0] = 1
+    handed_over(planning, A0)
+    assert planning.next() == [(A0, 1, 10)]
 
 
 def test_a_reset_stands_although_the_broker_still_knows_a_later_offset() -> None:
@@ -257,7 +323,8 @@ def test_the_broker_is_told_of_a_reset_once_and_before_anything_is_planned_from_
     assert planning.next() is None
     brokers.is_down = False
     assert planning.next() == [(A0, 2, 10)]
-    assert planning.next() == [(A0, 2, 10)]
+    planning.commit(A0, 3)
+    assert planning.next() == [(A0, 3, 10)]
 
     assert brokers.writes == [{A0: 2}]
 
@@ -300,7 +367,7 @@ def test_an_offset_outside_the_queue_goes_the_way_of_every_gap(at_broker: int) -
 
 
 def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C5: the commit is made under the epoch of the claim."""
+    """C5: following the broker is part of the claim, so there is nothing in between."""
     clock = FakeClock()
     store = MemoryOffsetStore("test", clock=clock)
     brokers = FakeBrokerOffsets()
@@ -311,14 +378,15 @@ def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: p
     brokers.offsets[A0] = 7
     claim = store.claim
 
-    def claim_and_lose(*arguments: object) -> object:
-        claimed = claim(*arguments)  # type: ignore[arg-type]
+    def claim_and_lose(*arguments: Any, **named: Any) -> object:
+        claimed = claim(*arguments, **named)
         claim("g", "other", {A0: 0})
+        store.commit("g", [QueueCommit(queue=A0, epoch=3, next_offset=8)], query_id="q", batch_id=1)
         return claimed
 
     monkeypatch.setattr(store, "claim", claim_and_lose)
     planning.next()
 
     row = store.read("g")[A0]
-    assert (row.owner, row.next_offset) == ("other", 4)
+    assert (row.owner, row.next_offset) == ("other", 8)
     assert not planning.commit(A0, 9)

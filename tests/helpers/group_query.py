@@ -7,6 +7,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
 from pyspark_rocketmq.datasource.plan_offset import Offset
 from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
 from pyspark_rocketmq.datasource.progress import GroupProgress
@@ -43,6 +44,8 @@ class GroupQuery:
             default_start=StartingOffsets.latest(),
             clock=SystemClock(),
             broker_offsets=RemoteBrokerOffsets.of(options, pool, SystemClock()),
+            life_watch=PullingLifeWatch(options, pool, SystemClock()),
+            fail_on_data_loss=options.fail_on_data_loss,
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
         self.offset: Offset = self.planner.initial()

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import TAKEN_OVER, NewLife, OffsetRow, OffsetStore, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -190,6 +190,71 @@ class OffsetStoreConformance(PositionConformance):
         store.reset(GROUP, {Q0: 1, Q1: 1})
 
         assert {queue: row.generation for queue, row in store.read(GROUP).items()} == {Q0: 0, Q1: 3}
+
+    def test_a_queue_whose_offsets_begin_again_forgets_what_was_of_the_messages_before(
+        self, store: OffsetStore
+    ):
+        """F4: and who was planning it is fenced off."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        failed = committed(
+            Q0,
+            5,
+            reconsume_times=2,
+            suspended_until_s=START_S + 9,
+            put_back="[[5,9,2]]",
+            last_message="[4,1,1]",
+        )
+        store.commit(GROUP, [failed], query_id="q", batch_id=3)
+        assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
+
+        begun = store.begin_lives(GROUP, {Q0: NewLife(1, 2), Q1: NewLife(1, 2)})
+
+        assert store.read(GROUP) == begun
+        row = begun[Q0]
+        assert (row.next_offset, row.epoch, row.generation, row.owner) == (2, 2, 1, "client-1")
+        assert (row.last_message, row.put_back, row.reconsume_times, row.suspended_until_s) == (
+            "",
+            "",
+            0,
+            None,
+        )
+        assert store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=4).refused
+
+    def test_a_life_begins_only_under_the_epoch_that_was_looked_at(self, store: OffsetStore):
+        """F4, C5: another owner has looked himself."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.claim(GROUP, "client-2", {Q0: 0})
+
+        assert store.begin_lives(GROUP, {Q0: NewLife(1, 2)}) == {}
+        assert store.read(GROUP)[Q0].generation == 0
+
+    def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore):
+        """F4: through claims and resets of one life."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
+        store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
+        store.reset(GROUP, {Q0: 1})
+        store.claim(GROUP, "client-2", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 3, epoch=3, last_message="[2,1,1]")], query_id="q", batch_id=3)
+
+        assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
+
+    def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore):
+        """F5: before it is sent; what cannot be there any more is forgotten."""
+        store.claim(GROUP, "client-1", {Q0: 3, Q1: 0}, at_brokers={Q0: 3})
+        assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[3]", "[0]"]
+
+        for batch_id, (next_offset, arrived) in enumerate([(5, None), (7, None), (9, 7)]):
+            commit = committed(Q0, next_offset, is_shown=True, arrived=arrived)
+            store.commit(GROUP, [commit], query_id="q", batch_id=batch_id)
+
+        assert store.read(GROUP)[Q0].shown == "[7,9]"
+        store.note_arrivals(GROUP, {Q0: 9, Q1: 77, Q2: 1})
+        assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[9]", "[0]"]
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown == "[9]"
+        moved = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0]
+        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", TAKEN_OVER)
+        assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
     def test_figures_alone_are_not_stored(self, store: OffsetStore):
         """D11: a batch that runs again changes nothing."""

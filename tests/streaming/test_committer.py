@@ -89,6 +89,9 @@ class Batch:
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
         return True
 
+    def arrived(self, queue: MessageQueue) -> int | None:
+        return 6
+
     def commit_it(self, *others: BatchListener, with_sink: bool = True, mirror: Mirror | None = None) -> None:
         BatchCommitter(
             consumer_group=GROUP,
@@ -154,6 +157,9 @@ def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPa
 
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
     assert [(each.queue, each.epoch, each.next_offset) for each in batch.mirrored] == [(QUEUE, 1, 7)]
+    assert [(each.is_shown, each.arrived) for each in batch.mirrored] == [(True, 6)], (
+        "remembered before it is sent"
+    )
 
 
 def test_what_the_store_refused_is_not_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:

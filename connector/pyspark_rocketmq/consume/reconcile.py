@@ -1,28 +1,67 @@
-"""Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group.
+"""Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group. Pure.
 
-In a group of Spark queries alone the store is the whole truth.  In a mixed group a Java consumer may have had the queue
-meanwhile; it knows nothing of the store, and what it consumed is known to the broker alone.
+In a group of Spark queries alone the store is the whole truth, and the broker has its image.  But a Java consumer may have
+had the queue meanwhile, or an operator may have moved the group at the broker while it was away: both know nothing of the
+store.  So the row remembers what this side has shown the broker, or seen there.
 
-Rule 1: an offset says "everything before is consumed", so the larger of two is the later one: whoever wrote it had
-the queue last.  Taking it skips nothing; whoever could not write its last offset has its messages consumed again.
-Rule 2: only consumers move offsets that way.  An operator's reset goes anywhere, and back above all; it stands until
-a batch has begun there, whatever an earlier member left at the broker.
+Rule 1: what the broker has is one of these: nobody else was there, and the store's is the newer.
+Rule 2: it is none of them: somebody else has put it there, later.  It is followed, back as well as forth.
+Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member left there.
+
+An offset is remembered in the commit that will show it, before it is sent; so there may be two or more, the last one
+that is known to have arrived and those behind it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from typing import Final
 
-def go_on_at(stored: int | None, at_broker: int | None, *, was_reset: bool) -> int | None:
+MOST_SHOWN: Final = 16
+"""Offsets remembered while none of them is known to have arrived."""
+
+Shown = tuple[int, ...]
+"""Oldest first."""
+
+
+def go_on_at(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
     """The next offset to consume.
 
     Args:
-        stored: The offset store's; None when it has no row.
+        stored: The offset store's.
+        shown: What this side has shown, or seen, at the broker; None in a row of an earlier release.
         at_broker: The broker's; None when it has none. An error is not None: it must not come here.
         was_reset: Whether an operator moved the row last.
-
-    Returns:
-        None when neither knows the queue: it begins where the options say.
     """
-    if stored is None or at_broker is None:
-        return at_broker if stored is None else stored
-    return stored if was_reset else max(stored, at_broker)
+    if at_broker is None or (was_reset and stored not in (shown or ())):
+        return stored
+    if shown is None:
+        # As that release did: the larger is the later, whoever consumed it.
+        return max(stored, at_broker)
+    return stored if at_broker in shown else at_broker
+
+
+def seen(shown: Shown | None, *offsets: int | None) -> Shown:
+    """``shown`` and, behind it, what the broker has or is about to get."""
+    known = list(shown or ())
+    for offset in offsets:
+        if offset is not None:
+            known = [each for each in known if each != offset] + [offset]
+    return tuple(known if len(known) <= MOST_SHOWN else [known[0], *known[1 - MOST_SHOWN :]])
+
+
+def since(shown: Shown | None, arrived: int | None) -> Shown:
+    """``shown`` without what the broker cannot have any more, once ``arrived`` has."""
+    known = shown or ()
+    return known[known.index(arrived) :] if arrived in known else known
+
+
+def to_text(shown: Iterable[int] | None) -> str:
+    """As an offset row keeps it; empty for None."""
+    return "" if shown is None else json.dumps(list(shown), separators=(",", ":"))
+
+
+def from_text(text: str) -> Shown | None:
+    """The reverse of :func:`to_text`."""
+    return tuple(json.loads(text)) if text else None

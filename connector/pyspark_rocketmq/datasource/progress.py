@@ -14,7 +14,9 @@ from pyspark_rocketmq.consume.stalls import StallCounter
 from pyspark_rocketmq.consume.statistics import lately
 from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.datasource.life_watch import LifeWatch
 from pyspark_rocketmq.datasource.queue_claims import QueueClaims
+from pyspark_rocketmq.datasource.queue_lives import QueueLives
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
 from pyspark_rocketmq.datasource.sole_owner import second_owner
 from pyspark_rocketmq.errors import OffsetError
@@ -28,6 +30,8 @@ from pyspark_rocketmq.starting_offsets import StartingOffsets
 logger = logging.getLogger(__name__)
 
 _SHOWN_QUEUES = 5
+_MOST_LOOKS = 3
+"""In one plan: a look may bring a reset, and a queue that was reset is looked at."""
 
 
 class ProgressSource(Protocol):
@@ -156,6 +160,8 @@ class GroupProgress:
         is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
+        life_watch: LifeWatch | None = None,
+        fail_on_data_loss: bool = True,
     ) -> None:
         """Prepare the progress of ``consumer_group``.
 
@@ -170,6 +176,8 @@ class GroupProgress:
             is_sole_owner: Whether nobody else may ever claim these rows, as those of a broadcasting instance.
             broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
             reset_watch: Hears of resets made at the brokers; None if there are none to follow.
+            life_watch: Sees whether offsets began again; None where that is not looked for.
+            fail_on_data_loss: Whether that ends the query.
         """
         self._group = consumer_group
         self._client_id = client_id
@@ -183,6 +191,11 @@ class GroupProgress:
             view=view,
             default_start=default_start,
             broker_offsets=broker_offsets,
+        )
+        self._lives = (
+            None
+            if life_watch is None
+            else QueueLives(consumer_group, store, life_watch, fail_on_data_loss=fail_on_data_loss)
         )
         self._reset_watch = reset_watch
         self._resets: dict[MessageQueue, int] = {}
@@ -226,11 +239,13 @@ class GroupProgress:
             self._claimed |= {queue: self._terms[queue] for queue in claimed}
             rows |= claimed
         self._rows = rows
-        progress = {
-            queue: rows[queue]
-            for queue, term in self._terms.items()
-            if self._claimed.get(queue) == term and self._still_ours(queue, rows)
-        }
+        progress = self._own(rows)
+        for _ in range(_MOST_LOOKS):
+            moved = self._follow_lives(progress, held, snapshot)
+            if not moved:
+                break
+            rows |= moved
+            progress = self._own(rows)
         self._claims.tell_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
@@ -244,6 +259,26 @@ class GroupProgress:
             )
             for queue, row in progress.items()
         }
+
+    def _own(self, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
+        """Those of the queues that may be planned."""
+        return {
+            queue: rows[queue]
+            for queue, term in self._terms.items()
+            if self._claimed.get(queue) == term and self._still_ours(queue, rows)
+        }
+
+    def _follow_lives(
+        self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        """The rows of queues whose offsets began again, and of those that a broker's answer tells to be reset."""
+        if self._lives is None:
+            return {}
+        followed = self._lives.follow(own, snapshot)
+        for queue, target in followed.resets.items():
+            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
+        self._resets |= followed.resets
+        return followed.rows | self._follow_resets(held, snapshot)
 
     def _checked(self, rows: dict[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
         """The rows, unless the store was put back: what follows would look like the group's beginning, or fence nobody.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from pyspark_rocketmq.consume.reconcile import go_on_at
 from pyspark_rocketmq.datasource.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.model import MessageQueue, is_retry_topic
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
@@ -50,16 +49,27 @@ class QueueClaims:
         Raises:
             BrokerOffsetUnavailable: If a broker did not tell the group's offset. Nothing was claimed.
         """
-        at_broker: Mapping[MessageQueue, int] = {}
+        known: Mapping[MessageQueue, int] | None = None
         if self._broker_offsets is not None:
-            at_broker = self._broker_offsets.read(new, snapshot.addresses)
+            known = self._broker_offsets.read(new, snapshot.addresses)
+        at_broker = known or {}
         starts = self._starts([queue for queue in new if queue not in rows], rows, at_broker, snapshot)
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
             return {}
-        claimed = self._store.claim(self._group, self._client_id, ready)
-        claimed = self._moved_on({queue: claimed[queue] for queue in ready}, at_broker)
+        claimed = self._store.claim(self._group, self._client_id, ready, at_brokers=known)
         for queue, row in claimed.items():
+            before = rows.get(queue)
+            if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
+                # Forward a Java member has consumed; back somebody has reset the group while nobody of it was there.
+                logger.log(
+                    logging.INFO if row.next_offset > before.next_offset else logging.WARNING,
+                    "offset at the broker followed, another has put it there group=%s %s stored=%d broker_offset=%d",
+                    self._group,
+                    queue,
+                    before.next_offset,
+                    row.next_offset,
+                )
             logger.info(
                 "queue claimed group=%s %s epoch=%d next_offset=%d broker_offset=%s",
                 self._group,
@@ -73,7 +83,7 @@ class QueueClaims:
     def tell_resets(self, rows: Rows, addresses: Addresses) -> None:
         """Have the brokers follow each reset of a held queue before anything is consumed from there.
 
-        Otherwise the broker's offset, being larger, would undo the reset at the next claim.
+        Otherwise the broker's offset would look like another's at the next claim.
 
         Raises:
             BrokerOffsetUnavailable: If a broker was not reached: the queue must not be planned.
@@ -87,6 +97,11 @@ class QueueClaims:
         }
         if news:
             self._broker_offsets.write({queue: row.next_offset for queue, row in news.items()}, addresses)
+            told = [
+                QueueCommit(queue=queue, epoch=row.epoch, next_offset=row.next_offset, is_shown=True)
+                for queue, row in news.items()
+            ]
+            self._store.commit(self._group, told, query_id="", batch_id=NO_BATCH)
             self._told |= {queue: row.epoch for queue, row in news.items()}
 
     def _starts(
@@ -119,12 +134,7 @@ class QueueClaims:
             )
         elif by_option:
             starts |= self._beginning(by_option, snapshot)
-        taken_over = {
-            queue: offset
-            for queue in unknown
-            if (offset := go_on_at(None, at_broker.get(queue), was_reset=False)) is not None
-        }
-        return starts | taken_over
+        return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
         """Where a new group begins, told to the brokers for all queues of a topic before any of them is claimed.
@@ -159,40 +169,3 @@ class QueueClaims:
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,
         )
-
-    def _moved_on(
-        self, claimed: Rows, at_broker: Mapping[MessageQueue, int]
-    ) -> dict[MessageQueue, OffsetRow]:
-        """The claimed rows, moved to where another member of a mixed group has come meanwhile."""
-        targets = {
-            queue: go_on_at(row.next_offset, at_broker.get(queue), was_reset=row.was_reset)
-            for queue, row in claimed.items()
-        }
-        commits = [
-            QueueCommit(queue=queue, epoch=claimed[queue].epoch, next_offset=target)
-            for queue, target in targets.items()
-            if target is not None and target != claimed[queue].next_offset
-        ]
-        if not commits:
-            return dict(claimed)
-        # Under the new epoch: if somebody has claimed the queue since, this plan has lost it, as the next look shows.
-        accepted = self._store.commit(self._group, commits, query_id="", batch_id=TAKEN_OVER).accepted
-        for commit in accepted:
-            logger.info(
-                "offset taken over from the broker group=%s %s stored=%d broker_offset=%d",
-                self._group,
-                commit.queue,
-                claimed[commit.queue].next_offset,
-                commit.next_offset,
-            )
-        moved = {
-            commit.queue: claimed[commit.queue]._replace(
-                next_offset=commit.next_offset,
-                reconsume_times=0,
-                suspended_until_s=None,
-                query_id="",
-                batch_id=TAKEN_OVER,
-            )
-            for commit in accepted
-        }
-        return {**claimed, **moved}

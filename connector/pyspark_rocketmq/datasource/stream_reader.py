@@ -31,6 +31,7 @@ from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
+from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
 from pyspark_rocketmq.datasource.message_sizes import MessageSizes
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.plan_offset import Offset
@@ -162,4 +163,6 @@ def _progress(
         is_sole_owner=is_broadcast,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
         reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
+        life_watch=PullingLifeWatch(options, pool, clock),
+        fail_on_data_loss=options.fail_on_data_loss,
     )

@@ -29,6 +29,8 @@ _COLUMNS = (
     ("put_back", pa.string(), "string"),
     ("statistics", pa.string(), "string"),
     ("generation", pa.int32(), "integer"),
+    ("last_message", pa.string(), "string"),
+    ("shown", pa.string(), "string"),
 )
 
 SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
@@ -58,6 +60,8 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "put_back": [row.put_back or None for row in ordered],
         "statistics": [row.statistics or None for row in ordered],
         "generation": [row.generation for row in ordered],
+        "last_message": [row.last_message or None for row in ordered],
+        "shown": [row.shown or None for row in ordered],
     }
     # pa.table() loads pandas, as pa.array() does.
     return pa.Table.from_arrays(
@@ -91,6 +95,8 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         put_back,
         statistics,
         generations,
+        last_messages,
+        shown,
     ) = cells
     queues = list(map(MessageQueue, topics, brokers, queue_ids))
     rows = map(
@@ -109,6 +115,8 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(put_back, ""),
         _without_null(statistics, ""),
         _without_null(generations, 0),
+        _without_null(last_messages, ""),
+        _without_null(shown, ""),
     )
     return dict(zip(queues, rows, strict=True))
 

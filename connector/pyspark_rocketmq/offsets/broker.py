@@ -18,7 +18,7 @@ from typing import Protocol
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
-from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, QueueCommit
 
 _ONLY_EPOCH = 1
 """Of every row: brokers know no epochs, so none is ever outdated."""
@@ -86,6 +86,8 @@ class BrokerOffsetStore:
         owner: str,
         starts: Mapping[MessageQueue, int],
         generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        *,
+        at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the owner in this process; store where unknown queues begin. Brokers know nothing of lives."""
         rows = self._checked(consumer_group, starts)
@@ -124,6 +126,15 @@ class BrokerOffsetStore:
             accepted=tuple(commit for commit in commits if commit.queue not in refused),
             refused=result.refused,
         )
+
+    def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
+        """Nothing: brokers have what they have."""
+
+    def begin_lives(
+        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Go on at the offsets given; brokers know nothing of lives."""
+        return self.reset(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
 
     def reset(
         self, consumer_group: str, targets: Mapping[MessageQueue, int]

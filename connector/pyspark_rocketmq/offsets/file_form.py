@@ -35,6 +35,8 @@ _KEPT: Final = (
     ("putBack", "put_back"),
     ("statistics", "statistics"),
     ("generation", "generation"),
+    ("lastMessage", "last_message"),
+    ("shown", "shown"),
 )
 """Key in ``rows`` and field of the row."""
 

@@ -8,8 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import RESET
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.rules import (
+    Change,
+    ResultT,
+    Rows,
+    apply_arrivals,
+    apply_begin_lives,
+    apply_claim,
+    apply_commit,
+    apply_reset,
+)
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, QueueCommit
 
 
 class RuledOffsetStore(ABC):
@@ -30,13 +39,21 @@ class RuledOffsetStore(ABC):
         owner: str,
         starts: Mapping[MessageQueue, int],
         generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        *,
+        at_brokers: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over; see ``OffsetStore.claim``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
             lambda rows: apply_claim(
-                rows, consumer_group, owner, starts, now_s=now_s, generations=generations
+                rows,
+                consumer_group,
+                owner,
+                starts,
+                now_s=now_s,
+                generations=generations,
+                at_brokers=at_brokers,
             ),
             f"claim by {owner}",
         )
@@ -52,6 +69,23 @@ class RuledOffsetStore(ABC):
                 rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
             ),
             f"commit of batch {batch_id} of query {query_id}",
+        )
+
+    def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
+        """Remember what brokers have taken; see ``OffsetStore.note_arrivals``."""
+        self._change(
+            consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
+        )
+
+    def begin_lives(
+        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Begin the next generation of queues; see ``OffsetStore.begin_lives``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_begin_lives(rows, consumer_group, lives, now_s),
+            "offsets begin again",
         )
 
     def reset(

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pyspark_rocketmq.consume.lives import newer
+from pyspark_rocketmq.consume.reconcile import from_text, go_on_at, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import (
@@ -20,6 +22,7 @@ from pyspark_rocketmq.offsets.store import (
     NO_BATCH,
     TAKEN_OVER,
     CommitResult,
+    NewLife,
     OffsetRow,
     QueueCommit,
 )
@@ -46,13 +49,20 @@ def apply_claim(
     *,
     now_s: float,
     generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+    at_brokers: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner."""
+    """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner, following who has moved it at its broker."""
     _check_not_negative(consumer_group, starts)
     claimed = {}
     for queue, start in starts.items():
-        begun = new_row(consumer_group, queue, start)._replace(generation=generations.get(queue, 0))
-        claimed[queue] = _claimed(before.get(queue) or begun, owner, now_s)
+        row = before.get(queue)
+        if row is None:
+            row = new_row(consumer_group, queue, start)._replace(generation=generations.get(queue, 0))
+            if at_brokers is not None:
+                row = row._replace(shown=to_text(seen((), at_brokers.get(queue), start)))
+        elif at_brokers is not None:
+            row = _following(row, at_brokers.get(queue))
+        claimed[queue] = _claimed(row, owner, now_s)
     return Change({**before, **claimed}, claimed)
 
 
@@ -97,6 +107,31 @@ def apply_reset(
     return Change({**before, **moved}, moved)
 
 
+def apply_begin_lives(
+    before: Rows, consumer_group: str, lives: Mapping[MessageQueue, NewLife], now_s: float
+) -> Change[dict[MessageQueue, OffsetRow]]:
+    """Begin the next generation of every queue in ``lives`` whose epoch is the stored one."""
+    _check_not_negative(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
+    begun = {
+        queue: _reset(before[queue], life.next_offset, now_s)._replace(
+            generation=before[queue].generation + 1, last_message=""
+        )
+        for queue, life in lives.items()
+        if queue in before and before[queue].epoch == life.epoch
+    }
+    return Change({**before, **begun}, begun)
+
+
+def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
+    """Forget what brokers were shown before what they are known to have taken."""
+    known = {
+        queue: before[queue]._replace(shown=to_text(since(from_text(before[queue].shown), offset)))
+        for queue, offset in arrived.items()
+        if queue in before and before[queue].shown
+    }
+    return Change({**before, **known}, None)
+
+
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
     """A row that no claim has seen yet: epoch 0 is never stored."""
     return OffsetRow(
@@ -110,6 +145,25 @@ def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
         query_id="",
         batch_id=TAKEN_OVER,
         updated_at_s=0.0,
+    )
+
+
+def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
+    """The row, moved to where somebody else has put the queue at its broker since."""
+    shown = from_text(row.shown)
+    next_offset = go_on_at(row.next_offset, shown, at_broker, was_reset=row.was_reset)
+    # A reset is told before anything is planned (``QueueClaims.tell_resets``).
+    told = row.next_offset if row.was_reset or shown is None else None
+    row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, told)))
+    if next_offset == row.next_offset:
+        return row
+    return row._replace(
+        next_offset=next_offset,
+        reconsume_times=0,
+        suspended_until_s=None,
+        query_id="",
+        batch_id=TAKEN_OVER,
+        put_back="",
     )
 
 
@@ -135,7 +189,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
     is_same_batch = (row.query_id, row.batch_id) == (query_id, batch_id)
     if commit.next_offset < row.next_offset:
         if is_same_batch:
-            return row
+            return row._replace(shown=_shown_with(row, commit))
         raise OffsetRegressed(
             f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the next "
             f"offset back from {row.next_offset} (stored by batch {row.batch_id} of query {row.query_id or 'none'}) "
@@ -144,7 +198,10 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         )
     suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
     stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.put_back)
-    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s, commit.put_back):
+    shown = _shown_with(row, commit)
+    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s, commit.put_back) and not (
+        commit.is_shown and commit.next_offset not in (from_text(row.shown) or ())
+    ):
         return row
     return row._replace(
         next_offset=commit.next_offset,
@@ -155,7 +212,15 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         updated_at_s=_whole_us(now_s),
         put_back=commit.put_back,
         statistics=commit.statistics,
+        last_message=newer(row.last_message, commit.last_message),
+        shown=shown,
     )
+
+
+def _shown_with(row: OffsetRow, commit: QueueCommit) -> str:
+    if not commit.is_shown:
+        return row.shown
+    return to_text(seen(since(from_text(row.shown), commit.arrived), commit.next_offset))
 
 
 def _check_commit(consumer_group: str, commit: QueueCommit) -> None:

@@ -61,6 +61,11 @@ class OffsetRow(NamedTuple):
     """How fast the owner has been lately, as ``consume.statistics`` writes it; JSON. A claim forgets it."""
     generation: int = 0
     """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never else."""
+    last_message: str = ""
+    """The newest message consumed in this life, as ``consume.lives`` writes it; empty when none was."""
+    shown: str = ""
+    """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty when that was
+    never looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,20 @@ class QueueCommit:
     """For the next range, whoever consumes it."""
     statistics: str = ""
     """As of this batch; a commit that changes nothing else does not store it."""
+    last_message: str = ""
+    """The newest message consumed, as ``consume.lives`` writes it; empty when the batch consumed none."""
+    is_shown: bool = False
+    """Whether the queue's broker is going to be told ``next_offset``."""
+    arrived: int | None = None
+    """The last offset that the queue's broker is known to have been told."""
+
+
+class NewLife(NamedTuple):
+    """Where a queue's offsets begin again."""
+
+    epoch: int
+    """The stored one, as of the look at the queue: whoever claims or resets it meanwhile looks himself."""
+    next_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +134,14 @@ class OffsetStore(Protocol):
         owner: str,
         starts: Mapping[MessageQueue, int],
         generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        *,
+        at_brokers: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension; an unknown queue begins at ``starts[queue]``, in its first
-        life unless ``generations`` names another.
+        A stored ``next_offset`` is kept, with its suspension, unless ``consume.reconcile`` says of the group's offsets
+        ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue since. An unknown queue
+        begins at ``starts[queue]``, in its first life unless ``generations`` names another.
 
         Raises:
             OffsetError: If a start is negative.
@@ -137,6 +159,27 @@ class OffsetStore(Protocol):
         Raises:
             OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
             OffsetError: If a value is negative. Nothing is stored.
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
+        """Remember what queues' brokers have taken of what they were to be shown; moves nothing.
+
+        Raises:
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def begin_lives(
+        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Begin the next generation of queues whose offsets began again; return the rows of those whose epoch held.
+
+        Their epochs grow, running batches are fenced off.
+
+        Raises:
+            OffsetError: If an offset is negative.
             OffsetCommitConflict: If other writers of the group kept winning.
         """
         ...

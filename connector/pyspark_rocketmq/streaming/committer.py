@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
@@ -76,6 +76,10 @@ class Mirror(Protocol):
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
         """Wait until the brokers have it, or something newer; whether they do."""
+        ...
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        """What the queue's broker has taken last; None while it has taken nothing from here."""
         ...
 
 
@@ -207,7 +211,12 @@ class BatchCommitter:
         acks = evaluated.acks
         now_s = self._clock.now_s()
         commits = [
-            _commit_of(ack, statistics=self._recent.add(ack.queue, ack.figures, now_s)) for ack in acks
+            replace(
+                _commit_of(ack, statistics=self._recent.add(ack.queue, ack.figures, now_s)),
+                is_shown=self._mirror is not None and ack.reset_to is None,
+                arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
+            )
+            for ack in acks
         ]
         result = self._store.commit(
             self._group, commits, query_id=running.query_id, batch_id=running.batch_id
@@ -369,5 +378,6 @@ def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:
         reconsume_times=ack.reconsume_times,
         suspended_until_s=ack.suspended_until_s,
         put_back=ack.put_back,
+        last_message=ack.last_message,
         statistics=statistics,
     )

@@ -65,6 +65,12 @@ class ArrivedMessages(Sequence[MessageExt]):
         for start in range(0, len(self), _MADE_AT_ONCE):
             yield from self[start : start + _MADE_AT_ONCE]
 
+    def stored(self, index: int) -> tuple[int, int]:
+        """The message's time of storage and offset in the broker's log, without making it."""
+        number = bisect_right(self._ends, index)
+        batch = self._batches[number]
+        return stored_at(batch, index - (self._ends[number] - batch.num_rows))
+
     def _between(self, start: int, stop: int, step: int) -> list[MessageExt]:
         found: list[MessageExt] = []
         at = start
@@ -82,6 +88,12 @@ class ArrivedMessages(Sequence[MessageExt]):
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
         self._first, self._made = index, _messages(rows, self._queue)
+
+
+def stored_at(batch: pa.RecordBatch, row: int) -> tuple[int, int]:
+    """Milliseconds since the epoch and commit log offset of the message in a row."""
+    [stored_ms] = _values(batch.column("storeTimestamp").slice(row, 1), "storeTimestamp")
+    return int(stored_ms), int(batch.column("commitLogOffset")[row].as_py())
 
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.range_tickets import read_tickets
@@ -26,6 +27,7 @@ from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, wrong_markers
+from pyspark_rocketmq.streaming.message_columns import stored_at
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS, listener_schema
 
@@ -163,7 +165,7 @@ class TableEngine:
         Raises:
             RocketMQError: If messages of a range were lost or doubled on the way.
         """
-        read = 0
+        read, last = 0, ""
         queue = None
         for batch in batches:
             for piece in pieces(batch):
@@ -172,10 +174,12 @@ class TableEngine:
                 read += count
                 queue = MessageQueue(*(piece.column(name)[-1].as_py() for name in POSITION_COLUMNS[:3]))
                 if count:
+                    at = piece.column("queueOffset")[count - 1].as_py()
+                    last = LastMessage(at, *stored_at(piece, count - 1)).to_text()
                     yield self._data_rows(piece.slice(0, count))
                 if is_whole:
-                    yield self._ack_row(queue, piece.column("plannedRange")[-1].as_py(), read)
-                    read, queue = 0, None
+                    yield self._ack_row(queue, piece.column("plannedRange")[-1].as_py(), read, last)
+                    read, last, queue = 0, "", None
         if queue is not None:
             raise wrong_markers(queue, "a task's rows ended without one")
 
@@ -185,7 +189,7 @@ class TableEngine:
             [*kept, pa.nulls(rows.num_rows, pa.string())], schema=self._columns.schema
         )
 
-    def _ack_row(self, queue: MessageQueue, marker_text: str, read: int) -> pa.RecordBatch:
+    def _ack_row(self, queue: MessageQueue, marker_text: str, read: int, last: str) -> pa.RecordBatch:
         planned = planned_range(queue, marker_text, rows=read)
         arrived = ArrivedRange(planned, (), reset_target(marker_text), pull_figures(marker_text))
         # As the engines say it of a range whose broker was away: the queue may go on at once.
@@ -200,6 +204,7 @@ class TableEngine:
             failed=0,
             finished=str(Finish.EXHAUSTED),
             listener_s=0.0,
+            last_message=last,
             # What is a row is consumed, once the row is committed.
             figures=Figures(ok=read),
         )

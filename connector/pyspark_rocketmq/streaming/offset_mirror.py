@@ -5,7 +5,9 @@ The offset store is the truth and this is its image: nothing waits for it and no
 Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
 Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the epoch
 it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it would hide that.
-Rule 3: a thread is there only while something is to be sent; nothing must be closed.
+Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else the
+broker has at the next claim was put there by somebody else (``consume.reconcile``).
+Rule 4: a thread is there only while something is to be done; nothing must be closed.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S: Final = 5.0
 """``ClientConfig.persistConsumerOffsetInterval``."""
+_QUIET_S: Final = 1.0
+"""Without a new offset; then what has arrived is told to the store."""
 _LATE_S: Final = 1.0
 """After which a process may have slept and been replaced."""
 _AT_EXIT_S: Final = 2.0
@@ -49,6 +53,7 @@ class OffsetMirror:
         progress_name: str,
         *,
         again_after_s: float = _AGAIN_AFTER_S,
+        quiet_s: float = _QUIET_S,
         clock: Clock | None = None,
     ) -> None:
         """Connect to nobody yet.
@@ -58,6 +63,7 @@ class OffsetMirror:
             store: Where the truth is.
             progress_name: What the store knows the group by.
             again_after_s: Pause before what could not be sent is tried again.
+            quiet_s: How long nothing new must come before the store is told what has arrived.
             clock: The system's if not given.
         """
         assert options.consumer_group is not None
@@ -65,6 +71,9 @@ class OffsetMirror:
         self._store = store
         self._progress_name = progress_name
         self._again_after_s = again_after_s
+        self._quiet_s = quiet_s
+        self._is_hurried = False
+        """Whether somebody waits for the end of the thread."""
         self._clock = clock or SystemClock()
         self._timeout_s = options.request_timeout_ms / 1000
         pool = process_pool(ConnectionSettings.of(options))
@@ -78,6 +87,10 @@ class OffsetMirror:
         self._sent = threading.Condition(self._guard)
         self._waiting: dict[MessageQueue, QueueCommit] = {}
         """Not sent yet."""
+        self._arrived: dict[MessageQueue, int] = {}
+        """What each queue's broker has taken last."""
+        self._untold: set[MessageQueue] = set()
+        """Queues of which the store does not know it."""
         self._shown_at_s = 0.0
         """When something came last."""
         self._news = threading.Event()
@@ -108,10 +121,16 @@ class OffsetMirror:
                 lambda: not any(self._waiting.get(commit.queue) == commit for commit in accepted), timeout_s
             )
 
+    def arrived(self, queue: MessageQueue) -> int | None:
+        """What the queue's broker has taken last; None while it has taken nothing from here."""
+        with self._guard:
+            return self._arrived.get(queue)
+
     def flush(self, timeout_s: float) -> bool:
         """Try once more what is left and wait until nothing is; whether that is so."""
         with self._guard:
             thread = self._thread
+            self._is_hurried = thread is not None
         if thread is None:
             return True
         self._news.set()
@@ -133,6 +152,7 @@ class OffsetMirror:
                 self._send(waiting, tried)
                 tried = waiting
                 self._pause()
+                self._tell_store()
         except Exception:
             # Nobody watches this thread; the next batch starts another one.
             logger.exception("offsets could not be shown to the brokers group=%s", self._group)
@@ -149,6 +169,7 @@ class OffsetMirror:
 
     def _end(self) -> None:
         self._thread = None
+        self._is_hurried = False
         atexit.unregister(self._at_exit)
 
     def _pause(self) -> None:
@@ -157,6 +178,23 @@ class OffsetMirror:
             self._news.wait(self._again_after_s)
         else:
             self._is_in_trouble = False
+
+    def _tell_store(self) -> None:
+        """Unless there is more to send at once; a broker that is away is no reason to wait with what others have."""
+        if self._waiting or (
+            not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried
+        ):
+            return
+        with self._guard:
+            arrived = {queue: self._arrived[queue] for queue in self._untold}
+        if not arrived:
+            return
+        try:
+            self._store.note_arrivals(self._progress_name, arrived)
+        except RocketMQError as error:
+            logger.info("what has arrived at the brokers is not noted group=%s: %s", self._group, error)
+        with self._guard:
+            self._untold -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
         """What may be sent: rule 2."""
@@ -198,6 +236,9 @@ class OffsetMirror:
             except RocketMQError as error:
                 self._tell(error)
             else:
+                with self._guard:
+                    self._arrived[queue] = commit.next_offset
+                    self._untold.add(queue)
                 self._done({queue: commit})
 
     def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:

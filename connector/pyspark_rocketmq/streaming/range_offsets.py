@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.consume.put_back import from_offset, from_text, spans_of, times_by_index, to_text
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
@@ -19,6 +20,7 @@ class RangeOffsets:
 
     def __init__(self, planned: QueueRange, messages: Sequence[MessageExt]) -> None:
         self._planned = planned
+        self._messages = messages
         self._offsets = _queue_offsets(messages)
         self._put_back = from_text(planned.put_back, planned.start, planned.reconsume_times)
 
@@ -48,7 +50,16 @@ class RangeOffsets:
             "next_offset": next_offset,
             "reconsume_times": times,
             "put_back": to_text(spans, next_offset, times),
+            "last_message": self._message_before(index),
         }
+
+    def _message_before(self, index: int) -> str:
+        if index == 0:
+            return ""
+        if isinstance(self._messages, ArrivedMessages):
+            return LastMessage(int(self._offsets[index - 1]), *self._messages.stored(index - 1)).to_text()
+        message = self._messages[index - 1]
+        return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
 
 
 def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArray[np.int64]:

@@ -1,0 +1,97 @@
+"""Looks whether a queue's offsets began again: asks its broker for the message in the place of the newest one consumed.
+
+Once at each claim and each reset, and where what the broker has went back or the queue was out of sight: never for a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.lives import LastMessage
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.messages import decode_messages
+
+logger = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a broker has at one offset."""
+
+    bounds: QueueBounds
+    """Of this moment."""
+    message: LastMessage | None
+    """The one at the offset; None if there is none."""
+    reset_to: int | None = None
+    """Where an operator wants the group: told with this answer, and to nobody again."""
+
+
+class LifeWatch(Protocol):
+    """Sees single messages."""
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found]:
+        """What is at these offsets.
+
+        Raises:
+            RocketMQError: If a broker does not answer, or refuses.
+        """
+        ...
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        """The offset of the first message stored later than a time (milliseconds), or the queue's end.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        ...
+
+
+class PullingLifeWatch:
+    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics."""
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        assert options.consumer_group is not None
+        self._group = options.consumer_group
+        timeout_s = options.request_timeout_ms / 1000
+        self._brokers = BrokerClient(pool, clock, timeout_s, namespace=options.namespace or "")
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found]:
+        """See :class:`LifeWatch`."""
+        return {
+            queue: self._at(queue, offset, addresses[queue.broker_name]) for queue, offset in places.items()
+        }
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        """See :class:`LifeWatch`."""
+        found = self._brokers.search_offset(address, queue, timestamp + 1)
+        offset = min(max(found, bounds.min_offset), bounds.max_offset)
+        there = self._at(queue, offset, address).message
+        # Brokers before 5 answer with the nearest message, which may be the one before.
+        return offset + 1 if there is not None and there.store_timestamp <= timestamp else offset
+
+    def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
+        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=offset, max_msg_nums=1)
+        pulled = self._brokers.pull(address, request)
+        bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
+        if pulled.status is PullStatus.OFFSET_ILLEGAL:
+            is_reset = pulled.min_offset <= offset <= pulled.max_offset
+            return Found(bounds, None, pulled.next_begin_offset if is_reset else None)
+        if pulled.status is not PullStatus.FOUND:
+            return Found(bounds, None)
+        for one in decode_messages(pulled.body, queue.broker_name):
+            if one.queue_offset == offset:
+                return Found(bounds, LastMessage(offset, one.store_timestamp, one.commit_log_offset))
+        return Found(bounds, None)

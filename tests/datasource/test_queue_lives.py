@@ -1,0 +1,287 @@
+"""When a planner looks whether offsets began again, and what it does then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pyspark_rocketmq.consume.lives import LastMessage
+from pyspark_rocketmq.datasource.life_watch import Found
+from pyspark_rocketmq.errors import ConnectFailed, LogTailLost, OffsetsBeganAgain, RocketMQError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from tests.datasource.test_planner import A0, A1, Planning
+from tests.datasource.test_queue_claims import FakeBrokerOffsets, handed_over
+
+
+class FakeLog:
+    """A queue's messages by the second they were stored in; implements ``LifeWatch`` for any number of queues."""
+
+    def __init__(self) -> None:
+        self.stored: dict[MessageQueue, list[int]] = {}
+        self.first: dict[MessageQueue, int] = {}
+        self.reset_to: dict[MessageQueue, int] = {}
+        self.failure: RocketMQError | None = None
+        self.looks: list[dict[MessageQueue, int]] = []
+
+    def bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        first = self.first.get(queue, 0)
+        return first, first + len(self.stored[queue])
+
+    def message(self, queue: MessageQueue, offset: int) -> LastMessage | None:
+        first, end = self.bounds(queue)
+        return LastMessage(offset, self.stored[queue][offset - first], 0) if first <= offset < end else None
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found]:
+        if self.failure is not None:
+            raise self.failure
+        self.looks.append(dict(places))
+        return {
+            queue: Found(
+                QueueBounds(*self.bounds(queue)), self.message(queue, offset), self.reset_to.pop(queue, None)
+            )
+            for queue, offset in places.items()
+        }
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        later = (at for at, stored in enumerate(self.stored[queue], bounds.min_offset) if stored > timestamp)
+        return next(later, bounds.max_offset)
+
+
+class Lives:
+    """A planner over such a log, of one queue unless more are given."""
+
+    def __init__(self, stored: Mapping[MessageQueue, list[int]], **options: str) -> None:
+        self.log = FakeLog()
+        self.log.stored = {queue: list(times) for queue, times in stored.items()}
+        self.brokers = FakeBrokerOffsets()
+        self.planning = Planning(
+            {queue: self.log.bounds(queue) for queue in stored},
+            group=True,
+            life_watch=self.log,
+            broker_offsets=self.brokers,
+            **options,
+        )
+
+    def next(self) -> list[tuple[MessageQueue, int, int]] | None:
+        self.planning.view.bounds |= {queue: self.log.bounds(queue) for queue in self.log.stored}
+        return self.planning.next()
+
+    def consume(self, queue: MessageQueue, next_offset: int) -> None:
+        last = self.log.message(queue, next_offset - 1)
+        assert last is not None
+        assert self.planning.commit(queue, next_offset, last_message=last.to_text(), is_shown=True)
+        self.brokers.offsets[queue] = next_offset
+        self.planning.store.note_arrivals("g", {queue: next_offset})
+
+    def consume_all(self) -> None:
+        for queue, _, end in self.next() or []:
+            self.consume(queue, end)
+
+    def restart(self) -> None:
+        """As another member takes everything over."""
+        handed_over(self.planning, *self.log.stored)
+
+    def generations(self) -> dict[MessageQueue, int]:
+        return {queue: row.generation for queue, row in self.planning.store.read("g").items()}
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["while running", "while away"])
+@pytest.mark.parametrize("count", [0, 1, 4, 5])
+def test_a_topic_made_anew_is_read_from_its_first_message_in_a_new_life(count: int, is_running: bool) -> None:
+    """F4, H1: with fewer messages than before; running or not."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    lives.consume_all()
+    if not is_running:
+        lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(count)]
+
+    assert lives.next() == ([(A0, 0, count)] if count else None)
+    assert lives.generations() == {A0: 1}
+    lives.log.stored[A0] += [200, 201]
+    assert lives.next() == [(A0, 0, count + 2)]
+    assert lives.generations() == {A0: 1}
+    assert lives.brokers.offsets == {A0: 0}, "Java members begin there, too"
+
+
+def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next_claim() -> None:
+    """F4"""
+    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
+    lives.consume_all()
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(9)]
+
+    assert lives.next() == [(A0, 0, 9)]
+    assert lives.generations() == {A0: 1}
+
+
+def test_it_is_found_at_once_where_the_broker_has_less_than_at_the_last_look() -> None:
+    """F4: a queue that was far from read."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6, 7]}, failOnDataLoss="false")
+    lives.next()
+    lives.consume(A0, 2)
+    lives.log.stored[A0] = [100, 101, 102, 103]
+
+    assert lives.next() == [(A0, 0, 4)]
+    assert lives.generations() == {A0: 1}
+
+
+def test_it_is_found_when_the_topic_was_out_of_sight_for_a_moment() -> None:
+    """F4: deleted and made anew between two plans, and longer than before."""
+    lives = Lives({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
+    lives.consume_all()
+    stored = lives.log.stored.pop(A0)
+    del lives.planning.view.bounds[A0]
+    assert lives.next() is None
+    lives.log.stored[A0] = [at + 100 for at in [*stored, 3, 4]]
+
+    assert lives.next() == [(A0, 0, 4)]
+    assert lives.generations() == {A0: 1, A1: 0}
+
+
+@pytest.mark.parametrize("grown", [0, 2, 9], ids=["not grown", "grown", "grown past the old end"])
+def test_a_slave_that_lacked_the_end_of_the_log_is_read_from_where_it_ends(grown: int) -> None:
+    """F4, H1: what it has of the old messages was consumed, what it got since was not."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    lives.consume_all()
+    lives.restart()
+    # Offsets of groups reach slaves later, too.
+    lives.brokers.offsets[A0] = 2
+    lives.log.stored[A0] = [1, 2, 3, 4] + [100 + at for at in range(grown)]
+
+    assert lives.next() == ([(A0, 4, 4 + grown)] if grown else None)
+    row = lives.planning.store.read("g")[A0]
+    assert (row.next_offset, row.generation) == (4, 1)
+
+
+def test_the_end_of_a_log_that_a_filter_had_passed_over_may_be_lost_too() -> None:
+    """F4, A4: whatever comes behind the last message consumed was not consumed."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    lives.next()
+    lives.planning.commit(A0, 6, last_message=LastMessage(1, 2, 0).to_text())
+    lives.restart()
+    lives.log.stored[A0] = [1, 2, 3, 100]
+
+    assert lives.next() == [(A0, 2, 4)]
+    assert lives.generations() == {A0: 1}
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["live", "away"])
+@pytest.mark.parametrize("target", [0, 3, 5])
+def test_a_reset_within_a_life_begins_no_other(target: int, is_away: bool) -> None:
+    """F5, H1: the sink goes on dropping what it has."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    lives.consume_all()
+    if is_away:
+        lives.restart()
+        lives.brokers.offsets[A0] = target
+    else:
+        lives.planning.store.reset("g", {A0: target})
+
+    assert lives.next() == [(A0, target, 6)]
+    assert lives.generations() == {A0: 0}
+
+
+def test_a_reset_in_a_topic_made_anew_begins_a_life_where_the_operator_wants_it() -> None:
+    """F4, F5: and needs no failOnDataLoss=false, for somebody has said where to go on."""
+    lives = Lives({A0: [1, 2, 3, 4, 5, 6]})
+    lives.consume_all()
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(9)]
+    lives.planning.store.reset("g", {A0: 7})
+
+    assert lives.next() == [(A0, 7, 9)]
+    assert lives.generations() == {A0: 1}
+
+
+@pytest.mark.parametrize(("count", "error"), [(2, LogTailLost), (9, OffsetsBeganAgain)])
+def test_with_fail_on_data_loss_the_query_ends_and_nothing_is_changed(
+    count: int, error: type[Exception]
+) -> None:
+    """F4: loud unless told otherwise."""
+    lives = Lives({A0: [1, 2, 3, 4]})
+    lives.consume_all()
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(count)]
+
+    with pytest.raises(error, match=f"queue=0: offset .* offsets 0 to {count}.*failOnDataLoss=false"):
+        lives.next()
+    row = lives.planning.store.read("g")[A0]
+    assert (row.next_offset, row.generation) == (4, 0)
+
+
+def test_messages_that_have_expired_are_a_gap_and_no_new_life() -> None:
+    """F4: whether they are those consumed cannot be known, and need not."""
+    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
+    lives.consume_all()
+    lives.restart()
+    lives.log.first[A0], lives.log.stored[A0] = 50, [100, 101]
+
+    lives.next()
+
+    assert lives.next() == [(A0, 50, 52)]
+    assert lives.generations() == {A0: 0}
+
+
+def test_brokers_are_looked_at_once_in_a_claim_and_never_for_a_batch() -> None:
+    """C3, F4: a message each, where one was consumed."""
+    lives = Lives({A0: [1, 2, 3], A1: [1]})
+    lives.next()
+    lives.consume(A0, 1)
+    lives.next()
+    lives.consume(A0, 2)
+    assert lives.log.looks == []
+    lives.restart()
+
+    assert lives.next() == [(A0, 2, 3), (A1, 0, 1)]
+    lives.consume(A0, 3)
+    lives.consume(A1, 1)
+    assert lives.next() is None
+
+    assert lives.log.looks == [{A0: 1}]
+
+
+def test_a_broker_that_does_not_answer_is_asked_again_with_the_next_plan() -> None:
+    """F3, F4: nothing is planned before it is known."""
+    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
+    lives.consume_all()
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(9)]
+    lives.log.failure = ConnectFailed("broker-a:1", "refused")
+
+    assert lives.next() is None
+    lives.log.failure = None
+
+    assert lives.next() == [(A0, 0, 9)]
+
+
+def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
+    """F5: the broker tells it once, with whatever pull of the group comes next."""
+    lives = Lives({A0: [1, 2, 3]})
+    lives.consume_all()
+    lives.restart()
+    lives.log.reset_to[A0] = 1
+
+    assert lives.next() == [(A0, 1, 3)]
+    assert lives.generations() == {A0: 0}
+
+
+def test_bounds_that_are_older_than_the_claim_are_no_lost_messages() -> None:
+    """F4, C3: the former owner consumed what came since the look at the broker."""
+    lives = Lives({A0: [1, 2, 3]})
+    lives.consume_all()
+    lives.log.stored[A0] += [4, 5]
+    lives.next()
+    lives.consume(A0, 5)
+    lives.restart()
+    lives.planning.view.bounds[A0] = (0, 3)
+
+    assert lives.planning.next() is None
+    assert lives.next() is None
+    lives.log.stored[A0] += [6]
+    assert lives.next() == [(A0, 5, 6)]
+    assert lives.generations() == {A0: 0}
