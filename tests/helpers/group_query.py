@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
 from pyspark_rocketmq.datasource.group_member import join_group
@@ -59,8 +62,14 @@ class GroupQuery:
         self.offset = following
         read = {planned.queue: self._read(planned) for planned in self.planner.runnable(following)}
         commits = [
-            QueueCommit(queue=queue, epoch=reached.epoch, next_offset=reached.end)
-            for queue, (_, reached) in read.items()
+            QueueCommit(
+                queue=queue,
+                epoch=reached.epoch,
+                next_offset=reached.end,
+                is_shown=True,
+                last_message=_text_of(messages[-1]) if messages else "",
+            )
+            for queue, (messages, reached) in read.items()
         ]
         assert not self.store.commit(self.group, commits, query_id="q", batch_id=following["seq"]).refused
         return {queue: messages for queue, (messages, _) in read.items()}
@@ -72,6 +81,13 @@ class GroupQuery:
         *rows, marker = [row for batch in read_queue(partition) for row in batch.to_pylist()]
         messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
         return messages, planned_range(planned.queue, marker["plannedRange"], rows=len(rows))
+
+
+def _text_of(message: MessageExt) -> str:
+    # Spark's rows have times.
+    stored: Any = message.store_timestamp
+    stored_ms = round(stored.timestamp() * 1000)
+    return LastMessage(message.queue_offset, stored_ms, message.commit_log_offset).to_text()
 
 
 def await_consumed(query: GroupQuery, count: int) -> list[tuple[MessageQueue, MessageExt]]:

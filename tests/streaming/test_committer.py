@@ -12,6 +12,7 @@ import pytest
 
 from pyspark_rocketmq.consume.statistics import Figures, status_of
 from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.streaming import committer as module

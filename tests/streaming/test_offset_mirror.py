@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -109,6 +110,28 @@ def test_each_offset_goes_to_its_queues_broker(brokers: Brokers, mirror: OffsetM
     mirror.show([commit(A0, 8)])
     assert brokers.next() == (A0, 8)
     assert mirror.flush(PATIENCE_S)
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_the_store_is_told_what_has_arrived_when_nothing_new_comes(
+    brokers: Brokers, store: MemoryOffsetStore, is_flushed: bool
+) -> None:
+    """F5: whatever else the broker has from then on was put there by somebody else."""
+    brokers.codes["broker-b"] = ResponseCode.SYSTEM_BUSY
+    mirror = mirror_of(brokers, store, again_after_s=60.0, quiet_s=60.0 if is_flushed else 0.01)
+    commits = [replace(commit(queue, 7), is_shown=True) for queue in (A0, B0)]
+    store.claim(GROUP, "me", {A0: 0, B0: 0}, at_brokers={A0: 1, B0: 1})
+    commits = [replace(each, epoch=2) for each in commits]
+    store.commit(GROUP, commits, query_id="q", batch_id=1)
+    mirror.show(commits)
+    assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 7)}
+    if is_flushed:
+        mirror.flush(0.1)
+
+    wait_until(lambda: store.read(GROUP)[A0].shown == "[7]", reason="The note in the store")
+
+    assert store.read(GROUP)[B0].shown == "[1,0,7]"
+    assert (mirror.arrived(A0), mirror.arrived(B0)) == (7, None)
 
 
 def test_nothing_runs_when_all_is_shown(brokers: Brokers, mirror: OffsetMirror) -> None:

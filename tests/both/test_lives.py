@@ -1,0 +1,182 @@
+"""Groups whose offsets begin again, or are moved at their brokers while nobody of the group is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
+from pyspark_rocketmq.errors import OffsetsBeganAgain
+from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.codes import RequestCode
+from tests.both.support import await_readable
+from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
+from tests.helpers.wait import wait_until
+from tests.real_broker import plain_remoting
+
+Put = Callable[..., None]
+
+
+class Stays:
+    """A group that is there and away by turns; its progress is in one store."""
+
+    def __init__(self, cluster: ClusterUnderTest, pool: ChannelPool, queue: MessageQueue, group: str) -> None:
+        self.store = MemoryOffsetStore(group, clock=SystemClock())
+        self._pool = pool
+        self.queue = queue
+        self.group = group
+        self._options = {
+            "nameServers": cluster.name_servers,
+            "topic": queue.topic,
+            "consumerGroup": group,
+            "offsetStore": self.store.spec,
+            "startingOffsets": "earliest",
+            "routeRefreshMs": "1",
+        }
+        self._query: GroupQuery | None = None
+
+    def come(self, **options: str) -> GroupQuery:
+        self._query = GroupQuery("one", ReadOptions.parse(self._options | options), self.store, self._pool)
+        return self._query
+
+    def go(self) -> None:
+        if self._query is not None:
+            self._query.member.stop(SOON_S)
+            self._query = None
+
+    def offsets(self, query: GroupQuery, count: int) -> list[int]:
+        """Consume so many messages; where they were."""
+        return [message.queue_offset for _, message in await_consumed(query, count)]
+
+    @property
+    def generation(self) -> int:
+        return self.store.read(self.group)[self.queue].generation
+
+    def show(self, client: BrokerClient, address: str, next_offset: int) -> None:
+        """As the mirror does it after a batch."""
+        client.update_consumer_offset(address, self.group, self.queue, next_offset)
+        self.store.note_arrivals(self.group, {self.queue: next_offset})
+
+    def watch(self) -> PullingLifeWatch:
+        return PullingLifeWatch(ReadOptions.parse(self._options), self._pool, SystemClock())
+
+
+@pytest.fixture
+def stays(cluster: ClusterUnderTest, pool: ChannelPool, queue: MessageQueue, group: str) -> Iterator[Stays]:
+    """Away at the beginning."""
+    stays = Stays(cluster, pool, queue, group)
+    yield stays
+    stays.go()
+
+
+@pytest.fixture
+def make_anew(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue
+) -> Callable[[int], None]:
+    """Deletes the topic and makes it again, with so many messages."""
+
+    def make_anew(count: int) -> None:
+        for server, code in (
+            (address, RequestCode.DELETE_TOPIC_IN_BROKER),
+            (cluster.name_servers, RequestCode.DELETE_TOPIC_IN_NAMESRV),
+        ):
+            plain_remoting.call(server, code, {"topic": queue.topic})
+        cluster.create_topic(queue.topic, queues=1, brokers=["broker-a"])
+
+        def is_sent() -> bool:
+            return (
+                client.send(
+                    address, Message(topic=queue.topic, body=b"new"), queue, SendTerms(producer_group="t")
+                )
+                is not None
+            )
+
+        for _ in range(count):
+            wait_until(is_sent, SOON_S)
+        await_readable(client, address, queue, count)
+
+    return make_anew
+
+
+@pytest.mark.parametrize("count", [2, 5], ids=["fewer", "more"])
+def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_life(
+    stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
+) -> None:
+    """F4, H1: bounds tell it, or else the message in the place of the last one consumed."""
+    put(b"1", b"2", b"3")
+    assert stays.offsets(stays.come(), 3) == [0, 1, 2]
+    stays.go()
+    make_anew(count)
+
+    assert stays.offsets(stays.come(failOnDataLoss="false"), count) == list(range(count))
+
+    assert stays.generation == 1
+
+
+def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_life(
+    stays: Stays, put: Put, make_anew: Callable[[int], None]
+) -> None:
+    """F4, H1"""
+    put(b"1", b"2", b"3")
+    query = stays.come(failOnDataLoss="false")
+    stays.offsets(query, 3)
+    make_anew(1)
+
+    assert stays.offsets(query, 1) == [0]
+
+    assert stays.generation == 1
+
+
+def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss(
+    stays: Stays, put: Put, make_anew: Callable[[int], None]
+) -> None:
+    """F4: also where its new offsets hide it."""
+    put(b"1")
+    stays.offsets(stays.come(), 1)
+    stays.go()
+    make_anew(3)
+    query = stays.come()
+
+    with pytest.raises(OffsetsBeganAgain, match="has another message in its place"):
+        wait_until(lambda: query.consumed() and False, SOON_S)
+
+
+@pytest.mark.parametrize("target", [0, 1, 3])
+def test_an_offset_that_was_set_at_the_broker_while_the_group_was_away_is_followed(
+    stays: Stays, put: Put, client: BrokerClient, address: str, target: int
+) -> None:
+    """F5: as brokers without server-side resets, and tools that just store an offset, do it."""
+    put(b"1", b"2", b"3", b"4")
+    stays.offsets(stays.come(), 4)
+    stays.go()
+    stays.show(client, address, 4)
+    client.update_consumer_offset(address, stays.group, stays.queue, target)
+
+    assert stays.offsets(stays.come(), 4 - target) == list(range(target, 4))
+
+    assert stays.generation == 0
+
+
+def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_it(
+    stays: Stays, put: Put, address: str
+) -> None:
+    """F4"""
+    watch, queue, broker = stays.watch(), stays.queue, BrokerAddress(address)
+    put(b"1")
+
+    found = watch.look({queue: 0}, {"broker-a": broker})[queue]
+    beyond = watch.look({queue: 5}, {"broker-a": broker})[queue]
+
+    assert found.message is not None
+    assert (found.bounds.min_offset, found.bounds.max_offset, found.reset_to) == (0, 1, None)
+    assert (beyond.message, beyond.reset_to, beyond.bounds) == (None, None, found.bounds)
+    stored_ms = found.message.store_timestamp
+    assert watch.stored_after(queue, broker, stored_ms, found.bounds) == 1
+    assert watch.stored_after(queue, broker, stored_ms - 1000, found.bounds) == 0
