@@ -87,8 +87,10 @@ def options(brokers: Brokers, **more: str) -> ReadOptions:
     return ReadOptions.parse(given | more)
 
 
-def mirror_of(brokers: Brokers, store: MemoryOffsetStore, again_after_s: float) -> OffsetMirror:
-    return OffsetMirror(options(brokers), store, GROUP, again_after_s=again_after_s)
+def mirror_of(
+    brokers: Brokers, store: MemoryOffsetStore, again_after_s: float, quiet_s: float = 0.01
+) -> OffsetMirror:
+    return OffsetMirror(options(brokers), store, GROUP, again_after_s=again_after_s, quiet_s=quiet_s)
 
 
 @pytest.fixture

@@ -151,8 +151,8 @@ class OffsetMirror:
             while waiting := self._next():
                 self._send(waiting, tried)
                 tried = waiting
-                self._pause()
                 self._tell_store()
+                self._pause()
         except Exception:
             # Nobody watches this thread; the next batch starts another one.
             logger.exception("offsets could not be shown to the brokers group=%s", self._group)
@@ -180,10 +180,8 @@ class OffsetMirror:
             self._is_in_trouble = False
 
     def _tell_store(self) -> None:
-        """Unless there is more to send at once; a broker that is away is no reason to wait with what others have."""
-        if self._waiting or (
-            not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried
-        ):
+        """Unless something new comes at once; a broker that is away is no reason to wait with what others have."""
+        if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
             return
         with self._guard:
             arrived = {queue: self._arrived[queue] for queue in self._untold}
