@@ -50,6 +50,7 @@ def no_dead_letters(message: MessageExt) -> None:
 
 
 # An Enum member's hash is a call in Python, which a set would need at each delivery.
+_COMMIT = Effect.COMMIT
 _GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
 _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
 _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
@@ -137,7 +138,12 @@ class OrderlyRun:
                 ]
             context = ConsumeOrderlyContext(messages, self._output, self._machine.accumulated)
             outcome = self._deliver(messages, context)
-            acknowledged += self._settled(delivery.start, messages, outcome, context.take_emitted())
+            emitted = context.take_emitted()
+            if outcome.effect is _COMMIT and not self._pending:
+                # As nearly every delivery.
+                acknowledged += emitted
+            else:
+                acknowledged += self._settled(delivery.start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
                 break
         return acknowledged
@@ -151,9 +157,8 @@ class OrderlyRun:
             emitted = []
             if outcome.dead_letters:
                 outcome = self._send_back(start, messages, outcome)
-        if outcome.effect is Effect.COMMIT:
-            acknowledged = self._pending + emitted if self._pending else emitted
-            self._pending = []
+        if outcome.effect is _COMMIT:
+            acknowledged, self._pending = self._pending + emitted, []
             return acknowledged
         if outcome.effect is Effect.ACCUMULATE:
             self._pending += emitted
