@@ -106,6 +106,7 @@ def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committ
     assert (orders.fate(A), orders.fate(B)) == (Fate.HANDED_OVER, Fate.KEPT)
     assert orders.hand_over("part", {A}, {"acks": []})
     orders.await_taken()
+    wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [Part("part", frozenset({A}), {"acks": []})]
     driver.hub.committed(driver.parts[0])
     planner.await_freed(A)
@@ -157,14 +158,14 @@ def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -
 
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [Part("part", frozenset({A, B}), {"acks": ["x"]})]
-    assert driver.hub.is_taken("part")
+    assert driver.hub.batch_ends(could_ask=True).taken == {"part"}
 
 
 def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: Planner) -> None:
     """B5"""
     orders = driver.ask(A)
     orders.done("part", {A}, {})
-    plan = driver.hub.batch_ends(could_ask=True)
+    plan = driver.hub.batch_ends(could_ask=True).plan
     driver.hub.batch_committed(plan)
 
     wait_until(lambda: planner.heard, PATIENCE_S, reason="The batch's end")

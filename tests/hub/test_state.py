@@ -77,8 +77,8 @@ def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed
     assert driver.must_leave(A) == []
     handed = driver.hands_over("one", A)
     assert (committed(handed), freed(handed)) == ([part("one", A)], set())
-    assert driver.state.is_taken("part of one")
     assert freed(driver.state.committed(part("one", A))) == {A}
+    assert driver.state.batch_ends(could_ask=True).taken == {"part of one"}
 
 
 def test_a_queue_that_no_task_has_begun_is_free_at_once_and_left_out_by_who_comes_to_it() -> None:
@@ -190,7 +190,7 @@ def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
     driver = Driver()
     driver.begins("one", *ALL)
     driver.is_done("one", *ALL)
-    plan = driver.state.batch_ends(could_ask=True)
+    plan = driver.state.batch_ends(could_ask=True).plan
 
     # What must leave from now on waits for the commit.
     assert driver.must_leave(A) == []

@@ -16,7 +16,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.line_loop import LineLoop, Link
 from pyspark_rocketmq.hub.session import Message, queue_list
-from pyspark_rocketmq.hub.state import Action, Beginning, Commit, HubState, Part, Tell
+from pyspark_rocketmq.hub.state import Action, Beginning, Commit, Ended, HubState, Part, Tell
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -77,13 +77,9 @@ class QueryHub:
         """Before the job of a batch; whether its tasks must ask before they begin with their queues."""
         return self._answered(lambda: self._state.batch_begins(batch_id))
 
-    def batch_ends(self, *, could_ask: bool | None) -> int:
+    def batch_ends(self, *, could_ask: bool | None) -> Ended:
         """After the job; see :meth:`HubState.batch_ends`."""
         return self._answered(lambda: self._state.batch_ends(could_ask=could_ask))
-
-    def is_taken(self, part_id: str) -> bool:
-        """Whether a part of the batch was handed over before its job ended."""
-        return self._answered(lambda: self._state.is_taken(part_id))
 
     def batch_committed(self, plan: int) -> None:
         """Tell the planner that the batch of a plan is over."""

@@ -55,6 +55,15 @@ class Commit(NamedTuple):
 Action = Tell | Commit
 
 
+class Ended(NamedTuple):
+    """What a job leaves to the driver."""
+
+    plan: int
+    """The number of the plan that was run."""
+    taken: frozenset[str]
+    """Ids of the parts that were handed over: they are committed, or to be."""
+
+
 class Beginning(NamedTuple):
     """What a task says of itself before it delivers anything."""
 
@@ -139,8 +148,8 @@ class HubState:
         self._parts.clear()
         return self.must_ask
 
-    def batch_ends(self, *, could_ask: bool | None) -> int:
-        """The job is over and nothing more of it is taken; the number of the plan that was run.
+    def batch_ends(self, *, could_ask: bool | None) -> Ended:
+        """The job is over, and nothing more of it is taken.
 
         Args:
             could_ask: Whether all of its tasks were connected; None if it had none, or none that asks.
@@ -153,7 +162,7 @@ class HubState:
         self._settled.clear()
         # What the planner says of this plan from now on has to wait for the commit.
         self._plan_queues = self._leaving = _NOTHING
-        return self._plan
+        return Ended(self._plan, frozenset(self._parts))
 
     def batch_committed(self, plan: int) -> list[Action]:
         """All of a plan's batch is committed, or dropped for good."""
@@ -174,10 +183,6 @@ class HubState:
         """The query is to end: tasks stop after the call in hand, and their batch is committed."""
         self.is_stopping = True
         return [Tell(task.peer, {"is": "stop"}) for task in self._running()]
-
-    def is_taken(self, part_id: str) -> bool:
-        """Whether a part of the batch was handed over before."""
-        return part_id in self._parts
 
     @property
     def is_watched(self) -> bool:

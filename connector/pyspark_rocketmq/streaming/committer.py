@@ -134,23 +134,29 @@ class BatchCommitter:
         sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
         running = _Running(query_id, batch_id, dict(rows), sink_batch, writer)
+        try:
+            self._evaluate(batch, running)
+        except BaseException:
+            if self._hub is not None:
+                self._hub.failed()
+            raise
+
+    def _evaluate(self, batch: DataFrame, running: _Running) -> None:
         job, end = self._run(batch, running)
-        parts = [
-            part
-            for part_id, part in job.parts.items()
-            if self._hub is None or not self._hub.is_taken(part_id)
-        ]
-        parts += [evaluated_of(writer, part.result) for part in end.left]
+        parts = [part for part_id, part in job.parts.items() if part_id not in end.taken]
+        parts += [evaluated_of(running.writer, part.result) for part in end.left]
         shown = self._commit(parts, running)
         if self._hub is not None:
             self._hub.over(end.plan, lambda: self._await_shown(shown))
 
     def _run(self, batch: DataFrame, running: _Running) -> tuple[Job, BatchEnd]:
         """Evaluate the batch, and commit what is handed over meanwhile."""
-        if self._hub is None:
-            return BatchTask(running.writer, self._engine).run(batch), BatchEnd(0, ())
+        terms = None
+        if self._hub is not None:
+            terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
+        if self._hub is None or terms is None:
+            return BatchTask(running.writer, self._engine).run(batch), BatchEnd()
         could_ask: bool | None = None
-        terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
         try:
             job = BatchTask(running.writer, self._engine, terms).run(batch)
             could_ask = job.could_ask

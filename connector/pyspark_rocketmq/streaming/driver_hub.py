@@ -4,6 +4,7 @@
 |---|---|
 | ``rocketmq-hub`` | talks to planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
+| ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, and ends it all with the query |
 
 While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is over, and the end waits for
@@ -35,8 +36,10 @@ _ALIVE_EVERY: Final = 5
 class BatchEnd(NamedTuple):
     """What is left to do after a batch's job."""
 
-    plan: int
-    left: tuple[Part, ...]
+    plan: int = 0
+    taken: frozenset[str] = frozenset()
+    """Ids of the parts that were handed over while the job ran."""
+    left: tuple[Part, ...] = ()
     """Handed over and not committed, because that failed: to be committed with the rest."""
 
 
@@ -70,10 +73,14 @@ class DriverHub:
         self._read_epochs = read_epochs
         self._look_every_s = look_every_s
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._commit: Callable[[Part], None] | None = None
         """Of the batch under way."""
         self._left: list[Part] = []
         self._began_s = float("inf")
+        self._is_idle = threading.Event()
+        """No batch is under way, its commit included."""
+        self._is_idle.set()
         self._is_look_wanted = threading.Event()
         self._is_closed = False
         self._is_alive: Callable[[], bool] = lambda: True
@@ -82,6 +89,7 @@ class DriverHub:
         )
         for name, run in (
             ("rocketmq-early-commits", self._run_commits),
+            ("rocketmq-batch-over", self._run_over),
             ("rocketmq-hub-watch", self._run_watch),
         ):
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -96,25 +104,30 @@ class DriverHub:
         self._is_alive = is_alive
 
     def close(self) -> None:
-        """End the connections and the threads; returns at once."""
+        """End the connections and the threads, soon after the batch under way; returns at once."""
         self._is_closed = True
-        self._hub.close()
-        self._work.put(None)
         self._is_look_wanted.set()
 
-    def stop_tasks(self) -> None:
-        """Have tasks end after the calls in hand; their batch is committed."""
+    def stop_tasks(self, within_s: float) -> bool:
+        """Have tasks end after the calls in hand, and wait until their batch is committed; whether it was in time."""
         self._hub.stop()
+        return self._is_idle.wait(within_s)
 
     # --- a batch -------------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms:
-        """Before the job of a batch: what its tasks are told.
+    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
+        """Before the job of a batch: what its tasks are told; nothing once this is closed.
+
+        A batch that was begun has an :meth:`end`, and is :meth:`over` or :meth:`failed`.
 
         Args:
             batch_id: Spark's.
             commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
         """
+        self._is_idle.clear()
+        if self._is_closed:
+            self._is_idle.set()
+            return None
         self._commit = commit
         self._left = []
         must_ask = self._hub.batch_begins(batch_id)
@@ -124,25 +137,21 @@ class DriverHub:
     def end(self, *, could_ask: bool | None) -> BatchEnd:
         """After the job: nothing is taken any more; returns when what was taken is committed, or has failed to be."""
         self._began_s = float("inf")
-        plan = self._hub.batch_ends(could_ask=could_ask)
+        plan, taken = self._hub.batch_ends(could_ask=could_ask)
         is_through: Future[None] = Future()
         self._work.put(lambda: is_through.set_result(None))
         is_through.result()
         self._commit = None
-        return BatchEnd(plan, tuple(self._left))
-
-    def is_taken(self, part_id: str) -> bool:
-        """Whether a part of the last batch was handed over while its job ran."""
-        return self._hub.is_taken(part_id)
+        return BatchEnd(plan, taken, tuple(self._left))
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """All of a batch is committed or dropped: tell the planner, once ``is_shown`` has returned on another thread."""
+        self._is_idle.set()
+        self._over.put((plan, is_shown))
 
-        def tell() -> None:
-            is_shown()
-            self._hub.batch_committed(plan)
-
-        self._work.put(tell)
+    def failed(self) -> None:
+        """A batch could not be committed: its query ends."""
+        self._is_idle.set()
 
     # --- threads -------------------------------------------------------------------------------------------------
 
@@ -171,6 +180,20 @@ class DriverHub:
                 # Nobody watches this thread.
                 logger.exception("failure of a thread that commits ahead of a batch's end, going on")
 
+    def _run_over(self) -> None:
+        while (told := self._over.get()) is not None:
+            if not self._over.empty():
+                # Of an older plan than the newest there is nothing to say any more.
+                continue
+            plan, is_shown = told
+            try:
+                is_shown()
+            except Exception:
+                logger.exception(
+                    "failure of the thread that tells the planner of batches that are over, going on"
+                )
+            self._hub.batch_committed(plan)
+
     def _run_watch(self) -> None:
         looks = 0
         while not self._is_closed:
@@ -180,11 +203,17 @@ class DriverHub:
             try:
                 self._look(is_asked=is_asked)
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
-                    self.close()
+                    self._is_closed = True
             except Exception:
                 logger.info(
                     "epochs could not be compared with the running batch's, trying again", exc_info=True
                 )
+        # Who waits for the end of a batch must not find the threads gone that it waits for.
+        while not self._is_idle.wait(self._look_every_s):
+            continue
+        self._hub.close()
+        self._work.put(None)
+        self._over.put(None)
 
     def _look(self, *, is_asked: bool) -> None:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s

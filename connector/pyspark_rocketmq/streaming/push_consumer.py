@@ -153,6 +153,8 @@ class PushConsumer:
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
+        self._hubs: dict[str, DriverHub] = {}
+        """By the run ids of the queries started."""
 
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
@@ -281,7 +283,29 @@ class PushConsumer:
             raise
         if hub is not None:
             hub.lives_with(partial(is_active, query))
+            self._hubs[str(query.runId)] = hub
         return query
+
+    def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
+        """Stop a query that this consumer has started, and keep what its batch under way has done.
+
+        No listener is called any more; the calls in hand are waited for, and the batch is committed. ``query.stop()`` alone
+        breaks the batch off, so that its messages are consumed again.
+
+        Args:
+            query: What :meth:`start` has returned.
+            within_s: How long to wait; then the query is stopped all the same.
+
+        Returns:
+            Whether the batch was committed in time. Not so where tasks cannot connect to the driver, or with the engine ``state``, if
+            the batch takes longer.
+        """
+        hub = self._hubs.pop(str(query.runId), None)
+        is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
+        query.stop()
+        if hub is not None:
+            hub.close()
+        return is_committed
 
     def _start(
         self,

@@ -1,0 +1,138 @@
+"""A queue is reset, or the query is to stop, while its listener is at work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    Message,
+    MessageExt,
+    MessageQueue,
+)
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.delivery_log import DeliveryLog
+from tests.helpers.wait import wait_until
+
+pytestmark = [pytest.mark.spark, SIM_ONLY]
+
+_PATIENCE_S = 240.0
+_CALL_S = 0.4
+_EACH = 60
+"""Messages of a queue: a batch takes half a minute."""
+
+
+class SlowQuery:
+    """Consumes two queues, in two tasks."""
+
+    def __init__(
+        self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, *, orderly: bool
+    ) -> None:
+        topic = cluster.create_topic(queues=2, brokers=["broker-a"])
+        self.queues = [MessageQueue(topic, "broker-a", number) for number in range(2)]
+        self.store = DeltaOffsetStore(folder / "offsets")
+        self.log = DeliveryLog(folder / "deliveries")
+        self.sink = folder / "sink"
+        with Producer(cluster.name_servers, "P", send_timeout_s=60.0) as producer:
+            for queue in self.queues:
+                producer.send_batch([Message(topic=topic, body=b"x") for _ in range(_EACH)], queue)
+        self.group = cluster.unique_name("given-up")
+        self.consumer = PushConsumer(
+            consumer_group=self.group,
+            name_servers=cluster.name_servers,
+            offset_store=self.store,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            consume_thread_max=2,
+        )
+        self.consumer.subscribe(topic)
+        log = self.log
+
+        def in_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            log.note(messages)
+            time.sleep(_CALL_S)
+            context.emit(body="x")
+            return ConsumeOrderlyStatus.SUCCESS
+
+        def at_once(
+            messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+        ) -> ConsumeConcurrentlyStatus:
+            log.note(messages)
+            time.sleep(_CALL_S)
+            context.emit(body="x")
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+        self.consumer.register_message_listener(
+            in_order if orderly else at_once, orderly=orderly, output_schema="body string"
+        )
+        self.query = self.consumer.start(
+            spark,
+            sink=DeltaSink(self.sink),
+            checkpoint=folder / "checkpoint",
+            trigger={"processingTime": "100 milliseconds"},
+        )
+
+    def delivered(self) -> list[tuple[int, int]]:
+        """Queue and offset of what the listener was given."""
+        return [(each.queue_id, offset) for each in self.log.deliveries() for offset in each.queue_offsets]
+
+    def await_begun(self) -> None:
+        wait_until(lambda: len(self.delivered()) >= 4, _PATIENCE_S, reason="A batch under way")
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Queue and offset of what is in the sink."""
+        table = DeltaTable(self.sink).to_pyarrow_table(columns=["queueId", "queueOffset"])
+        return sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+@pytest.fixture(params=[True, False], ids=["orderly", "concurrent"])
+def slow(
+    request: pytest.FixtureRequest, spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> Iterator[SlowQuery]:
+    running = SlowQuery(spark, cluster, tmp_path, orderly=request.param)
+    yield running
+    running.query.stop()
+
+
+def test_a_queue_that_is_reset_is_given_up_at_once_and_the_others_are_not(slow: SlowQuery) -> None:
+    """F5, D7: nothing of it from before the reset is counted; what shares its batch is, once."""
+    slow.await_begun()
+    first = min(slow.delivered())[0]
+    slow.store.reset(slow.group, {slow.queues[first]: _EACH - 2})
+    expected = {(first, _EACH - 2), (first, _EACH - 1), *((1 - first, offset) for offset in range(_EACH))}
+
+    wait_until(
+        lambda: DeltaTable.is_deltatable(str(slow.sink)) and set(slow.rows()) >= expected,
+        _PATIENCE_S,
+        reason="The rest of the messages",
+    )
+    assert (first, _EACH - 3) not in slow.delivered()
+    rows = slow.rows()
+    assert len(rows) == len(set(rows))
+    assert set(rows) == expected
+
+
+def test_a_query_that_is_stopped_in_good_order_keeps_what_its_batch_has_done(slow: SlowQuery) -> None:
+    """B7, D7: the calls in hand are waited for, and nothing is consumed again."""
+    slow.await_begun()
+    assert slow.consumer.stop(slow.query, _PATIENCE_S)
+
+    delivered = slow.delivered()
+    assert len(delivered) < 2 * _EACH
+    assert slow.rows() == sorted(delivered)
+    assert slow.query.exception() is None
+    rows = slow.store.read(slow.group)
+    done = {queue.queue_id: row.next_offset for queue, row in rows.items() if queue in slow.queues}
+    assert done == {number: sum(queue_id == number for queue_id, _ in delivered) for number in done}

@@ -1,0 +1,133 @@
+"""The driver's side of giving queues up: commits ahead of a batch's end, one at a time, and the look at the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.hub import task_line
+from pyspark_rocketmq.hub.address import HubAddress
+from pyspark_rocketmq.hub.client import HubClient
+from pyspark_rocketmq.hub.session import Message
+from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.task_line import Fate, TaskOrders, ask_driver
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.driver_hub import BatchEnd, DriverHub
+from tests.helpers.wait import PATIENCE_S, wait_until
+
+A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
+
+
+class Query:
+    """A hub with a planner, and the store's epochs."""
+
+    def __init__(self) -> None:
+        self.epochs = {A: 1, B: 1}
+        self.heard: list[Message] = []
+        self.hub = DriverHub(
+            "127.0.0.1",
+            "127.0.0.1",
+            must_ask=True,
+            read_epochs=lambda: dict(self.epochs),
+            clock=SystemClock(),
+            look_every_s=0.02,
+        )
+        self.planner = HubClient(
+            HubAddress.parse(self.hub.secret),
+            received=self.heard.append,
+            lost=lambda: None,
+            clock=SystemClock(),
+            timeout_s=PATIENCE_S,
+        )
+        self.planner.send({"is": "planner"})
+        self.planner.send({"is": "plan", "plan": 1, "queues": [list(A), list(B)]})
+
+    def is_told(self, kind: str) -> bool:
+        return any(said["is"] == kind for said in self.heard)
+
+    def begin(self, *committed: list[Part]) -> TaskOrders:
+        def commit(part: Part) -> None:
+            for each in committed:
+                each.append(part)
+            if not committed:
+                raise ConnectionError("the storage is away")
+
+        terms = self.hub.begin(3, commit)
+        assert terms is not None
+        orders = ask_driver(terms, 0, {A: 1, B: 1})
+        assert orders is not None
+        assert orders.begins(A)
+        return orders
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+    monkeypatch.setattr(task_line, "_lines", {})
+    running = Query()
+    yield running
+    running.planner.close()
+    running.hub.failed()
+    running.hub.close()
+
+
+def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> None:
+    """B5"""
+    committed: list[Part] = []
+    orders = query.begin(committed)
+    assert orders.hand_over("part", {A}, {})
+    orders.await_taken()
+
+    wait_until(lambda: query.is_told("free"), PATIENCE_S, reason="A free queue")
+    assert [part.id for part in committed] == ["part"]
+    assert query.hub.end(could_ask=True) == BatchEnd(1, frozenset({"part"}), ())
+
+
+def test_what_could_not_be_committed_is_left_to_the_batchs_end(query: Query) -> None:
+    """H1: it is the driver's, and its queue is nobody else's before."""
+    orders = query.begin()
+    assert orders.hand_over("part", {A}, {})
+    orders.await_taken()
+
+    end = query.hub.end(could_ask=True)
+    assert (end.taken, [part.id for part in end.left]) == ({"part"}, ["part"])
+    assert not query.is_told("free")
+
+
+def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Query) -> None:
+    """B5: and the next batch does not wait for that."""
+    query.begin([])
+    end = query.hub.end(could_ask=True)
+    is_shown = threading.Event()
+    query.hub.over(end.plan, lambda: None if is_shown.wait(PATIENCE_S) else None)
+
+    query.begin([])
+    query.hub.end(could_ask=True)
+    assert not query.is_told("over")
+    is_shown.set()
+    wait_until(lambda: query.is_told("over"), PATIENCE_S, reason="The batch's end")
+
+
+def test_a_queue_that_is_reset_while_a_batch_takes_long_is_dropped(query: Query) -> None:
+    """F5"""
+    orders = query.begin([])
+    query.epochs[A] = 2
+
+    wait_until(lambda: orders.is_given_up(A), PATIENCE_S, reason="A look at the store")
+    assert orders.fate(A) is Fate.DROPPED
+    assert not orders.is_given_up(B)
+    query.hub.end(could_ask=True)
+
+
+def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:
+    """H1: a batch that was begun is committed."""
+    query.begin([])
+    query.hub.lives_with(lambda: False)
+    wait_until(lambda: query.hub._is_closed, PATIENCE_S, reason="An end of the query noticed")
+
+    end = query.hub.end(could_ask=True)
+    query.hub.over(end.plan, lambda: None)
+    wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
+    assert query.hub.begin(4, lambda part: None) is None
