@@ -101,7 +101,11 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
     query.begin([])
     end = query.hub.end(could_ask=True)
     is_shown = threading.Event()
-    query.hub.over(end.plan, lambda: None if is_shown.wait(PATIENCE_S) else None)
+
+    def wait() -> None:
+        is_shown.wait(PATIENCE_S)
+
+    query.hub.over(end.plan, wait)
 
     query.begin([])
     query.hub.end(could_ask=True)
