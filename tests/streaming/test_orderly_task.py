@@ -21,7 +21,7 @@ from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming import range_consumer
+from pyspark_rocketmq.streaming import orderly_task, range_consumer
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
@@ -61,11 +61,15 @@ class Task:
     def run(
         self, ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange], orders: RangeOrders = NO_ORDERS
     ) -> dict[MessageQueue, Consumed]:
+        return {each.ack.queue: each for each in self.consumed(ranges, orders)}
+
+    def consumed(
+        self, ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange], orders: RangeOrders
+    ) -> Iterator[Consumed]:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        task = OrderlyTask(iter(ranges), consumer, orders, self.clock)
-        return {each.ack.queue: each for each in task.consumed()}
+        return OrderlyTask(iter(ranges), consumer, orders, self.clock).consumed()
 
     def _call(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
         [message] = messages
@@ -248,6 +252,29 @@ def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() ->
     assert task.delivered[OTHER] == [(0, 0)]
     assert (brought[OTHER].ack.finished, brought[OTHER].ack.reconsume_times) == ("SUSPENDED", 1)
     assert brought[SLOW].ack.finished == "EXHAUSTED"
+
+
+def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> None:
+    """D7, G7: who gets the queue waits neither for its suspension nor for the rest of another queue's range."""
+    orders, is_out = GivenUp(), threading.Event()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == OTHER:
+            context.suspend_current_queue_time_millis = 30_000
+            orders.queues.add(OTHER)
+            return SUSPEND
+        if message.queue_offset:
+            assert is_out.is_set(), "the whole range came first"
+            return SUCCESS
+        time.sleep(2 * orderly_task._LOOK_EVERY_S)
+        return SUCCESS
+
+    task = Task(listener)
+    for consumed in task.consumed([range_of(OTHER), range_of(SLOW, 3)], orders):
+        if consumed.ack.queue == OTHER:
+            is_out.set()
+
+    assert task.delivered[OTHER] == [(0, 0)]
 
 
 def test_what_ends_another_thread_ends_the_task() -> None:

@@ -85,6 +85,10 @@ class TaskTurns(Generic[QueueT]):
         """Whether something is without a worker, so that there is, or will be, something to do for another one."""
         return bool(self._waiting)
 
+    def is_suspended(self, queue: QueueT) -> bool:
+        """Whether the queue waits and was suspended in this task."""
+        return queue in self._waiting and queue not in self._leading
+
     def next(
         self, now_s: float, *, calls_s: Sequence[float] = (), is_batch_at_work: bool = False
     ) -> Turn[QueueT] | Rest:
@@ -102,9 +106,9 @@ class TaskTurns(Generic[QueueT]):
         if not due:
             return Rest(min(each.due_s for each in self._waiting.values()))
         first = min(due, key=lambda each: each.place_s)
-        waits_s = self._waits_s(now_s - first.due_s, calls_s)
-        if waits_s > 0:
-            return Rest(now_s + waits_s)
+        begins_s = now_s + self._waits_s(now_s - first.due_s, calls_s)
+        if begins_s > now_s:
+            return Rest(begins_s)
         del self._waiting[first.queue]
         self._in_hand.add(first.queue)
         return Turn(first.queue, self._lasts_s(now_s))
@@ -135,6 +139,11 @@ class TaskTurns(Generic[QueueT]):
     def ended(self, queue: QueueT) -> None:
         """There is nothing more to deliver of the queue."""
         self._in_hand.remove(queue)
+        self._leading.discard(queue)
+
+    def withdrawn(self, queue: QueueT) -> None:
+        """A queue that waits does not go on."""
+        del self._waiting[queue]
         self._leading.discard(queue)
 
     def _release(self, queue: QueueT | None, place_s: float, due_s: float) -> None:

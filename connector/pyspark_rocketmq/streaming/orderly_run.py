@@ -82,7 +82,7 @@ class OrderlyRun:
         self.listener = listener
         """May be another one when the run goes on."""
         self.ends_turn = False
-        """Set by another thread: the delivery in hand is the last one of this turn, and of any other."""
+        """Set by another thread: the delivery in hand is the last one of this turn."""
         self._output = output
         self._now_s = now_s
         self._dead_letters = dead_letters

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from math import inf
+from typing import Final
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.orderly import Finish
@@ -105,15 +105,37 @@ class OrderlyTask:
         with self._changed:
             while not self._is_over and not (gives_out and self._done):
                 now_s = self._clock.monotonic_s()
+                if self._end_given_up():
+                    continue
                 found = self._turns.next(now_s, calls_s=self._in_hand_s(worker, now_s))
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
                     self._engage_another()
                     return found
                 worker.is_resting = True
-                self._changed.wait(None if found.until_s == inf else found.until_s - now_s)
+                # Nobody tells that a queue is given up.
+                self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())
             return None
+
+    def _end_given_up(self) -> bool:
+        """End what is suspended and given up: whoever gets the queue is not to wait until it is due; whether there was any."""
+        found = [
+            (queue, one)
+            for queue, one in self._begun.items()
+            if one is not None and self._turns.is_suspended(queue) and self._orders.is_given_up(queue)
+        ]
+        for queue, one in found:
+            self._turns.withdrawn(queue)
+            self._give_out(queue, one.stopped())
+        return bool(found)
+
+    def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
+        """Have the task's own thread give a result out, after the call it is in; called with the guard."""
+        self._begun[queue] = None
+        self._done.append(consumed)
+        self._workers[0].stop()
+        self._changed.notify_all()
 
     def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
         return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]
@@ -154,8 +176,9 @@ class OrderlyTask:
         with self._consumer.lease() as listener:
             run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock.now_s)
             one.run, run.listener = run, listener
+            run.ends_turn = False
             worker.begin(run, self._clock.monotonic_s())
-            if not self._turns.is_led:
+            if not self._turns.is_led or (self._done and worker is self._workers[0]):
                 worker.stop()
             one.rows += run.consume(lasts_s)
         self._report(worker, one, run)
@@ -169,9 +192,8 @@ class OrderlyTask:
             now_s = self._clock.monotonic_s()
             worker.begin(None, now_s)
             if consumed is not None:
-                self._begun[queue] = None
-                self._done.append(consumed)
                 self._turns.ended(queue)
+                self._give_out(queue, consumed)
             elif run.finished is None:
                 self._turns.yielded(queue, now_s)
             else:
@@ -182,6 +204,7 @@ class OrderlyTask:
             self._changed.notify_all()
 
 
+_LOOK_EVERY_S: Final = 0.5
 _GOING_ON = (None, Finish.SUSPENDED)
 
 
