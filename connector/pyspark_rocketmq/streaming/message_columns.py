@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
 
@@ -65,11 +66,11 @@ class ArrivedMessages(Sequence[MessageExt]):
         for start in range(0, len(self), _MADE_AT_ONCE):
             yield from self[start : start + _MADE_AT_ONCE]
 
-    def stored(self, index: int) -> tuple[int, int]:
-        """The message's time of storage and offset in the broker's log, without making it."""
+    def last_message(self, index: int) -> str:
+        """See :func:`last_message`: of the message at ``index``, without making it."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
-        return stored_at(batch, index - (self._ends[number] - batch.num_rows))
+        return last_message(batch, index - (self._ends[number] - batch.num_rows))
 
     def _between(self, start: int, stop: int, step: int) -> list[MessageExt]:
         found: list[MessageExt] = []
@@ -90,10 +91,14 @@ class ArrivedMessages(Sequence[MessageExt]):
         self._first, self._made = index, _messages(rows, self._queue)
 
 
-def stored_at(batch: pa.RecordBatch, row: int) -> tuple[int, int]:
-    """Milliseconds since the epoch and commit log offset of the message in a row."""
-    [stored_ms] = _values(batch.column("storeTimestamp").slice(row, 1), "storeTimestamp")
-    return int(stored_ms), int(batch.column("commitLogOffset")[row].as_py())
+def last_message(batch: pa.RecordBatch, row: int) -> str:
+    """What an ack says of the message in a row when it is the newest one passed; empty where its columns were not read."""
+    names = ("queueOffset", "storeTimestamp", "commitLogOffset")
+    offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
+    if not (stored_at.is_valid and log_offset.is_valid):
+        return ""
+    stored_ms = stored_at.cast(pa.int64()).as_py() // _MICROS_PER_MILLI
+    return LastMessage(offset.as_py(), stored_ms, log_offset.as_py()).to_text()
 
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:

@@ -18,7 +18,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
-from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.range_tickets import read_tickets
@@ -27,7 +26,7 @@ from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, wrong_markers
-from pyspark_rocketmq.streaming.message_columns import stored_at
+from pyspark_rocketmq.streaming.message_columns import last_message
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, POSITION_COLUMNS, listener_schema
 
@@ -174,8 +173,7 @@ class TableEngine:
                 read += count
                 queue = MessageQueue(*(piece.column(name)[-1].as_py() for name in POSITION_COLUMNS[:3]))
                 if count:
-                    at = piece.column("queueOffset")[count - 1].as_py()
-                    last = LastMessage(at, *stored_at(piece, count - 1)).to_text()
+                    last = last_message(piece, count - 1)
                     yield self._data_rows(piece.slice(0, count))
                 if is_whole:
                     yield self._ack_row(queue, piece.column("plannedRange")[-1].as_py(), read, last)

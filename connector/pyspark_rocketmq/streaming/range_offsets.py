@@ -57,7 +57,7 @@ class RangeOffsets:
         if index == 0:
             return ""
         if isinstance(self._messages, ArrivedMessages):
-            return LastMessage(int(self._offsets[index - 1]), *self._messages.stored(index - 1)).to_text()
+            return self._messages.last_message(index - 1)
         message = self._messages[index - 1]
         return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
 
