@@ -149,6 +149,7 @@ def lag(
         f"offsets reset --as-of 2026-11-20T10:00 {_CONF}",
         f"offsets reset --as-of v120 --force {_CONF}",
         f"offsets reset --to earliest --sink /lake/orders --rewind-sink {_CONF}",
+        f"offsets reset --to sink --sink /lake/orders {_CONF}",
     ),
 )
 @_change_options
@@ -156,7 +157,8 @@ def lag(
     "--to",
     "target",
     type=Parsed("position", parse_target),
-    help="earliest, latest, a queue offset, or a time: from the first message stored then.",
+    help="earliest, latest, a queue offset, or a time: from the first message stored then; or sink: where --sink is, of the "
+    "queues whose rows it has lost.",
 )
 @click.option(
     "--as-of",
@@ -170,6 +172,19 @@ def reset(conf: Path | None, pairs: Sequence[str], target: Any, moment: Any, man
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
     import_module("jobs.offset_change").reset(settings, target or moment, manner, open_console())
+
+
+@offsets.command(
+    name="accept-gap",
+    cls=JobCommand,
+    settings=OffsetsChangeSettings,
+    examples=(f"offsets accept-gap {_CONF}",),
+)
+@_change_options
+def accept_gap(conf: Path | None, pairs: Sequence[str], manner: Any) -> None:
+    """Have a group go on where it is although its sink has lost rows: they stay away."""
+    settings = load_settings(OffsetsChangeSettings, "offsets accept-gap", conf, pairs)
+    import_module("jobs.offset_change").accept_gap(settings, manner, open_console())
 
 
 @offsets.command(

@@ -1,4 +1,4 @@
-"""Jobs ``offsets reset``, ``skip`` and ``clone``: move a group, seen as a table before it is done.
+"""Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is done.
 
 The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the sink's
 watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while the group runs.
@@ -24,7 +24,9 @@ from jobs.offset_moves import (
     Target,
     ToBound,
     ToOffset,
+    ToSink,
     ToTime,
+    accepted,
     beyond_the_broker,
     moves_to,
     refusal,
@@ -37,6 +39,7 @@ from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.store import OffsetRow
 
 _RUNS_IF_YOUNGER_S = 60.0
 """A group whose rows changed in that time is taken for running where nobody can be asked, or no broker answers."""
@@ -63,7 +66,22 @@ def reset(
         JobFailed: If it cannot or must not be done; nothing was changed then.
     """
     with _look(settings) as look:
-        look.change(look.targets(target, manner.choice), manner, console)
+        if isinstance(target, ToSink):
+            look.change(look.lost_by_sink(manner), manner, console, forgets_sinks=True)
+            return
+        targets = look.targets(target, manner.choice)
+        if target != ToBound(EARLIEST):
+            look.change(targets, manner, console)
+            return
+        # Whoever starts over empties the sink: what the retry topic's queues, which stay, have passed is not in it either.
+        stay = {queue: at for queue, at in accepted(look.chosen_rows(manner)).items() if queue not in targets}
+        look.change(stay | targets, manner, console, forgets_sinks=True)
+
+
+def accept_gap(settings: OffsetsChangeSettings, manner: Manner, console: Console) -> None:
+    """Have the chosen queues go on where they are, whatever their sink has lost; raises as ``reset``."""
+    with _look(settings) as look:
+        look.change(accepted(look.chosen_rows(manner)), manner, console, forgets_sinks=True)
 
 
 def skip(settings: OffsetsChangeSettings, messages: int | None, manner: Manner, console: Console) -> None:
@@ -119,6 +137,20 @@ class _Look:
                 assert self._cluster is not None
                 return self._cluster.stored_from(queues, at_s)
 
+    def chosen_rows(self, manner: Manner) -> dict[MessageQueue, OffsetRow]:
+        """The rows that are meant, those of the retry topic, too."""
+        rows = self.group.rows
+        return {queue: row for queue, row in rows.items() if manner.choice.takes_retries_too(queue)}
+
+    def lost_by_sink(self, manner: Manner) -> dict[MessageQueue, int]:
+        """Where each chosen queue goes whose rows the sink has lost: to where the sink is."""
+        if manner.sink is None:
+            raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
+        lost = SinkWatermarks(manner.sink).lost(str(self.group.name), self.chosen_rows(manner))
+        begins = {queue for queue, at in lost.items() if at == 0}
+        bounds = self.needed_bounds(begins) if begins else {}
+        return lost | {queue: bounds[queue].min_offset for queue in begins}
+
     def needed_bounds(
         self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
@@ -134,9 +166,16 @@ class _Look:
             )
         return bounds
 
-    def change(self, targets: Mapping[MessageQueue, int], manner: Manner, console: Console) -> None:
+    def change(
+        self,
+        targets: Mapping[MessageQueue, int],
+        manner: Manner,
+        console: Console,
+        *,
+        forgets_sinks: bool = False,
+    ) -> None:
         """Show the moves; make them, unless they are only to be shown."""
-        moves = self._moves(targets, manner)
+        moves = self._moves(targets, manner, forgets_sinks=forgets_sinks)
         if not moves:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' is there already, or none of its queues was chosen."
@@ -162,7 +201,9 @@ class _Look:
             SinkWatermarks(manner.sink).rewind(str(self.group.name), back)
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
-    def _moves(self, targets: Mapping[MessageQueue, int], manner: Manner) -> Sequence[QueueMove]:
+    def _moves(
+        self, targets: Mapping[MessageQueue, int], manner: Manner, *, forgets_sinks: bool
+    ) -> Sequence[QueueMove]:
         topics = {queue.topic for queue in targets}
         rows = self.group.rows
         generations = {queue: rows[queue].generation if queue in rows else 0 for queue in targets}
@@ -175,6 +216,7 @@ class _Look:
             self._bounds(topics),
             watermarks=watermarks,
             rewinds_sink=manner.rewinds_sink,
+            forgets_sinks=forgets_sinks,
         )
         holders = self._holders(targets, topics)
         return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]

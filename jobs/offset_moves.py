@@ -15,6 +15,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+SINK: Final = "sink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,16 @@ class ToBound:
     end: str
 
 
-Target = ToOffset | ToTime | ToBound
+@dataclass(frozen=True, slots=True)
+class ToSink:
+    """Where the group's sink is, of the queues whose rows it has lost."""
+
+
+Target = ToOffset | ToTime | ToBound | ToSink
 
 
 def parse_target(text: str) -> Target:
-    """Read ``earliest``, ``latest``, a queue offset, or the time from which messages shall be consumed.
+    """Read ``earliest``, ``latest``, ``sink``, a queue offset, or the time from which messages shall be consumed.
 
     Raises:
         ValueError: With the end of a sentence.
@@ -50,6 +56,8 @@ def parse_target(text: str) -> Target:
     value = text.strip().lower()
     if value in (EARLIEST, LATEST):
         return ToBound(value)
+    if value == SINK:
+        return ToSink()
     if re.fullmatch(r"\d+", value):
         at = _time_in_digits(value)
         if at is not None:
@@ -59,7 +67,7 @@ def parse_target(text: str) -> Target:
         return ToTime(parse_time(text))
     except ValueError:
         raise ValueError(
-            "is neither earliest, latest, a queue offset, nor a time such as 2026-11-20T10:00 (UTC unless it says otherwise)"
+            "is neither earliest, latest, sink, a queue offset, nor a time such as 2026-11-20T10:00 (UTC unless it says otherwise)"
         ) from None
 
 
@@ -87,7 +95,12 @@ class QueueChoice:
 
     def takes(self, queue: MessageQueue) -> bool:
         """Whether ``queue`` is meant. Queues of the retry topic are only where it is named."""
-        is_topic = queue.topic in self.topics if self.topics else not is_retry_topic(queue.topic)
+        is_named = queue.topic in self.topics
+        return self.takes_retries_too(queue) and (is_named or not is_retry_topic(queue.topic))
+
+    def takes_retries_too(self, queue: MessageQueue) -> bool:
+        """As ``takes``, but queues of the retry topic are meant without being named, too."""
+        is_topic = not self.topics or queue.topic in self.topics
         return is_topic and (not self.queues or (queue.broker_name, queue.queue_id) in self.queues)
 
 
@@ -140,6 +153,8 @@ class QueueMove:
             notes.append(f"beyond the end by {beyond}: the broker ends at {self.bounds.max_offset}")
         if self.is_below_watermark:
             notes.append(f"the sink drops rows below {self.watermark}")
+        if self.moved == 0 and self.row is not None and self.row.sinks:
+            notes.append("stays; its sink need not have what came before")
         return "; ".join(notes)
 
     def columns(self) -> dict[str, Any]:
@@ -167,8 +182,11 @@ def moves_to(
     *,
     watermarks: Mapping[MessageQueue, int] = MappingProxyType({}),
     rewinds_sink: bool = False,
+    forgets_sinks: bool = False,
 ) -> tuple[QueueMove, ...]:
     """One move per target, sorted; queues that are there already are left out.
+
+    With ``forgets_sinks`` they are not, if they remember sinks that have what was consumed: a reset forgets that.
 
     With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target: the group may have
     been moved before without the sink. A target whose messages are gone is moved up to the first there is: below it the
@@ -180,7 +198,8 @@ def moves_to(
         target = wanted if bound is None else max(wanted, bound.min_offset)
         watermark = watermarks.get(queue)
         move = QueueMove(queue=queue, row=row, target=target, bounds=bound, watermark=watermark)
-        if move.moved != 0 or (rewinds_sink and move.is_below_watermark):
+        forgets = forgets_sinks and row is not None and bool(row.sinks)
+        if move.moved != 0 or forgets or (rewinds_sink and move.is_below_watermark):
             moves.append(move)
     return tuple(moves)
 
@@ -195,6 +214,11 @@ def skipped(
         else min(row.next_offset + messages, bounds[queue].max_offset)
         for queue, row in rows.items()
     }
+
+
+def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
+    """Queues that go on where they are although a sink lacks what came before."""
+    return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 
 
 def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:

@@ -34,7 +34,7 @@ class OffsetsHistorySettings(OptionSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsChangeSettings(ClusterAccess):
-    """Options of jobs ``offsets reset``, ``offsets skip`` and ``offsets clone``."""
+    """Options of jobs ``offsets reset``, ``offsets skip``, ``offsets clone`` and ``offsets accept-gap``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     consumer_group: str = like_source("consumer_group", doc="The consumer group to move.")

@@ -16,7 +16,9 @@ from jobs.errors import JobFailed
 from jobs.offset_moves import QueueMove
 from pyspark_rocketmq.consume.watermark import app_id
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.offsets.table_reading import query_rows, sql_literal
+from pyspark_rocketmq.streaming.sink_standing import lost_by
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -40,6 +42,22 @@ class SinkWatermarks:
             for queue, generation in queues.items()
         }
         return {queue: watermark for queue, watermark in found.items() if watermark is not None}
+
+    def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
+        """Where the table is in each queue whose rows it has lost, by what the group's rows say.
+
+        Raises:
+            JobFailed: If there is no such table, or it lacks nothing.
+        """
+        self._table()
+        queues = {queue: row.generation for queue, row in rows.items()}
+        found = lost_by(rows, _delta_sink(self._path).standings(consumer_group, queues))
+        if not found:
+            raise JobFailed(
+                f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} wrote into it by its "
+                "offsets. To consume messages again whose rows it has, say from where, with --rewind-sink."
+            )
+        return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
         """Why the watermarks must not be set to where ``moves`` go: rows would be there twice, or be forgotten."""

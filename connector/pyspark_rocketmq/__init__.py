@@ -42,6 +42,7 @@ _HOME_OF = {
     "consume_orderly": "streaming.orderly_engine",
     "json_body": "streaming.message_table",
     "register": "datasource.format",
+    "reset_to_sink": "streaming.lost_offsets",
 }
 
 __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings

@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from jobs.cli import cli
+from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import Consumption
@@ -124,3 +127,113 @@ def test_a_sink_restored_to_an_earlier_version_is_refused_until_it_is_followed(
     report = check_sink(consumption.sink, expected)
     assert report.is_clean, str(report)
     assert report.rows == 300
+
+
+def operate(consumption: Consumption, *words: str) -> None:
+    """What an operator types, as the error says it."""
+    options = [f"offsetStore={consumption.store.spec}", f"consumerGroup={consumption.group}"]
+    options += [f"nameServers={consumption.cluster.name_servers}", "requestTimeoutMs=30000"]
+    command = ["offsets", *words, *(part for option in options for part in ("--option", option))]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("way", ["start over", "accept the gap"])
+def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_anew_in_silence(
+    consumption: Consumption, way: str
+) -> None:
+    """H7: nothing is consumed and no table is made before somebody has chosen."""
+    first, second = produce(consumption, first=0), {}
+    consumption.drain()
+    shutil.rmtree(consumption.sink)
+    second = produce(consumption, first=20)
+    done = len(consumption.reports)
+
+    with pytest.raises(SinkSetBack, match="it is not there any more") as refusal:
+        consumption.drain()
+    assert not consumption.sink.exists()
+    assert len(consumption.reports) == done
+    consumption.await_departure()
+    if way == "start over":
+        assert "`offsets reset --to earliest" in str(refusal.value)
+        operate(consumption, "reset", "--to", "earliest")
+    else:
+        assert "`offsets accept-gap" in str(refusal.value)
+        operate(consumption, "accept-gap")
+    consumption.drain()
+
+    report = check_sink(consumption.sink, {**first, **second} if way == "start over" else second)
+    assert report.is_clean, str(report)
+    assert report.rows == (200 if way == "start over" else 100)
+
+
+def test_a_sink_put_back_to_a_backup_gets_what_it_lost_when_the_offsets_go_back_to_it(
+    consumption: Consumption,
+) -> None:
+    """H7: each row is there once afterwards."""
+    expected = dict(produce(consumption, first=0))
+    consumption.drain()
+    shutil.copytree(consumption.sink, consumption.folder / "backup")
+    expected |= produce(consumption, first=20)
+    consumption.drain()
+    shutil.rmtree(consumption.sink)
+    (consumption.folder / "backup").rename(consumption.sink)
+    expected |= produce(consumption, first=40)
+
+    with pytest.raises(SinkSetBack, match=r"restored to an earlier state.*`offsets reset --to sink --sink"):
+        consumption.drain()
+    consumption.await_departure()
+    operate(consumption, "reset", "--to", "sink", "--sink", str(consumption.sink))
+    consumption.drain()
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 300
+
+
+@pytest.mark.parametrize("what", ["deleted", "made anew", "put back"])
+def test_a_sink_that_changes_under_a_running_query_ends_it_before_anything_is_lost(
+    consumption: Consumption, what: str
+) -> None:
+    """H7"""
+    produce(consumption, first=0)
+    with RunningQuery(consumption) as query:
+        query.await_consumed(100)
+        shutil.copytree(consumption.sink, consumption.folder / "backup")
+        produce(consumption, first=20)
+        query.await_consumed(200)
+        consumption.sink.rename(consumption.folder / "removed")
+        if what == "made anew":
+            DeltaSink(consumption.sink).prepare(
+                DeltaTable(consumption.folder / "removed").schema().to_arrow()
+            )
+        elif what == "put back":
+            (consumption.folder / "backup").rename(consumption.sink)
+        produce(consumption, first=40)
+        said = query.await_failure()
+
+    assert {
+        "deleted": "There is no Delta table",
+        "made anew": "another table (id",
+        "put back": "restored to an earlier state",
+    }[what] in said
+    assert sum(consumption.next_offsets().values()) == 200, "what came after that was passed"
+
+
+def test_an_offset_table_that_is_put_back_under_a_query_ends_it_and_a_restart_doubles_nothing(
+    consumption: Consumption,
+) -> None:
+    """H2: by Delta's own RESTORE; the sink has what is consumed again."""
+    expected = dict(produce(consumption, first=0))
+    with RunningQuery(consumption) as query:
+        query.await_consumed(100)
+        table = DeltaTable(consumption.folder / "offsets")
+        table.restore(max(1, table.version() - 1))
+        expected |= produce(consumption, first=20)
+        assert "restored to an earlier state or replaced" in query.await_failure()
+
+    consumption.drain()
+
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+    assert report.rows == 200

@@ -43,7 +43,7 @@ def test_required_options_come_first_in_the_help(capsys):
         (("xyz",), "There is no job 'xyz'; known: "),
         (
             ("offsets", "reset", "--to", "yesterday"),
-            "'yesterday' is neither earliest, latest, a queue offset, nor a time",
+            "'yesterday' is neither earliest, latest, sink, a queue offset, nor a time",
         ),
         (("offsets", "reset", "--queue", "0"), "'0' is not BROKER:ID, such as broker-a:0"),
         (("offsets", "reset", "--as-of", "v1.5"), "'v1.5' is neither a time such as 2026-11-20T10:00"),

@@ -16,19 +16,22 @@ from rich.console import Console
 from broker_sim.cluster import SimCluster
 from jobs.errors import JobFailed
 from jobs.moments import AtTime, AtVersion
-from jobs.offset_change import Manner, clone, reset, skip
-from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToTime
+from jobs.offset_change import Manner, accept_gap, clone, reset, skip
+from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToSink, ToTime
 from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm
 from jobs.sink_watermarks import SinkWatermarks
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.group_member import client_id, join_group
+from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.lost_offsets import check_sink
+from pyspark_rocketmq.streaming.sink_standing import remembered_text
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
@@ -310,7 +313,90 @@ def test_a_sink_is_not_set_back_under_a_running_query(tmp_path, sink):
         Shop(store).do(reset, ToOffset(0), sink=sink.path, rewinds_sink=True, is_forced=True)
 
 
+RETRIES = MessageQueue("%RETRY%etl", "broker-a", 0)
+
+
+class Lossy:
+    """A group that has passed what its sink has lost, and the sink."""
+
+    def __init__(self, shop, sink, **passed):
+        self.shop, self.sink = shop, sink
+        standings = sink.standings(GROUP, dict.fromkeys(passed["passed"], 0))
+        rows = shop.store.claim(GROUP, "", dict.fromkeys(passed["passed"], 0))
+        commits = [
+            QueueCommit(
+                queue=queue, epoch=rows[queue].epoch, next_offset=offset, sinks=remembered_text(standings)
+            )
+            for queue, offset in passed["passed"].items()
+        ]
+        shop.store.commit(GROUP, commits, query_id="q", batch_id=7)
+
+    def is_refused(self):
+        try:
+            check_sink(self.shop.store, self.sink, GROUP)
+        except SinkSetBack:
+            return True
+        return False
+
+
+@pytest.fixture
+def lossy(tmp_path, sink):
+    """The sink is at 20, 30 and nowhere."""
+    return Lossy(Shop(DeltaOffsetStore(tmp_path / "offsets")), sink, passed={A0: 20, A1: 44, RETRIES: 3})
+
+
+def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy):
+    """H7: in the queues whose rows are gone; those of the retry topic, too."""
+    assert lossy.is_refused()
+    with pytest.raises(JobFailed, match="give option 'nameServers'"):
+        lossy.shop.do(reset, ToSink(), sink=lossy.sink.path)
+    only_a1 = QueueChoice(queues=frozenset({("broker-a", 1)}))
+
+    assert lossy.shop.do(reset, ToSink(), sink=lossy.sink.path, choice=only_a1) == [(1, 30)]
+
+    assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 3}
+
+
+def test_a_group_whose_sink_lacks_nothing_is_not_moved_to_it(shop, sink):
+    with pytest.raises(JobFailed, match="lacks nothing of what group etl wrote into it"):
+        shop.do(reset, ToSink(), sink=sink.path)
+    with pytest.raises(JobFailed, match="--to sink needs --sink"):
+        shop.do(reset, ToSink())
+
+
+def test_a_gap_in_a_sink_is_accepted(lossy):
+    """H7: the group goes on where it is, and the sink is not asked for what came before."""
+    before = lossy.shop.now()
+
+    lossy.shop.do(accept_gap)
+
+    assert not lossy.is_refused()
+    assert lossy.shop.now() == before
+    assert json.loads(lossy.shop.shown)[0]["note"] == "stays; its sink need not have what came before"
+    with pytest.raises(JobFailed, match="nothing to change"):
+        lossy.shop.do(accept_gap)
+
+
 # ------------------------------------------------------------------------------------------ with a cluster
+
+
+@SIM_ONLY
+def test_a_group_starts_over_with_a_new_sink(cluster, topic, tmp_path):
+    """H7: whatever brokers still have; queues that stay where they are forget the sink as well."""
+    sink = DeltaSink(tmp_path / "sink")
+    sink.prepare(POSITIONS)
+    queues = {MessageQueue(topic, "broker-a", number): 6 for number in (0, 1)}
+    lossy = Lossy(
+        Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,)),
+        sink,
+        passed=queues | {RETRIES: 3},
+    )
+    assert lossy.is_refused()
+
+    lossy.shop.do(reset, ToBound("earliest"))
+
+    assert not lossy.is_refused()
+    assert lossy.shop.now() == dict.fromkeys(queues, 0) | {RETRIES: 3}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from jobs.offset_moves import (
     QueueMove,
     ToBound,
     ToOffset,
+    ToSink,
     ToTime,
     beyond_the_broker,
     moves_to,
@@ -42,7 +43,7 @@ def bounds(low, high):
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("earliest", ToBound("earliest")), (" LATEST ", ToBound("latest")), ("0", ToOffset(0)), ("1200", ToOffset(1200)),
+        ("earliest", ToBound("earliest")), (" LATEST ", ToBound("latest")), ("0", ToOffset(0)), ("sink", ToSink()), ("1200", ToOffset(1200)),
         ("2026-11-20T10:00", ToTime(TEN)), ("2026-11-20 10:00Z", ToTime(TEN)), ("2026-11-20T11:00+01:00", ToTime(TEN)),
     ],
 )  # fmt: skip
@@ -118,6 +119,15 @@ def test_a_queue_that_is_there_without_its_sink_is_moved_again_with_it():
 
     assert [move.queue for move in moves_to(targets, rows, {}, watermarks=marks, rewinds_sink=True)] == [A0]
     assert moves_to(targets, rows, {}, watermarks=marks) == ()
+
+
+def test_a_queue_that_stays_is_moved_where_it_is_to_forget_its_sink():
+    """H7: if it knows one."""
+    rows = {A0: row(A0, 5)._replace(sinks='{"/lake": "1"}'), A1: row(A1, 5)}
+
+    [move] = moves_to(dict.fromkeys(rows, 5), rows, {}, forgets_sinks=True)
+
+    assert (move.queue, move.moved, move.note) == (A0, 0, "stays; its sink need not have what came before")
 
 
 def test_a_queue_the_group_has_not_begun_may_be_moved():

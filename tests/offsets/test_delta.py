@@ -387,7 +387,7 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
 
 # ------------------------------------------------------------------------------------------ tables of other releases
 
-ADDED_SINCE = ("put_back", "statistics", "generation", "last_message", "shown")
+ADDED_SINCE = ("put_back", "statistics", "generation", "last_message", "shown", "sinks")
 FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_SINCE])
 
 

@@ -12,9 +12,13 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.consume.watermark import Life
-from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved
+from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.streaming.sink import Sink, SinkBatch, TaskRows, Written, write_rows
+from pyspark_rocketmq.streaming.sink_standing import check_has_all, remembered_text
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of
 
 SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
@@ -165,6 +169,36 @@ class SinkConformance:
 
         assert run(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2, "again"), rows(Q1, 0, 3, "again")) == 0
         assert [row[:2] for row in stored()] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
+
+    def test_it_is_known_how_it_stands_before_a_query_and_with_every_batch(self, sink: Sink) -> None:
+        """H7: of a queue without rows, too, and of the life that is asked about only; the same in every run."""
+        [*before] = sink.standings(GROUP, {Q0: 0})
+        run(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2))
+
+        now = sink.standings(GROUP, {Q0: 0, Q1: 0})
+
+        assert [each[:2] for each in now] == [each[:2] for each in before]
+        assert all(each.identity is not None for each in now)
+        assert [each.watermarks for each in now] == [{Q0: 2, Q1: 3}] * len(now)
+        assert list(sink.begin(GROUP, {Q0: 0, Q1: 0}).standings) == list(now)
+        for each in sink.standings(GROUP, {Q0: 1}):
+            assert not each.watermarks.get(Q0)
+
+    @pytest.mark.parametrize("queue", [Q0, Q1], ids=["behind", "absent"])
+    def test_offsets_that_are_ahead_of_it_are_told(self, sink: Sink, queue: MessageQueue) -> None:
+        """H7: it was set back, restored, or failed over to a replica; what a reset has passed is not meant."""
+        run(sink, {Q0: 2}, rows(Q0, 0, 2))
+        standings = sink.begin(GROUP, {Q0: 0, Q1: 0}).standings
+        store = MemoryOffsetStore("ahead", clock=FakeClock())
+        [row] = store.claim(GROUP, "me", {queue: 0}).values()
+        passed = QueueCommit(queue=queue, epoch=row.epoch, next_offset=9, sinks=remembered_text(standings))
+        store.commit(GROUP, [passed], query_id="q", batch_id=1)
+
+        with pytest.raises(SinkSetBack, match=f"the sink is at {2 if queue == Q0 else 0}, the group at 9"):
+            check_has_all(GROUP, store.read(GROUP), standings, store="delta:/lake/_offsets")
+
+        store.reset(GROUP, {queue: 9})
+        check_has_all(GROUP, store.read(GROUP), standings, store="delta:/lake/_offsets")
 
     @pytest.mark.parametrize("acked", [{}, {Q0: 0}])
     def test_rows_without_progress_are_refused(self, sink: Sink, stored: Any, acked: Any) -> None:

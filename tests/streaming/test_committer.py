@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.consume.statistics import Figures, status_of
-from pyspark_rocketmq.errors import OffsetCommitConflict, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, SinkConflict, SinkMoved, SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
@@ -20,6 +20,7 @@ from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import Evaluated, Job
 from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.streaming.delta_files import WrittenFile
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE
 
@@ -58,6 +59,7 @@ class Batch:
         self.mirrored: list[QueueCommit] = []
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
+        self.watermark = 0
         self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
 
@@ -68,6 +70,10 @@ class Batch:
     def begin(self, consumer_group: str, queues: Any) -> Batch:
         assert list(queues) == [QUEUE]
         return self
+
+    @property
+    def standings(self) -> tuple[SinkStanding, ...]:
+        return (SinkStanding("/lake/orders", "table-1", {QUEUE: self.watermark}),)
 
     def task_writer(self) -> None:
         return None
@@ -94,14 +100,15 @@ class Batch:
         return 6
 
     def commit_it(self, *others: BatchListener, with_sink: bool = True, mirror: Mirror | None = None) -> None:
-        BatchCommitter(
+        self.committer = BatchCommitter(
             consumer_group=GROUP,
             store=self.store,
             sink=self if with_sink else None,  # type: ignore[arg-type]
             query_id=lambda: "query",
             listeners=[*others, self.listen],
             mirror=mirror,
-        )(None, 3)  # type: ignore[arg-type]
+        )
+        self.committer(None, 3)  # type: ignore[arg-type]
 
 
 def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +299,44 @@ def test_a_batch_whose_rows_another_consumer_wrote_is_dropped_and_the_query_goes
     assert batch.done == ["evaluate"]
     assert batch.store.row.next_offset == 0
     assert f"batch dropped group={GROUP}: another consumer wrote these rows" in caplog.text
+
+
+def test_a_sink_behind_the_offsets_ends_the_query_before_anything_is_consumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H7: restored or failed over while the query runs."""
+    batch = Batch(monkeypatch, ACK)
+    batch.commit_it()
+    assert batch.store.row.sinks == '{"/lake/orders": "table-1"}'
+    batch.watermark = 5
+
+    with pytest.raises(SinkSetBack, match="the sink is at 5, the group at 7"):
+        batch.commit_it()
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+
+
+def test_a_store_that_is_put_back_between_two_batches_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2: to what the planner saw last, so that only who has stored since can tell."""
+    batch = Batch(monkeypatch, ACK)
+    earlier = batch.store.read(GROUP)
+    batch.commit_it()
+    committer = batch.committer
+    monkeypatch.setattr(batch.store, "read", lambda _: dict(earlier))
+
+    with pytest.raises(OffsetError, match="was at 7 and is at 0, both in epoch 1"):
+        committer(None, 4)  # type: ignore[arg-type]
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+
+
+def test_without_a_sink_rows_remember_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H7: a sink that is added later need not have what was consumed before."""
+    batch = Batch(monkeypatch, ACK)
+
+    batch.commit_it(with_sink=False)
+
+    assert batch.store.row.sinks == ""
 
 
 def test_a_store_that_fails_is_the_batchs_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,17 +19,14 @@ from pyspark_rocketmq.datasource.queue_claims import QueueClaims
 from pyspark_rocketmq.datasource.queue_lives import QueueLives
 from pyspark_rocketmq.datasource.reset_watch import ResetWatch
 from pyspark_rocketmq.datasource.sole_owner import second_owner
-from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
-from pyspark_rocketmq.offsets.set_back import what_went_back
+from pyspark_rocketmq.offsets.set_back import checked_rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
 
-_SHOWN_QUEUES = 5
 _MOST_LOOKS = 3
 """In one plan: a look may bring a reset, and a queue that was reset is looked at."""
 
@@ -230,7 +227,7 @@ class GroupProgress:
         self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
-        rows = self._checked(rows)
+        rows = checked_rows(self._store, self._group, rows, seen=self._rows)
         self._check_sole_owner(rows)
         rows |= self._follow_resets(held, snapshot)
         new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
@@ -279,31 +276,6 @@ class GroupProgress:
             logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
         self._resets |= followed.resets
         return followed.rows | self._follow_resets(held, snapshot)
-
-    def _checked(self, rows: dict[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
-        """The rows, unless the store was put back: what follows would look like the group's beginning, or fence nobody.
-
-        Brokers as a store know no epochs, and show nothing while all of them are away.
-        """
-        if isinstance(self._store, BrokerOffsetStore) or not what_went_back(self._rows, rows):
-            return rows
-        # A file is gone for a moment while another takes its place; the content before is read then.
-        rows = self._store.read(self._group)
-        went_back = what_went_back(self._rows, rows)
-        if not went_back:
-            return rows
-        what = (
-            "was deleted or overwritten"
-            if not rows
-            else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
-        )
-        raise OffsetError(
-            f"Offsets of group {self._group} are gone from {self._store!r}, which had {len(self._rows)} queues of it at the last plan: it "
-            f"{what}. Nothing was consumed since. Put the newest state back and start the query again. Started without it, the query goes "
-            "on where the store says: messages that it has passed since then are consumed again, and a sink leaves out the rows that "
-            "it has. A group that the store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers "
-            "know the group to be."
-        )
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Whether somebody else has claimed rows that must be this consumer's alone since the last look.

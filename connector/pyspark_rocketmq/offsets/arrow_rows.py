@@ -31,6 +31,7 @@ _COLUMNS = (
     ("generation", pa.int32(), "integer"),
     ("last_message", pa.string(), "string"),
     ("shown", pa.string(), "string"),
+    ("sinks", pa.string(), "string"),
 )
 
 SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
@@ -62,6 +63,7 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         "generation": [row.generation for row in ordered],
         "last_message": [row.last_message or None for row in ordered],
         "shown": [row.shown or None for row in ordered],
+        "sinks": [row.sinks or None for row in ordered],
     }
     # pa.table() loads pandas, as pa.array() does.
     return pa.Table.from_arrays(
@@ -97,6 +99,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         generations,
         last_messages,
         shown,
+        sinks,
     ) = cells
     queues = list(map(MessageQueue, topics, brokers, queue_ids))
     rows = map(
@@ -117,6 +120,7 @@ def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, 
         _without_null(generations, 0),
         _without_null(last_messages, ""),
         _without_null(shown, ""),
+        _without_null(sinks, ""),
     )
     return dict(zip(queues, rows, strict=True))
 

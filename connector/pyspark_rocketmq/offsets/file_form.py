@@ -37,6 +37,7 @@ _KEPT: Final = (
     ("generation", "generation"),
     ("lastMessage", "last_message"),
     ("shown", "shown"),
+    ("sinks", "sinks"),
 )
 """Key in ``rows`` and field of the row."""
 

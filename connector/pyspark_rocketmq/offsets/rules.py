@@ -164,6 +164,7 @@ def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
         query_id="",
         batch_id=TAKEN_OVER,
         put_back="",
+        sinks="",
     )
 
 
@@ -182,6 +183,7 @@ def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
         batch_id=NO_BATCH,
         updated_at_s=_whole_us(now_s),
         put_back="",
+        sinks="",
     )
 
 
@@ -214,6 +216,7 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         statistics=commit.statistics,
         last_message=newer(row.last_message, commit.last_message),
         shown=shown,
+        sinks=commit.sinks,
     )
 
 

@@ -66,6 +66,9 @@ class OffsetRow(NamedTuple):
     shown: str = ""
     """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty when that was
     never looked at."""
+    sinks: str = ""
+    """The sinks of the batch that moved the row last, as ``streaming.sink_standing`` writes them; JSON. Empty without
+    sinks, and once a reset or another member of the group has moved it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,8 @@ class QueueCommit:
     """Whether the queue's broker is going to be told ``next_offset``."""
     arrived: int | None = None
     """The last offset that the queue's broker is known to have been told."""
+    sinks: str = ""
+    """Those that have the batch's rows; see ``OffsetRow.sinks``."""
 
 
 class NewLife(NamedTuple):

@@ -13,7 +13,7 @@ from pyspark_rocketmq.errors import SchemaError
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 4
-_ADDED = {"put_back": 3, "statistics": 3, "generation": 4, "last_message": 4, "shown": 4}
+_ADDED = {"put_back": 3, "statistics": 3, "generation": 4, "last_message": 4, "shown": 4, "sinks": 4}
 """Column → the version it came with; all of them may be null."""
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on."""

@@ -24,6 +24,7 @@ from pyspark_rocketmq.consume.statistics import RecentFigures
 from pyspark_rocketmq.errors import SinkMoved
 from pyspark_rocketmq.hub.state import Part
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.set_back import checked_rows
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.batch_task import (
@@ -36,6 +37,7 @@ from pyspark_rocketmq.streaming.batch_task import (
 )
 from pyspark_rocketmq.streaming.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.streaming.sink import RowWriter, Sink, SinkBatch
+from pyspark_rocketmq.streaming.sink_standing import check_has_all, remembered_text
 
 logger = logging.getLogger(__name__)
 
@@ -122,15 +124,21 @@ class BatchCommitter:
         self._hub = hub
         self._clock = clock or SystemClock()
         self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
+        self._seen: dict[MessageQueue, OffsetRow] = {}
+        """Rows of the last batch's beginning, with what was stored since."""
+        self._sinks = ""
+        """What rows remember of the sinks of the batch under way."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
 
         Raises:
+            SinkSetBack: If the sink lacks rows that the offsets say it has. Nothing was consumed.
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()
-        rows = self._store.read(self._group)
+        rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._seen)
+        self._seen = dict(rows)
         sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
         running = _Running(query_id, batch_id, dict(rows), sink_batch, writer)
@@ -205,7 +213,10 @@ class BatchCommitter:
             raise
 
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
-        return sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
+        begun = sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
+        check_has_all(self._group, rows, begun.standings, store=self._store.spec)
+        self._sinks = remembered_text(begun.standings)
+        return begun
 
     def _commit_all(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
         version = None
@@ -218,7 +229,7 @@ class BatchCommitter:
         now_s = self._clock.now_s()
         commits = [
             replace(
-                _commit_of(ack, statistics=self._recent.add(ack.queue, ack.figures, now_s)),
+                _commit_of(ack, self._sinks, statistics=self._recent.add(ack.queue, ack.figures, now_s)),
                 is_shown=self._mirror is not None and ack.reset_to is None,
                 arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             )
@@ -227,6 +238,7 @@ class BatchCommitter:
         result = self._store.commit(
             self._group, commits, query_id=running.query_id, batch_id=running.batch_id
         )
+        self._remember(result)
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
         reset = {ack.queue for ack in acks if ack.reset_to is not None}
         shown = [commit for commit in result.accepted if commit.queue not in reset]
@@ -246,6 +258,14 @@ class BatchCommitter:
         self._log(report, result)
         self._tell(report)
         return shown
+
+    def _remember(self, result: CommitResult) -> None:
+        for stored in result.accepted:
+            row = self._seen.get(stored.queue)
+            if row is not None:
+                # A replay that got less far has changed nothing.
+                farthest = max(row.next_offset, stored.next_offset)
+                self._seen[stored.queue] = row._replace(next_offset=farthest)
 
     def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
         """Commit the data of the parts that may be; all of these together, and the table's version.
@@ -376,7 +396,7 @@ def _own_rows(
     return tuple(own[queue] for queue in sorted(own))
 
 
-def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:
+def _commit_of(ack: QueueAck, sinks: str, *, statistics: str) -> QueueCommit:
     return QueueCommit(
         queue=ack.queue,
         epoch=ack.epoch,
@@ -386,4 +406,5 @@ def _commit_of(ack: QueueAck, *, statistics: str) -> QueueCommit:
         put_back=ack.put_back,
         last_message=ack.last_message,
         statistics=statistics,
+        sinks=sinks,
     )

@@ -33,6 +33,7 @@ from pyspark_rocketmq.streaming.database_watermarks import (
 )
 from pyspark_rocketmq.streaming.known_rows import drop_known_rows
 from pyspark_rocketmq.streaming.sink import RowWriter, Writing
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,34 @@ class DatabaseSink:
             for queue, generation in queues.items()
         }
         collector = RowCollector(self._schema, known)
-        return DatabaseBatch(self, consumer_group, collector, stored.watermarks, dict(queues))
+        standing = self._standing(self.table.identity, stored.watermarks, queues)
+        return DatabaseBatch(
+            self,
+            consumer_group,
+            collector,
+            stored.watermarks,
+            generations=dict(queues),
+            standing=standing,
+        )
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """See ``Sink.standings``."""
+        identity = self.table.identity or self.table.stored_identity()
+        watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
+        return (self._standing(identity, watermarks, queues),)
+
+    def _standing(
+        self,
+        identity: str | None,
+        stored: Mapping[MessageQueue, Watermark],
+        queues: Mapping[MessageQueue, int],
+    ) -> SinkStanding:
+        found = {queue: stored[queue] for queue in queues if queue in stored}
+        watermarks = {
+            queue: watermark.next_offset if watermark.generation >= queues[queue] else 0
+            for queue, watermark in found.items()
+        }
+        return SinkStanding(f"database table {self.table.name}", identity, watermarks)
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
         """See ``Sink.watermarks``."""
@@ -139,9 +167,13 @@ class DatabaseBatch:
         consumer_group: str,
         writer: RowCollector,
         stored: Mapping[MessageQueue, Watermark],
+        *,
         generations: Mapping[MessageQueue, int],
+        standing: SinkStanding,
     ) -> None:
         self._generations = generations
+        self.standings = (standing,)
+        """See ``SinkBatch.standings``."""
         self._sink = sink
         self._group = consumer_group
         self._writer = writer

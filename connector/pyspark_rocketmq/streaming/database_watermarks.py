@@ -116,6 +116,17 @@ class WatermarkTable:
         )
         raise OptionError((problem,), where="database sink") from failure
 
+    def stored_identity(self) -> str | None:
+        """The identity of the table that is there, which is not made; None if none can be read, or it was never prepared.
+
+        Who cannot connect gets the driver's own error.
+        """
+        with closing(self._connect()):
+            pass
+        if self._reading_fails(*_COLUMNS) is not None:
+            return None
+        return next(iter(self.read("").open_attempts), None)
+
     def read(self, consumer_group: str) -> Stored:
         """What it has of the group."""
         with self.transaction() as cursor:

@@ -19,6 +19,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.streaming.delta_log import TableLog
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 from pyspark_rocketmq.streaming.sink_table import SinkTable
 from pyspark_rocketmq.streaming.spark_delta import GroupCommit
 from pyspark_rocketmq.streaming.table_protocol import is_commit_of
@@ -46,6 +47,7 @@ class DeltaBatch:
         before: GroupCommit,
         *,
         generations: Mapping[MessageQueue, int],
+        standing: SinkStanding,
         by_spark: bool,
         sleep: Callable[[float], None],
     ) -> None:
@@ -53,6 +55,8 @@ class DeltaBatch:
         self._sleep = sleep
         self._before = before
         self._generations = generations
+        self.standings = (standing,)
+        """See ``SinkBatch.standings``."""
         self._is_by_spark = by_spark
         self._log = log
         self._version = log.version

@@ -31,8 +31,9 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.streaming.delta_batch import DeltaBatch
 from pyspark_rocketmq.streaming.delta_files import TaskWriter
-from pyspark_rocketmq.streaming.delta_log import TableLog
+from pyspark_rocketmq.streaming.delta_log import TableLog, open_log
 from pyspark_rocketmq.streaming.shared_storage import normal_place
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 from pyspark_rocketmq.streaming.sink_table import SinkTable
 from pyspark_rocketmq.streaming.spark_delta import GroupCommit, group_app_id
 from pyspark_rocketmq.streaming.table_protocol import given_columns, is_commit_of
@@ -117,10 +118,7 @@ class DeltaSink:
         form = log.form()
         refused = self._table.check_unaltered(form)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        watermarks = {
-            queue: before.watermarks.get(app_id(consumer_group, queue, generation), 0)
-            for queue, generation in queues.items()
-        }
+        watermarks = _in_lives(before, consumer_group, queues)
         if any(watermarks.values()):
             self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
@@ -139,9 +137,25 @@ class DeltaSink:
             writer,
             before,
             generations=dict(queues),
+            standing=self._standing(log, watermarks),
             by_spark=bool(refused),
             sleep=self._sleep,
         )
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """See ``Sink.standings``.
+
+        Raises:
+            SinkConflict: If the log does not tell any more how far a group has come.
+        """
+        log = open_log(self.path)
+        if log is None:
+            return (SinkStanding(normal_place(self.path), None, {}, self.path),)
+        before = self._table.group_commit(log, consumer_group, queues.items())
+        return (self._standing(log, _in_lives(before, consumer_group, queues)),)
+
+    def _standing(self, log: TableLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
+        return SinkStanding(normal_place(self.path), log.table_id, watermarks, self.path)
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
         """How far the table has come, in the last life of each queue that the group ever wrote rows of (next offsets).
@@ -280,6 +294,16 @@ class DeltaSink:
             f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run DeltaSink({self.path!r})"
             f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
         )
+
+
+def _in_lives(
+    commit: GroupCommit, consumer_group: str, queues: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Of each queue the watermark in the life of its generation; 0 without one."""
+    return {
+        queue: commit.watermarks.get(app_id(consumer_group, queue, generation), 0)
+        for queue, generation in queues.items()
+    }
 
 
 def _rebuild_sink(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.streaming.sink import Sink
+from pyspark_rocketmq.streaming.sink_standing import check_has_all, lost_by, strangers
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,47 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str)
         sink,
         " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),
     )
+
+
+def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """See, before a sink is prepared, that it has all rows that the group's offsets say it has.
+
+    Raises:
+        SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    rows = store.read(consumer_group)
+    if not rows:
+        return
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    check_has_all(consumer_group, rows, standings, store=store.spec)
+    for name in strangers(rows, standings):
+        logger.warning(
+            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from now on. If it "
+            "shall have what came before, stop the query and reset the group's offsets (offsets reset)",
+            name,
+            consumer_group,
+        )
+
+
+def reset_to_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> dict[MessageQueue, int]:
+    """Move a group's offsets back to where its sink is, so that what the sink lost is consumed again; where each queue goes on.
+
+    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have deleted
+    since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where they are.
+
+    Raises:
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    rows = store.read(consumer_group)
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    targets: dict[MessageQueue, int] = {}
+    for lost in lost_by(rows, standings):
+        for queue, target in lost.targets.items():
+            targets[queue] = min(target, targets.get(queue, target))
+    if targets:
+        store.reset(consumer_group, targets)
+    return targets
 
 
 def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:

@@ -51,7 +51,7 @@ from pyspark_rocketmq.streaming.driver_hub import DriverHub
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.failure_summary import FailureSummary
 from pyspark_rocketmq.streaming.listener_forms import form_of, named
-from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
+from pyspark_rocketmq.streaming.lost_offsets import check_sink, go_on_where_the_sink_is, tell_where_it_goes_on
 from pyspark_rocketmq.streaming.message_table import Decode, MessageTable
 from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
@@ -327,6 +327,7 @@ class PushConsumer:
         tables = _tables(sink, store)
         check_apart(tables)
         if sink is not None:
+            check_sink(store, sink, progress_name(parsed))
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
             go_on_where_the_sink_is(store, sink, progress_name(parsed))
         check_shared(spark, tables)

@@ -19,6 +19,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
 from pyspark_rocketmq.streaming.sink import RowWriter, Sink, SinkBatch, Writing, Written
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,11 @@ class SeveralSinks:
             )
             raise OptionError((problem,), where="several sinks")
 
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """Those of all; see ``Sink.standings``."""
+        found = [route.sink.standings(consumer_group, queues) for route in self._routes]
+        return tuple(standing for each in found for standing in each)
+
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
         """Where all of them are: the smallest of each life, 0 if one has nothing of it; see ``Sink.watermarks``."""
         found = [route.sink.watermarks(consumer_group) for route in self._routes]
@@ -178,6 +184,10 @@ class _SeveralBatches:
     def __init__(self, batches: Sequence[SinkBatch], filters: Sequence[_Filter]) -> None:
         self._batches = batches
         self._filters = filters
+
+    @property
+    def standings(self) -> tuple[SinkStanding, ...]:
+        return tuple(standing for batch in self._batches for standing in batch.standings)
 
     def task_writer(self) -> RowWriter:
         return _SeveralWriters(tuple(batch.task_writer() for batch in self._batches), tuple(self._filters))

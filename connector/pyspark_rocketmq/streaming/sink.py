@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding
 
 
 class Written(Protocol):
@@ -58,6 +59,11 @@ class RowWriter(Protocol):
 class SinkBatch(Protocol):
     """One micro-batch on its way into a sink."""
 
+    @property
+    def standings(self) -> Sequence[SinkStanding]:
+        """As ``Sink.standings`` when the batch began."""
+        ...
+
     def task_writer(self) -> RowWriter:
         """What tasks write with."""
         ...
@@ -87,6 +93,14 @@ class Sink(Protocol):
 
         Raises:
             SchemaError: If they do not fit.
+        """
+        ...
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
+        """How far it has come in these queues, each in the life of this generation; makes nothing, and may come before ``prepare``.
+
+        One, or of several sinks in one each of them. What they lack of the group's offsets is found out by
+        :mod:`~pyspark_rocketmq.streaming.sink_standing`, before a query starts and before each batch.
         """
         ...
 

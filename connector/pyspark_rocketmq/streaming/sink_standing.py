@@ -1,0 +1,160 @@
+"""Does a sink have all that a group's offsets say it has?  Pure: rows of the offset store and watermarks in, a verdict out.
+
+Data are committed before offsets, so a sink is never behind a row that a batch with this sink has moved.  Where it is, it was
+deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and its rows are gone.
+Each row therefore remembers the sinks of the batch that moved it last, with what tells one table from another.  A row that an
+operator has reset, or that went on where another member of the group had come, remembers none: its gap is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pyspark_rocketmq.errors import SinkSetBack
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+_SHOWN_QUEUES = 5
+
+
+class SinkStanding(NamedTuple):
+    """How far one sink has come with a group."""
+
+    name: str
+    """What it is found by, the same in the next run of a query."""
+    identity: str | None
+    """Which table it is, of all that ever were there; empty if this kind of sink cannot tell, None if nothing is there."""
+    watermarks: Mapping[MessageQueue, int]
+    """Next offset of each queue that was asked about, in the life that was asked about; 0, or missing, where it has no row."""
+    path: str = ""
+    """For commands; empty if it is no Delta table."""
+
+
+class Lost(NamedTuple):
+    """What one sink lacks."""
+
+    standing: SinkStanding
+    remembered: str
+    """The identity that the rows know it by."""
+    behind: Mapping[MessageQueue, OffsetRow]
+    """Rows that are ahead of it; of another table all those that it had a part in."""
+
+    @property
+    def is_another(self) -> bool:
+        """Whether it is another table than the one that was written to."""
+        return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
+
+    @property
+    def targets(self) -> dict[MessageQueue, int]:
+        """Where each of the queues has to go on for the sink to lack nothing that brokers still have."""
+        return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
+
+
+def remembered_text(standings: Iterable[SinkStanding]) -> str:
+    """What a row remembers of the sinks of its batch; JSON, empty without any."""
+    known = {standing.name: standing.identity or "" for standing in standings}
+    return json.dumps(known, sort_keys=True) if known else ""
+
+
+def check_has_all(
+    consumer_group: str,
+    rows: Mapping[MessageQueue, OffsetRow],
+    standings: Sequence[SinkStanding],
+    *,
+    store: str,
+) -> None:
+    """Refuse to go on where a sink lacks rows.
+
+    Raises:
+        SinkSetBack: With what is missing and the ways forward; ``store`` is the offset store's ``spec``.
+    """
+    lost = lost_by(rows, standings)
+    if lost:
+        raise SinkSetBack(loss_text(consumer_group, lost, store=store))
+
+
+def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[Lost]:
+    """What the sinks lack of the messages that the rows have passed."""
+    found = []
+    for standing in standings:
+        behind: dict[MessageQueue, OffsetRow] = {}
+        remembered = ""
+        for queue, row in rows.items():
+            known = _identity_in(row.sinks, standing)
+            if known is None:
+                continue
+            is_another = bool(known and standing.identity) and known != standing.identity
+            if is_another or standing.watermarks.get(queue, 0) < row.next_offset:
+                behind[queue], remembered = row, known
+        if behind:
+            found.append(Lost(standing, remembered, behind))
+    return found
+
+
+def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
+    """Names of the sinks that no row knows, although rows know others: their tables begin without what came before."""
+    known = [row.sinks for row in rows.values() if row.sinks]
+    return [
+        standing.name
+        for standing in standings
+        if known and all(_identity_in(text, standing) is None for text in known)
+    ]
+
+
+def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
+    """What is missing and the ways forward, in sentences."""
+    group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
+    at_brokers = f"{group} --option nameServers=HOST:PORT"
+    paths = [each.standing.path for each in lost if each.standing.path and each.standing.identity is not None]
+    back = (
+        f"`offsets reset --to sink --sink {paths[0]} {at_brokers}`"
+        if paths
+        else "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
+    )
+    return (
+        " ".join(_what_is_missing(consumer_group, each) for each in lost)
+        + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query again. Otherwise stop "
+        "every query of the group and choose one of three: have the messages consumed again that the sink lacks, as far as brokers "
+        f"still have them: {back}; start over with an empty sink and all that brokers have: remove the sink's table, and "
+        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: `offsets accept-gap {group}`."
+    )
+
+
+def _what_is_missing(consumer_group: str, lost: Lost) -> str:
+    standing = lost.standing
+    queues = sorted(lost.behind)
+    listed = "; ".join(
+        f"{queue}: the sink is at {standing.watermarks.get(queue, 0)}, the group at {lost.behind[queue].next_offset}"
+        for queue in queues[:_SHOWN_QUEUES]
+    )
+    more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
+    if standing.identity is None:
+        why = "it is not there any more"
+    elif lost.is_another:
+        why = (
+            f"it is another table (id {standing.identity}) than the one that was written to (id {lost.remembered}): deleted and made "
+            "anew, or replaced"
+        )
+    else:
+        why = "it was made anew, restored to an earlier state, or failed over to a replica without its last commits"
+    return f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. {listed}{more}."
+
+
+def _identity_in(text: str, standing: SinkStanding) -> str | None:
+    """What a row knows the sink's table by, under its name or under another one; None if it had no part in the row."""
+    known = _parsed(text)
+    if standing.name in known:
+        return known[standing.name]
+    return standing.identity if standing.identity and standing.identity in known.values() else None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> Mapping[str, str]:
+    try:
+        known = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return {str(name): str(identity) for name, identity in known.items()} if isinstance(known, dict) else {}

@@ -1,0 +1,146 @@
+"""The verdict over rows, watermarks and identities: which sink lacks what, and which gaps are wanted."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_rocketmq.errors import SinkSetBack
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.rules import new_row
+from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
+from pyspark_rocketmq.streaming.sink_standing import (
+    SinkStanding,
+    check_has_all,
+    lost_by,
+    remembered_text,
+    strangers,
+)
+from tests.helpers.sink_rows import GROUP, Q0, Q1
+
+LAKE = SinkStanding("/lake/orders", "table-1", {Q0: 9, Q1: 4}, "/lake/orders")
+DATABASE = SinkStanding("database table rocketmq_watermarks", "token-1", {Q0: 9, Q1: 4})
+STORE = "delta:/lake/_offsets"
+
+
+def row(queue: MessageQueue, next_offset: int, *sinks: SinkStanding, batch_id: int = 3) -> OffsetRow:
+    return new_row(GROUP, queue, next_offset)._replace(
+        epoch=1, batch_id=batch_id, sinks=remembered_text(sinks)
+    )
+
+
+def rows(*each: OffsetRow) -> dict[MessageQueue, OffsetRow]:
+    return {one.queue: one for one in each}
+
+
+def refusal(found: dict[MessageQueue, OffsetRow], *standings: SinkStanding) -> str:
+    with pytest.raises(SinkSetBack) as refused:
+        check_has_all(GROUP, found, standings, store=STORE)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("at", [0, 8, 9])
+def test_a_sink_at_or_ahead_of_a_row_lacks_nothing(at: int) -> None:
+    """H7: a batch that was killed before its offsets leaves the sink ahead."""
+    assert not lost_by(rows(row(Q0, at, LAKE)), [LAKE])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        row(Q0, 99),
+        row(Q0, 99, batch_id=NO_BATCH),
+        row(Q0, 99, DATABASE),
+        row(Q0, 99, LAKE._replace(name="/lake/other", identity="table-2")),
+        row(Q0, 99)._replace(sinks="no JSON"),
+        row(Q0, 99)._replace(sinks="[1]"),
+    ],
+    ids=["without a sink", "reset", "another kind", "another table", "damaged", "another form"],
+)
+def test_a_row_that_was_moved_without_this_sink_may_be_ahead_of_it(found: OffsetRow) -> None:
+    """H7: by an operator, another member of the group, or a batch with other sinks."""
+    assert not lost_by(rows(found), [LAKE])
+
+
+def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:
+    """H7"""
+    text = refusal(rows(row(Q0, 12, LAKE), row(Q1, 4, LAKE)), LAKE)
+
+    assert f"The sink /lake/orders lacks rows of messages that group {GROUP} has passed" in text
+    assert "restored to an earlier state, or failed over to a replica" in text
+    assert f"{Q0}: the sink is at 9, the group at 12." in text
+    assert str(Q1) not in text
+
+
+def test_a_queue_that_the_sink_knows_nothing_of_any_more_is_named() -> None:
+    """H7: absent although a batch with this sink has moved the row."""
+    text = refusal(rows(row(Q0, 12, LAKE)), LAKE._replace(watermarks={}))
+
+    assert "the sink is at 0, the group at 12" in text
+
+
+def test_another_table_in_the_place_is_told_whatever_its_watermarks_are() -> None:
+    """H7: CREATE OR REPLACE TABLE leaves them and takes the rows."""
+    text = refusal(rows(row(Q0, 9, LAKE)), LAKE._replace(identity="table-2"))
+
+    assert "another table (id table-2) than the one that was written to (id table-1)" in text
+
+
+def test_a_table_that_is_gone_is_told() -> None:
+    """H7: it is not made anew in silence."""
+    text = refusal(rows(row(Q0, 9, LAKE)), SinkStanding("/lake/orders", None, {}, "/lake/orders"))
+
+    assert "it is not there any more" in text
+
+
+def test_a_table_is_known_under_another_name_by_its_identity() -> None:
+    """H7: a folder that was moved, or mounted elsewhere."""
+    moved = LAKE._replace(name="/mnt/orders")
+    assert not lost_by(rows(row(Q0, 9, LAKE)), [moved])
+
+    assert lost_by(rows(row(Q0, 10, LAKE)), [moved])
+
+
+def test_a_kind_of_sink_that_cannot_tell_one_place_from_another_is_judged_by_its_watermarks() -> None:
+    """H7: one of a user's own."""
+    own = SinkStanding("own", "", {Q0: 9})
+    assert not lost_by(rows(row(Q0, 9, own)), [own])
+
+    assert lost_by(rows(row(Q0, 10, own)), [own])
+
+
+def test_each_of_several_sinks_is_judged_by_itself() -> None:
+    """H7: the offsets go back to where the one is that lacks most; the others leave out what they have."""
+    behind = DATABASE._replace(watermarks={Q0: 2})
+
+    [lost] = lost_by(rows(row(Q0, 9, LAKE, DATABASE)), [LAKE, behind])
+
+    assert lost.standing is behind
+    assert lost.targets == {Q0: 2}
+
+
+def test_the_error_names_three_ways_forward() -> None:
+    """H7"""
+    delta = refusal(rows(row(Q0, 12, LAKE)), LAKE)
+    assert f"`offsets reset --to sink --sink /lake/orders --option offsetStore={STORE} " in delta
+    assert f"--option consumerGroup={GROUP} --option nameServers=HOST:PORT`" in delta
+    assert "`offsets reset --to earliest --option" in delta
+    assert "`offsets accept-gap --option" in delta
+
+    database = refusal(rows(row(Q0, 12, DATABASE)), DATABASE)
+    assert "`rmq.reset_to_sink(store, sink, consumer_group)` in Python" in database
+
+
+def test_many_queues_are_counted() -> None:
+    queues = [Q0._replace(queue_id=number) for number in range(8)]
+    text = refusal(rows(*(row(queue, 5, LAKE) for queue in queues)), LAKE._replace(watermarks={}))
+
+    assert text.count("the sink is at 0") == 5
+    assert "and 3 more queues" in text
+
+
+def test_a_sink_that_no_row_knows_is_a_stranger_where_others_are_known() -> None:
+    """H7: it begins in the middle, which is said."""
+    new = LAKE._replace(name="/lake/new", identity="table-9")
+
+    assert strangers(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE]) == ["/lake/new"]
+    assert strangers(rows(row(Q0, 9)), [new]) == []
