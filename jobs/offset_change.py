@@ -19,6 +19,7 @@ from jobs.errors import JobFailed
 from jobs.moments import AtTime, AtVersion
 from jobs.offset_moves import (
     EARLIEST,
+    Position,
     QueueChoice,
     QueueMove,
     Target,
@@ -116,7 +117,7 @@ class _Look:
         if settings.name_servers is not None:
             self._cluster = ClusterLook(settings, self.group.name.namespace, clock, threads)
 
-    def targets(self, target: Target | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
+    def targets(self, target: Position | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
         """Where each chosen queue goes."""
         if isinstance(target, AtTime | AtVersion):
             then = self.group.rows_at(target)

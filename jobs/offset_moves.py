@@ -44,7 +44,8 @@ class ToSink:
     """Where the group's sink is, of the queues whose rows it has lost."""
 
 
-Target = ToOffset | ToTime | ToBound | ToSink
+Position = ToOffset | ToTime | ToBound
+Target = Position | ToSink
 
 
 def parse_target(text: str) -> Target:
