@@ -59,17 +59,24 @@ class Task:
         self._busy: dict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
 
     def run(
-        self, ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange], orders: RangeOrders = NO_ORDERS
+        self,
+        ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
+        orders: RangeOrders = NO_ORDERS,
+        give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> dict[MessageQueue, Consumed]:
-        return {each.ack.queue: each for each in self.consumed(ranges, orders)}
+        return {each.ack.queue: each for each in self.consumed(ranges, orders, give_away)}
 
     def consumed(
-        self, ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange], orders: RangeOrders
+        self,
+        ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
+        orders: RangeOrders,
+        give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> Iterator[Consumed]:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        return OrderlyTask(iter(ranges), consumer, orders, self.clock).consumed()
+        task = OrderlyTask(iter(ranges), consumer, orders, self.clock, give_away=give_away)
+        return task.consumed()
 
     def _call(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
         [message] = messages
@@ -342,3 +349,33 @@ def test_any_number_of_threads_delivers_each_queue_in_order_and_once(
         assert passed == list(range(ack.next_offset))
         assert [offset for offset, _ in brought[queue].rows] == passed
         assert ack.finished in {"EXHAUSTED", "SUSPENDED", "SLICE_USED"}
+
+
+def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow() -> None:
+    """B5, D7: whoever has it in hand gives it away; the task's own thread may be the one in the slow call."""
+    gone = threading.Event()
+    begun = threading.Event()
+    away: list[Consumed] = []
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == SLOW:
+            return awaited(gone)
+        begun.set()
+        return SUCCESS
+
+    class OtherMustLeave:
+        def is_given_up(self, queue: MessageQueue) -> bool:
+            return queue == OTHER and begun.is_set()
+
+        def take(self, rows: object) -> bool:
+            return False
+
+    def give_away(consumed: Consumed) -> bool:
+        away.append(consumed)
+        gone.set()
+        return True
+
+    brought = Task(listener).run([range_of(SLOW), range_of(OTHER, 3)], OtherMustLeave(), give_away)
+
+    assert list(brought) == [SLOW]
+    assert [(each.ack.queue, each.ack.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]

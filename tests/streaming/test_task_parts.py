@@ -41,6 +41,9 @@ class Orders:
     def when_cut(self, cut: Any) -> None:
         self.cut = cut
 
+    def taken_by(self, taker: Any) -> None:
+        self.taker = taker
+
     def released(self, queue: MessageQueue) -> None:
         self.freed.append(queue)
 
@@ -169,6 +172,19 @@ def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
     assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
     [part] = parts.finish()
     assert queues_of(part) == [A, C]
+
+
+def test_a_queue_that_was_given_up_is_taken_from_any_thread_and_one_that_is_kept_is_not() -> None:
+    """B5: the task's own thread may be in a slow call of another queue."""
+    orders = Orders()
+    orders.fates[B] = Fate.HANDED_OVER
+    parts_of(orders)
+
+    assert not orders.taker(consumed(A))
+    assert orders.taker(consumed(B))
+    [handed] = orders.handed
+    assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
+    assert handed["emitted"] == 2
 
 
 def test_a_queue_of_which_nothing_was_delivered_is_just_let_go() -> None:

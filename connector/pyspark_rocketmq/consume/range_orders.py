@@ -17,12 +17,24 @@ class RangeOrders(Protocol):
         """
         ...
 
+    def take(self, rows: object) -> bool:
+        """Take the engine's rows of a range that was given up, its ack row at their end; from any of the task's threads.
+
+        Returns:
+            Whether that was done: else the engine gives them out as any others.
+        """
+        ...
+
 
 class NoOrders:
     """Implements :class:`RangeOrders` where nobody gives any."""
 
     def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - the protocol's
         """Never."""
+        return False
+
+    def take(self, rows: object) -> bool:  # noqa: ARG002 - the protocol's
+        """Nothing."""
         return False
 
 

@@ -67,6 +67,7 @@ class TaskOrders:
         self._begun: set[MessageQueue] = set()
         self._kept: set[MessageQueue] = set()
         self._cut: Callable[[], None] = lambda: None
+        self._taker: Callable[[Any], bool] = lambda _: False
         self._in_doubt: set[str] = set()
         """Parts of which the driver has not said that it has them."""
         self._answered = threading.Event()
@@ -103,6 +104,14 @@ class TaskOrders:
     def when_cut(self, cut: Callable[[], None]) -> None:
         """Have ``cut`` called, by another thread, when the task's result so far is to be handed over; it must not wait."""
         self._cut = cut
+
+    def taken_by(self, taker: Callable[[Any], bool]) -> None:
+        """Have ``taker`` called with what :meth:`take` is given."""
+        self._taker = taker
+
+    def take(self, rows: object) -> bool:
+        """See ``RangeOrders``."""
+        return self._taker(rows)
 
     def released(self, queue: MessageQueue) -> None:
         """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""
@@ -161,7 +170,7 @@ class TaskOrders:
 
     # --- the connection's thread ---------------------------------------------------------------------------------
 
-    def take(self, message: Message) -> None:
+    def hear(self, message: Message) -> None:
         """Take in what the driver says to this task."""
         match message["is"]:
             case "go":
@@ -231,9 +240,9 @@ class _Line:
                     orders.stop()
             elif message["is"] == "taken":
                 for orders in list(self._tasks.values()):
-                    orders.take(message)
+                    orders.hear(message)
             elif (told := self._tasks.get(message["task"])) is not None:
-                told.take(message)
+                told.hear(message)
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
                 f"The driver said {message.get('is')!r} and not all of it: {error!r}."

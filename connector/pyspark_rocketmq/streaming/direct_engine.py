@@ -27,7 +27,7 @@ from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.orderly_task import OrderlyTask
 from pyspark_rocketmq.streaming.output_rows import RowColumns
 from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
 
 _QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
@@ -44,9 +44,18 @@ class DirectEngine:
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
     ) -> Iterator[pa.RecordBatch]:
         """Consume a task's ranges: of each one that has ended its data rows, then its ack row."""
-        task = OrderlyTask(arrived_ranges(batches), self._consumer, orders, SystemClock())
-        for rows, ack in task.consumed():
-            yield self._rows.to_batch(self._consumer.columns(ack.queue, rows, ack), len(rows) + 1)
+        task = OrderlyTask(
+            arrived_ranges(batches),
+            self._consumer,
+            orders,
+            SystemClock(),
+            give_away=lambda consumed: orders.take(self._batch(consumed)),
+        )
+        yield from map(self._batch, task.consumed())
+
+    def _batch(self, consumed: Consumed) -> pa.RecordBatch:
+        rows, ack = consumed
+        return self._rows.to_batch(self._consumer.columns(ack.queue, rows, ack), len(rows) + 1)
 
 
 def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:

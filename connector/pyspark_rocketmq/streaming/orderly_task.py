@@ -12,7 +12,7 @@ keep its worker process from ending.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
@@ -30,12 +30,23 @@ class OrderlyTask:
     """Takes a task's ranges as they come; used once."""
 
     def __init__(
-        self, ranges: Iterator[ArrivedRange], consumer: RangeConsumer, orders: RangeOrders, clock: Clock
+        self,
+        ranges: Iterator[ArrivedRange],
+        consumer: RangeConsumer,
+        orders: RangeOrders,
+        clock: Clock,
+        *,
+        give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> None:
+        """Begin with nothing yet; ``give_away`` takes what a range that was given up has brought, if it can, from whoever had it in hand.
+
+        The task's own thread may be in a slow call by then.
+        """
         self._ranges = ranges
         self._consumer = consumer
         self._orders = orders
         self._clock = clock
+        self._give_away = give_away
         self._changed = threading.Condition()
         """The guard; told when a worker that waits may have something to do."""
         self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
@@ -186,14 +197,19 @@ class OrderlyTask:
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Say what became of a turn; the worker still has something in hand, as the task's own thread may have results to write."""
         queue = one.arrived.planned.queue
-        goes_on = run.finished in _GOING_ON and not self._orders.is_given_up(queue)
+        is_given_up = self._orders.is_given_up(queue)
+        goes_on = run.finished in _GOING_ON and not is_given_up
         consumed = None if goes_on else one.stopped()
+        is_gone = consumed is not None and is_given_up and self._give_away(consumed)
         with self._changed:
             now_s = self._clock.monotonic_s()
             worker.begin(None, now_s)
             if consumed is not None:
                 self._turns.ended(queue)
-                self._give_out(queue, consumed)
+                if is_gone:
+                    self._begun[queue] = None
+                else:
+                    self._give_out(queue, consumed)
             elif run.finished is None:
                 self._turns.yielded(queue, now_s)
             else:

@@ -75,6 +75,20 @@ class TaskParts:
         self._failure: BaseException | None = None
         if orders is not None:
             orders.when_cut(self._begin_cut)
+            orders.taken_by(self.take)
+
+    def take(self, batch: pa.RecordBatch) -> bool:
+        """Take the rows of a range that was given up, from any thread; not those that are kept all the same."""
+        assert self._orders is not None
+        *_, last = batch.select(list(_KEY)).slice(batch.num_rows - 1).to_pylist()
+        queue = MessageQueue(*(last[name] for name in _KEY))
+        fate = self._orders.fate(queue)
+        if fate is Fate.KEPT:
+            return False
+        *_, ack = batch.column(ACK_COLUMN).to_pylist()
+        data = batch.drop_columns([ACK_COLUMN]).slice(0, batch.num_rows - 1)
+        self._give_up(queue, fate, data, [ack])
+        return True
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the engine's rows: data rows of a range, behind them its ack row."""
