@@ -1,4 +1,4 @@
-"""Queues of one task, of which one is suspended and another one has a listener that takes its time."""
+"""Queues of one micro-batch, of which one is suspended and another one has a listener that takes its time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.model import OrderlyEngineKind
+from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.model import Message, MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
 
@@ -77,3 +79,55 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
         assert offsets == sorted(offsets)
     first = [each for each in log.deliveries() if each.queue_id == 0 and each.queue_offsets == (0,)]
     assert {each.reconsume_times for each in first} == {0, 1}
+
+
+@SIM_ONLY
+def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listener(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """D3: in a group's first micro-batch each queue has a task of its own."""
+    topic = cluster.create_topic(queues=2, brokers=["broker-a"])
+    suspended, slow = (MessageQueue(topic, "broker-a", number) for number in range(2))
+    with Producer(cluster.name_servers, "P", send_timeout_s=60.0) as producer:
+        for queue in (suspended, slow):
+            producer.send_batch([Message(topic=topic, body=b"x")], queue)
+    log, again = DeliveryLog(tmp_path / "deliveries"), tmp_path / "again"
+
+    def listener(
+        messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
+    ) -> rmq.ConsumeOrderlyStatus:
+        log.note(messages)
+        [message] = messages
+        if message.queue_id == 0:
+            if not message.reconsume_times:
+                context.suspend_current_queue_time_millis = 10
+                return rmq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+            again.touch()
+        else:
+            gives_up_s = time.monotonic() + _PATIENCE_S
+            while not again.exists() and time.monotonic() < gives_up_s:
+                time.sleep(0.01)
+            context.emit(step="in time" if again.exists() else "too late")
+        return rmq.ConsumeOrderlyStatus.SUCCESS
+
+    consumer = rmq.PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=rmq.DeltaOffsetStore(tmp_path / "offsets"),
+        consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+    )
+    consumer.subscribe(topic)
+    consumer.register_message_listener(listener, orderly=True, output_schema="step string")
+    query = consumer.start(
+        spark,
+        sink=rmq.DeltaSink(tmp_path / "sink"),
+        checkpoint=tmp_path / "checkpoint",
+        trigger={"availableNow": True},
+    )
+    try:
+        assert query.awaitTermination(240), "the query did not end"
+    finally:
+        query.stop()
+
+    assert DeltaTable(tmp_path / "sink").to_pyarrow_table()["step"].to_pylist() == ["in time"]
+    assert [each.reconsume_times for each in log.deliveries() if each.queue_id == 0] == [0, 1]

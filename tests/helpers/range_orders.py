@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pyspark_rocketmq.consume.range_orders import NoOrders
 from pyspark_rocketmq.model import MessageQueue
 
 
-class GivenUpWhen:
-    """Gives every queue up from the moment on at which ``is_so``; implements ``RangeOrders``."""
+class GivenUpWhen(NoOrders):
+    """Gives every queue up from the moment on at which ``is_so``."""
 
     def __init__(self, is_so: Callable[[], bool]) -> None:
         self._is_so = is_so
 
     def is_given_up(self, queue: MessageQueue) -> bool:
         return self._is_so()
-
-    def take(self, rows: object) -> bool:
-        return False

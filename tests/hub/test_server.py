@@ -43,8 +43,8 @@ class Driver:
     def _look(self) -> None:
         self.looks += 1
 
-    def ask(self, *queues: MessageQueue, partition: int = 0) -> TaskOrders:
-        orders = ask_driver(self.terms, partition, dict.fromkeys(queues, 1))
+    def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskOrders:
+        orders = ask_driver(self.terms, partition, dict.fromkeys(queues, 1), tasks=tasks)
         assert orders is not None
         return orders
 
@@ -330,3 +330,37 @@ def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:
 
     assert one._line is other._line
     assert one.id != other.id
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "over", "lost"])
+def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_any_more(
+    driver: Driver, how: str
+) -> None:
+    """D3"""
+    one, other = driver.ask(A, tasks=2), driver.ask(B, partition=1, tasks=2)
+    assert not one.is_batch_at_work()
+    told = threading.Event()
+    one.idles(told.set)
+    wait_until(lambda: one._is_batch_at_work, PATIENCE_S, reason="What the driver says")
+    assert one.is_batch_at_work()
+
+    match how:
+        case "done":
+            other.done("part", {B}, {})
+        case "failed":
+            other.forget()
+        case "over":
+            driver.hub.batch_ends(could_ask=True)
+        case _:
+            driver.hub.close()
+
+    assert told.wait(PATIENCE_S)
+    assert not one.is_batch_at_work()
+
+
+def test_the_one_task_of_a_batch_asks_nobody_whom_to_wait_for(driver: Driver) -> None:
+    """D3"""
+    orders = driver.ask(A)
+    orders.idles(lambda: None)
+
+    assert not orders.is_batch_at_work()

@@ -22,15 +22,20 @@ class Driver:
         self.state.plan_made(1, ALL)
         self.must_ask = self.state.batch_begins(7)
 
-    def begins(self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7) -> list[Action]:
-        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), hands_over=True)
+    def begins(
+        self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
+    ) -> list[Action]:
+        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), hands_over=True, tasks=tasks)
         return self.state.task_begins(f"peer of {task}", said)
 
     def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:
         return self.state.handed_over(f"peer of {task}", task, part(task, *queues))
 
     def is_done(self, task: str, *queues: MessageQueue) -> list[Action]:
-        return self.state.task_done(f"peer of {task}", task, part(task, *queues))
+        return self.state.task_done(f"peer of {task}", task, part(task, *queues), 0.0)
+
+    def idles(self, task: str, now_s: float = 0.0) -> list[Action]:
+        return self.state.task_idles(f"peer of {task}", task, now_s)
 
     def must_leave(self, *queues: MessageQueue) -> list[Action]:
         return self.state.must_leave(1, frozenset(queues))
@@ -61,6 +66,15 @@ def told_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
 
 def committed(actions: Iterable[Action]) -> list[Part]:
     return [action.part for action in actions if isinstance(action, Commit)]
+
+
+def told_of_work(actions: Iterable[Action]) -> list[tuple[str, bool]]:
+    """Task by task, whether its batch is at work."""
+    return [
+        (action.message["task"], action.message["at_work"])
+        for action in actions
+        if isinstance(action, Tell) and action.message["is"] == "batch"
+    ]
 
 
 def left_out(actions: list[Action]) -> set[MessageQueue]:
@@ -238,3 +252,104 @@ def test_a_planner_that_comes_back_in_time_changes_nothing() -> None:
     driver.state.planner_came("planner again")
 
     assert driver.state.tick(200.0) == []
+
+
+def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
+    """A batch of ``tasks``, of which two have begun."""
+    driver = Driver()
+    driver.state.batch_begins(7, slots=slots)
+    driver.begins("one", A, tasks=tasks)
+    driver.begins("two", B, partition=1, tasks=tasks)
+    return driver
+
+
+def test_a_task_with_suspended_queues_alone_waits_until_the_others_have_ended() -> None:
+    """D3: however slow their listeners are; and the batch is not prolonged."""
+    driver = two_tasks()
+
+    assert told_of_work(driver.idles("one")) == [("one", True)]
+    assert driver.state.tick(100.0) == []
+    assert told_of_work(driver.is_done("two", B)) == [("one", False)]
+    assert driver.state.tick(200.0) == []
+
+
+def test_two_tasks_with_suspended_queues_alone_both_end() -> None:
+    """D3: else they would wait for each other."""
+    driver = two_tasks()
+    driver.idles("one")
+
+    assert sorted(told_of_work(driver.idles("two"))) == [("one", False), ("two", False)]
+
+
+def test_a_task_alone_in_its_batch_waits_for_nobody() -> None:
+    """D3"""
+    driver = Driver()
+    driver.begins("one", A)
+
+    assert told_of_work(driver.idles("one")) == [("one", False)]
+
+
+def test_a_task_does_not_keep_the_slot_that_another_one_needs_to_begin() -> None:
+    """D3: a batch has more tasks than run at the same time."""
+    driver = two_tasks(tasks=3)
+
+    assert told_of_work(driver.idles("one")) == [("one", False)]
+    driver.is_done("one", A)
+    driver.begins("three", C, partition=2, tasks=3)
+    assert told_of_work(driver.idles("two")) == [("two", True)]
+
+
+def test_a_task_waits_for_those_that_are_about_to_begin() -> None:
+    """D3: two seconds, as a slot may be somebody else's; Spark begins tasks one after the other, some with a new process."""
+    driver = two_tasks(tasks=4, slots=4)
+
+    assert told_of_work(driver.idles("one", 10.0)) == [("one", True)]
+    assert told_of_work(driver.begins("three", C, partition=2, tasks=4)) == []
+    assert driver.state.tick(11.9) == []
+    assert told_of_work(driver.state.tick(12.0)) == [("one", False)]
+
+
+def test_a_task_that_has_the_last_slot_ends_for_those_that_have_not_begun() -> None:
+    """D3"""
+    driver = two_tasks(tasks=4, slots=3)
+    assert told_of_work(driver.idles("one")) == [("one", True)]
+    driver.begins("three", C, partition=2, tasks=4)
+
+    assert told_of_work(driver.state.tick(0.5)) == [("one", False)]
+
+
+@pytest.mark.parametrize("how", ["failed", "lost"])
+def test_a_task_does_not_keep_the_slot_that_another_ones_next_attempt_needs(how: str) -> None:
+    """D3, E2: nor is an attempt counted twice."""
+    driver = two_tasks(slots=1)
+    driver.idles("one")
+    ended = (
+        driver.state.task_failed("peer of two", "two", 1.0)
+        if how == "failed"
+        else driver.state.lost("peer of two", 1.0)
+    )
+
+    assert told_of_work(ended) == [("one", False)]
+    driver.is_done("one", A)
+    driver.begins("two again", B, partition=1, tasks=2)
+    assert told_of_work(driver.idles("two again")) == [("two again", False)]
+
+
+def test_an_attempt_that_another_one_follows_waits_no_longer() -> None:
+    """D3: whatever it does is in vain."""
+    driver = two_tasks()
+    driver.idles("one")
+
+    assert told_of_work(driver.begins("one again", A, tasks=2)) == [("one", False)]
+    assert told_of_work(driver.idles("one")) == [("one", False)]
+    assert told_of_work(driver.idles("one again")) == [("one again", True)]
+
+
+def test_nobody_waits_when_the_job_is_over() -> None:
+    """D3: one that failed leaves tasks behind."""
+    driver = two_tasks()
+    driver.idles("one")
+
+    assert told_of_work(driver.state.end_idle()) == [("one", False)]
+    driver.state.batch_ends(could_ask=None)
+    assert told_of_work(driver.idles("two")) == [("two", False)]

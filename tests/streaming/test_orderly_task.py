@@ -17,7 +17,7 @@ from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, NoOrders, RangeOrders
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
@@ -234,7 +234,7 @@ def test_a_message_that_fails_again_in_its_task_uses_up_its_attempts(monkeypatch
     assert (brought[OTHER].ack.dead_letters, brought[OTHER].ack.failed) == (1, 3)
 
 
-class GivenUp:
+class GivenUp(NoOrders):
     """Orders that come while a task runs."""
 
     def __init__(self) -> None:
@@ -363,12 +363,9 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
         begun.set()
         return SUCCESS
 
-    class OtherMustLeave:
+    class OtherMustLeave(NoOrders):
         def is_given_up(self, queue: MessageQueue) -> bool:
             return queue == OTHER and begun.is_set()
-
-        def take(self, rows: object) -> bool:
-            return False
 
     def give_away(consumed: Consumed) -> bool:
         away.append(consumed)
@@ -379,3 +376,85 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
 
     assert list(brought) == [SLOW]
     assert [(each.ack.queue, each.ack.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]
+
+
+class OtherTasks(NoOrders):
+    """Of the batch; at work until a test says that they have ended."""
+
+    def __init__(self, *, are_at_work: bool = True) -> None:
+        self.are_at_work = are_at_work
+        self.times_told = 0
+        self._changed: Callable[[], None] = lambda: None
+
+    def idles(self, changed: Callable[[], None]) -> None:
+        self.times_told += 1
+        self._changed = changed
+
+    def is_batch_at_work(self) -> bool:
+        return bool(self.times_told) and self.are_at_work
+
+    def end(self) -> None:
+        self.are_at_work = False
+        self._changed()
+
+
+def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are_at_work() -> None:
+    """D3: though it is alone in its task."""
+    orders = OtherTasks()
+    task = Task(lambda message, context: suspended_once(message, 10, context))
+    brought = task.run([range_of(OTHER, 2), range_of(THIRD)], orders)
+
+    assert task.delivered == {OTHER: [(0, 0), (0, 1), (1, 0), (1, 1)], THIRD: [(0, 0), (0, 1)]}
+    assert {each.ack.finished for each in brought.values()} == {"EXHAUSTED"}
+    assert orders.times_told == 1
+
+
+def test_a_task_with_suspended_queues_alone_ends_when_the_other_tasks_have() -> None:
+    """D3: at once, though its queue is not due, so that the micro-batch is not prolonged."""
+    orders = OtherTasks()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        context.suspend_current_queue_time_millis = 30_000 if message.reconsume_times else 10
+        if message.reconsume_times:
+            threading.Timer(0.05, orders.end).start()
+        return SUSPEND
+
+    task = Task(listener)
+    brought = task.run([range_of(OTHER)], orders)
+
+    assert task.delivered[OTHER] == [(0, 0), (0, 1)]
+    assert (brought[OTHER].ack.finished, brought[OTHER].ack.reconsume_times) == ("SUSPENDED", 2)
+
+
+def test_a_queue_that_came_again_stops_with_the_call_in_hand_when_the_other_tasks_have_ended() -> None:
+    """D3, D7"""
+    orders = OtherTasks()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.queue_offset == 3:
+            orders.end()
+        return SUCCESS if message.queue_offset else suspended_once(message, 10, context)
+
+    task = Task(listener)
+    brought = task.run([range_of(OTHER, 100)], orders)
+
+    assert task.delivered[OTHER] == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
+    assert brought[OTHER].ack.next_offset == 4
+
+
+def test_a_task_without_a_suspended_queue_says_nothing_of_others() -> None:
+    """D3: it ends as ever."""
+    orders = OtherTasks()
+    Task(lambda _, context: SUCCESS).run([range_of(OTHER, 3), range_of(SLOW, 3)], orders)
+
+    assert orders.times_told == 0
+
+
+def test_a_task_ends_at_once_when_no_other_one_of_its_batch_is_at_work() -> None:
+    """D3"""
+    orders = OtherTasks(are_at_work=False)
+    task = Task(lambda _, context: SUSPEND)
+    brought = task.run([range_of(SLOW), range_of(OTHER)], orders)
+
+    assert task.delivered == {SLOW: [(0, 0)], OTHER: [(0, 0)]}
+    assert {each.ack.finished for each in brought.values()} == {"SUSPENDED"}

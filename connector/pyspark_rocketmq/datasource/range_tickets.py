@@ -14,6 +14,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -35,6 +36,16 @@ class SharedTask(InputPartition):
     """What a task gets that hands ranges over."""
 
     ranges: tuple[QueuePartition, ...]
+    tasks: int
+    """How many its batch has."""
+
+
+class Ticket(NamedTuple):
+    """What travels in the place of a range's messages."""
+
+    partition: QueuePartition
+    tasks: int
+    """How many its batch has."""
 
 
 def tasks_of(
@@ -42,12 +53,13 @@ def tasks_of(
 ) -> list[SharedTask]:
     """The tasks that hand ``ranges`` over; ``listener_ms`` is how long the listener has a message of a queue, about."""
     expected = [expected_ms(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
-    return [SharedTask(tuple(ranges[index] for index in task)) for task in shared_tasks(expected)]
+    tasks = shared_tasks(expected)
+    return [SharedTask(tuple(ranges[index] for index in task), len(tasks)) for task in tasks]
 
 
-def ticket_rows(partition: QueuePartition) -> pa.RecordBatch:
-    """The range's rows: at least one."""
-    ticket = pa.array([pickle.dumps(partition)], pa.binary())
+def ticket_rows(partition: QueuePartition, tasks: int = 1) -> pa.RecordBatch:
+    """The rows of a range of a batch of ``tasks`` tasks: at least one."""
+    ticket = pa.array([pickle.dumps(Ticket(partition, tasks))], pa.binary())
     counted = pa.nulls(max(0, min(partition.planned.count, MOST_COUNTED) - 1), pa.binary())
     return pa.RecordBatch.from_arrays([pa.concat_arrays([ticket, counted])], schema=TICKET_SCHEMA)
 
@@ -59,12 +71,12 @@ def tickets_alone(rows: DataFrame) -> DataFrame:
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
-    for partition in tickets_in(batches):
-        yield from read_queue(partition)
+    for ticket in tickets_in(batches):
+        yield from read_queue(ticket.partition)
 
 
-def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[QueuePartition]:
-    """The ranges whose tickets are among ``batches``, unread."""
+def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:
+    """The tickets among ``batches``, their ranges unread."""
     for batch in batches:
         for ticket in batch.column(0).drop_null().to_pylist():
             yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query

@@ -73,13 +73,18 @@ class QueryHub:
 
     # --- the driver, from any of its threads ---------------------------------------------------------------------
 
-    def batch_begins(self, batch_id: int) -> bool:
-        """Before the job of a batch; whether its tasks must ask before they begin with their queues."""
-        return self._answered(lambda: self._state.batch_begins(batch_id))
+    def batch_begins(self, batch_id: int, *, slots: int = 0) -> bool:
+        """Before the job of a batch; see :meth:`HubState.batch_begins`."""
+        return self._answered(lambda: self._state.batch_begins(batch_id, slots=slots))
 
     def batch_ends(self, *, could_ask: bool | None) -> Ended:
         """After the job; see :meth:`HubState.batch_ends`."""
-        return self._answered(lambda: self._state.batch_ends(could_ask=could_ask))
+
+        def end() -> Ended:
+            self._act(self._state.end_idle())
+            return self._state.batch_ends(could_ask=could_ask)
+
+        return self._answered(end)
 
     def batch_committed(self, plan: int) -> None:
         """Tell the planner that the batch of a plan is over."""
@@ -159,9 +164,13 @@ class QueryHub:
                 return self._state.handed_over(link, task, _part(message["part"], link.peer))
             case "released":
                 return self._state.released(link, task, queue_list(message["queues"], link.peer))
+            case "idle":
+                return self._state.task_idles(link, task, self._clock.monotonic_s())
+            case "failed":
+                return self._state.task_failed(link, task, self._clock.monotonic_s())
             case "done":
                 part = None if message["part"] is None else _part(message["part"], link.peer)
-                return self._state.task_done(link, task, part)
+                return self._state.task_done(link, task, part, self._clock.monotonic_s())
             case other:
                 raise RemoteProtocolError(f"{link.peer}: a message of the kind {other!r} is not known.")
 
@@ -185,6 +194,7 @@ def _beginning(message: Message) -> Beginning:
             for topic, broker_name, queue_id, epoch in message["queues"]
         },
         hands_over=bool(message["handsOver"]),
+        tasks=int(message["tasks"]),
     )
 
 

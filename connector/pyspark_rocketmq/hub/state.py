@@ -12,11 +12,14 @@ Rule 3: what a task hands over is the driver's from then on, whatever becomes of
 queues out.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt of it says so: the call in
 hand may still run.
+Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch is *at work*: another task is not idle,
+and each has begun, or is about to. With a free slot for the next task they are, for two seconds; without one an idle task
+ends, as it may have the slot that is needed. Once told that it is to end, it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -27,6 +30,8 @@ Queues = frozenset[MessageQueue]
 
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, which may come back."""
+_BEGIN_WITHIN_S: Final = 2.0
+"""How long an idle task waits for those that have not begun, though there seems to be a slot for them."""
 _NOTHING: Final[Queues] = frozenset()
 
 
@@ -76,6 +81,8 @@ class Beginning(NamedTuple):
     """Of its ranges."""
     hands_over: bool
     """False for a task whose rows come with the batch alone."""
+    tasks: int = 1
+    """How many the batch has."""
 
 
 @dataclass(slots=True)
@@ -89,6 +96,14 @@ class _Task:
     told: set[MessageQueue] = field(default_factory=set)
     handed: set[MessageQueue] = field(default_factory=set)
     """Handed over or released."""
+    idle_s: float | None = None
+    """Since when it has only suspended queues left."""
+    is_waiting: bool = False
+    """It is idle and was told that the batch is at work."""
+
+    @property
+    def is_running(self) -> bool:
+        return not self.is_done and not self.is_lost
 
 
 class HubState:
@@ -105,6 +120,7 @@ class HubState:
         self._leaving: Queues = _NOTHING
         """What the planner must give away of its plan."""
         self._batch_id: int | None = None
+        self._slots = 0
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
         """The task that has begun with a queue, dead ones included."""
@@ -139,14 +155,24 @@ class HubState:
 
     # --- the driver ----------------------------------------------------------------------------------------------
 
-    def batch_begins(self, batch_id: int) -> bool:
-        """A job begins; whether its tasks must ask before they begin with their queues."""
+    def batch_begins(self, batch_id: int, *, slots: int = 0) -> bool:
+        """A job begins; whether its tasks must ask before they begin with their queues.
+
+        Args:
+            batch_id: Spark's.
+            slots: How many tasks can run at the same time; 0 if that is not known.
+        """
         self._batch_id = batch_id
+        self._slots = slots
         self._tasks.clear()
         self._owner.clear()
         self._moved.clear()
         self._parts.clear()
         return self.must_ask
+
+    def end_idle(self) -> list[Action]:
+        """The job is over, and failed if there still is a task that waits."""
+        return self._told_to_end([task for task in self._running() if task.is_waiting])
 
     def batch_ends(self, *, could_ask: bool | None) -> Ended:
         """The job is over, and nothing more of it is taken.
@@ -197,10 +223,15 @@ class HubState:
             # Of a batch that is over: whatever it does is in vain.
             return [Tell(peer, {"is": "go", "task": said.task, "give_up": [], "stop": True})]
         task = self._tasks[said.task] = _Task(peer, said)
-        for before in list(self._tasks.values()):
-            if before is not task and before.said.partition == said.partition:
-                before.done = None
-                before.is_lost = True
+        former = [
+            before
+            for before in self._tasks.values()
+            if before is not task and before.said.partition == said.partition
+        ]
+        superseded = self._told_to_end([before for before in former if before.is_waiting])
+        for before in former:
+            before.done = None
+            before.is_lost = True
         left_out = {queue for queue in said.epochs if queue in self._settled}
         for queue in said.epochs.keys() - left_out:
             self._owner[queue] = task
@@ -222,7 +253,7 @@ class HubState:
                 },
             )
         ]
-        return go + self._free(freed)
+        return go + superseded + self._free(freed)
 
     def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
         """A task gives a part to the driver."""
@@ -240,13 +271,29 @@ class HubState:
         task.handed |= queues
         return self._free(queues & task.said.epochs.keys())
 
-    def task_done(self, peer: Hashable, task_id: str, result: Part | None) -> list[Action]:
+    def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
+        """A task has only suspended queues left; it is told whether to wait for them, and once it is not to any more."""
+        task = self._tasks.get(task_id)
+        if task is None or task.peer != peer or not task.is_running:
+            return [Tell(peer, {"is": "batch", "task": task_id, "at_work": False})]
+        task.idle_s = now_s
+        task.is_waiting = self._is_at_work(now_s)
+        return [_batch(task, at_work=task.is_waiting), *self._end_idle(now_s)]
+
+    def task_done(self, peer: Hashable, task_id: str, result: Part | None, now_s: float) -> list[Action]:
         """A task has ended; what it has not handed over comes with the batch, and is here as a copy if it is not too large."""
         task = self._tasks.get(task_id)
         if task is None or task.peer != peer or task.is_lost:
             return []
         task.is_done, task.done = True, result
-        return self._give_up()
+        return self._give_up() + self._end_idle(now_s)
+
+    def task_failed(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
+        """An attempt of a task delivers nothing any more, and brings nothing but what it has handed over."""
+        task = self._tasks.get(task_id)
+        if task is not None and task.peer == peer and not task.is_done:
+            task.is_lost = True
+        return self._end_idle(now_s)
 
     def lost(self, peer: Hashable, now_s: float) -> list[Action]:
         """A connection is no more."""
@@ -255,16 +302,17 @@ class HubState:
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
                 task.is_lost = True
-        return []
+        return self._end_idle(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Time goes by: without a planner nobody renews the locks, and tasks must end before they run out."""
+        idle = self._end_idle(now_s)
         if self._planner_lost_s is None or now_s - self._planner_lost_s < _PLANNER_GONE_S:
-            return []
+            return idle
         if self._is_orphaned:
-            return []
+            return idle
         self._planner_lost_s = float("-inf")
-        return [Tell(task.peer, {"is": "stop"}) for task in self._running()]
+        return idle + [Tell(task.peer, {"is": "stop"}) for task in self._running()]
 
     @property
     def _is_orphaned(self) -> bool:
@@ -273,7 +321,27 @@ class HubState:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _running(self) -> list[_Task]:
-        return [task for task in self._tasks.values() if not task.is_done and not task.is_lost]
+        return [task for task in self._tasks.values() if task.is_running]
+
+    def _is_at_work(self, now_s: float) -> bool:
+        """Whether idle tasks are to wait."""
+        running = self._running()
+        # Another attempt of a lost one needs a slot, too.
+        begun = {task.said.partition for task in self._tasks.values() if not task.is_lost}
+        if len(begun) >= max((task.said.tasks for task in running), default=0):
+            return any(task.idle_s is None for task in running)
+        first_idle_s = min((task.idle_s for task in running if task.idle_s is not None), default=now_s)
+        return len(running) < self._slots and now_s - first_idle_s < _BEGIN_WITHIN_S
+
+    def _end_idle(self, now_s: float) -> list[Action]:
+        """Tell idle tasks that nobody is left whom they could wait for."""
+        waiting = [task for task in self._running() if task.is_waiting]
+        return self._told_to_end(waiting) if waiting and not self._is_at_work(now_s) else []
+
+    def _told_to_end(self, waiting: Sequence[_Task]) -> list[Action]:
+        for task in waiting:
+            task.is_waiting = False
+        return [_batch(task, at_work=False) for task in waiting]
 
     def _give_up(self) -> list[Action]:
         """See that everything that must go is on its way."""
@@ -316,6 +384,10 @@ class HubState:
 
     def _to_planner(self, message: Message) -> list[Action]:
         return [] if self._planner is None else [Tell(self._planner, message)]
+
+
+def _batch(task: _Task, *, at_work: bool) -> Tell:
+    return Tell(task.peer, {"is": "batch", "task": task.said.task, "at_work": at_work})
 
 
 def _listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:

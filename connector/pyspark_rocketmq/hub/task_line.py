@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 10.0
+_IDLE_ANSWER_S: Final = 2.0
+"""How long an idle task waits to be told whether its batch is at work."""
 _TAKEN_S: Final = 30.0
 """How long a driver may take to say that it has a part."""
 _AGAIN_AFTER_S: Final = 60.0
@@ -67,6 +69,12 @@ class TaskOrders:
         self._begun: set[MessageQueue] = set()
         self._kept: set[MessageQueue] = set()
         self._cut: Callable[[], None] = lambda: None
+        self._work_told: Callable[[], None] = lambda: None
+        self._idle_s: float | None = None
+        self._is_batch_at_work = False
+        """As far as the driver has said."""
+        self._is_last = False
+        """Nothing is to be waited for any more."""
         self._taker: Callable[[Any], bool] = lambda _: False
         self._in_doubt: set[str] = set()
         """Parts of which the driver has not said that it has them."""
@@ -79,6 +87,20 @@ class TaskOrders:
     def is_given_up(self, queue: MessageQueue) -> bool:
         """See ``RangeOrders``."""
         return self._all or queue in self._given_up
+
+    def idles(self, changed: Callable[[], None]) -> None:
+        """See ``RangeOrders``."""
+        self._work_told, self._idle_s = changed, time.monotonic()
+        if not self._is_last:
+            self._send({"is": "idle", "task": self.id})
+
+    def is_batch_at_work(self) -> bool:
+        """See ``RangeOrders``."""
+        if self._idle_s is None or self._is_last:
+            return False
+        if not self._is_batch_at_work and time.monotonic() - self._idle_s > _IDLE_ANSWER_S:
+            self._is_last = True
+        return not self._is_last
 
     def begins(self, queue: MessageQueue) -> bool:
         """Say that the range of a queue is begun; whether it may be."""
@@ -150,9 +172,11 @@ class TaskOrders:
     def forget(self) -> None:
         """The task has failed."""
         self._line.forget(self)
+        self._send({"is": "failed", "task": self.id})
 
-    def ask(self, terms: HubTerms, partition: int, *, hands_over: bool) -> bool:
+    def ask(self, terms: HubTerms, partition: int, *, tasks: int, hands_over: bool) -> bool:
         """Say what the task is going to begin with; whether the driver has answered."""
+        self._is_last = tasks == 1
         self._send(
             {
                 "is": "begin",
@@ -161,6 +185,7 @@ class TaskOrders:
                 "partition": partition,
                 "queues": [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())],
                 "handsOver": hands_over,
+                "tasks": tasks,
             }
         )
         return self._answered.wait(_ANSWER_S) and not self._line.is_lost
@@ -179,6 +204,11 @@ class TaskOrders:
                 self._answered.set()
             case "give_up":
                 self._give_up(queue_list(message["queues"]), is_dropped=bool(message["drop"]))
+            case "batch":
+                if message["at_work"]:
+                    self._is_batch_at_work = True
+                else:
+                    self._end_idle()
             case "taken":
                 self._in_doubt.discard(message["part"])
                 if not self._in_doubt:
@@ -189,12 +219,18 @@ class TaskOrders:
     def stop(self) -> None:
         """No further deliveries; what was delivered comes with the task's result."""
         self._all = True
+        self._end_idle()
 
     def lost(self) -> None:
         """Nobody can tell the task anything any more, so it ends after the call in hand."""
         self._all = True
         self._answered.set()
         self._is_certain.set()
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        self._is_last = True
+        self._work_told()
 
     def _give_up(self, queues: Collection[MessageQueue], *, is_dropped: bool) -> None:
         if is_dropped:
@@ -262,14 +298,27 @@ _guard = threading.Lock()
 
 
 def ask_driver(
-    terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, hands_over: bool = True
+    terms: HubTerms,
+    partition: int,
+    epochs: Mapping[MessageQueue, int],
+    *,
+    tasks: int = 1,
+    hands_over: bool = True,
 ) -> TaskOrders | None:
-    """Ask the driver what to leave out of the ranges of these queues, with their epochs; None if it cannot be reached."""
+    """Ask the driver what to leave out of the ranges of these queues, with their epochs; None if it cannot be reached.
+
+    Args:
+        terms: Of the batch.
+        partition: The task's number; the same for all its attempts.
+        epochs: Of its ranges, by queue.
+        tasks: How many the batch has.
+        hands_over: False for a task whose rows come with the batch alone.
+    """
     line = _line_to(terms.address)
     if line is None:
         return None
     orders = line.begin(epochs)
-    if orders.ask(terms, partition, hands_over=hands_over):
+    if orders.ask(terms, partition, tasks=tasks, hands_over=hands_over):
         return orders
     orders.forget()
     return None

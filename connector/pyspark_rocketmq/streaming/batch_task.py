@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
-from pyspark_rocketmq.datasource.range_tickets import tickets_in
+from pyspark_rocketmq.datasource.range_tickets import Ticket, tickets_in
 from pyspark_rocketmq.datasource.worker_memory import settle_modules
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import HubTerms, TaskOrders, ask_driver
@@ -127,8 +127,9 @@ class BatchTask:
         if self._engine is None:
             finished = self._written(batches, None)
         else:
-            ranges = list(tickets_in(batches))
-            orders = self._ask(ranges)
+            tickets = list(tickets_in(batches))
+            ranges = [ticket.partition for ticket in tickets]
+            orders = self._ask(tickets)
             could_ask = orders is not None if ranges and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
             rows = self._engine(_rows_of(() if is_held_back else ranges, orders), orders or NO_ORDERS)
@@ -137,12 +138,14 @@ class BatchTask:
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
-    def _ask(self, ranges: Sequence[QueuePartition]) -> TaskOrders | None:
-        if self._terms is None or not ranges:
+    def _ask(self, tickets: Sequence[Ticket]) -> TaskOrders | None:
+        if self._terms is None or not tickets:
             return None
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        return ask_driver(self._terms, partition, {each.planned.queue: each.planned.epoch for each in ranges})
+        planned = [ticket.partition.planned for ticket in tickets]
+        epochs = {each.queue: each.epoch for each in planned}
+        return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
     def _written(self, rows: Iterable[pa.RecordBatch], orders: TaskOrders | None) -> list[dict[str, Any]]:
         parts = TaskParts(self._writer, orders)

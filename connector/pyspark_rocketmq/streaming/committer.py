@@ -161,7 +161,9 @@ class BatchCommitter:
         """Evaluate the batch, and commit what is handed over meanwhile."""
         terms = None
         if self._hub is not None:
-            terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
+            terms = self._hub.begin(
+                running.batch_id, lambda part: self._commit_ahead(part, running), slots=_slots(batch)
+            )
         if self._hub is None or terms is None:
             return BatchTask(running.writer, self._engine).run(batch), BatchEnd()
         could_ask: bool | None = None
@@ -394,6 +396,12 @@ def _own_rows(
                 suspended_until_s=stored.suspended_until_s,
             )
     return tuple(own[queue] for queue in sorted(own))
+
+
+def _slots(batch: DataFrame) -> int:
+    """How many tasks can run at the same time, as far as the driver knows."""
+    context = batch.sparkSession.sparkContext
+    return context.defaultParallelism // int(context.getConf().get("spark.task.cpus", "1"))
 
 
 def _commit_of(ack: QueueAck, sinks: str, *, statistics: str) -> QueueCommit:

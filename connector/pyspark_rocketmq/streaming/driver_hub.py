@@ -115,7 +115,7 @@ class DriverHub:
 
     # --- a batch -------------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
+    def begin(self, batch_id: int, commit: Callable[[Part], None], *, slots: int = 0) -> HubTerms | None:
         """Before the job of a batch: what its tasks are told; nothing once this is closed.
 
         A batch that was begun has an :meth:`end`, and is :meth:`over` or :meth:`failed`.
@@ -123,6 +123,7 @@ class DriverHub:
         Args:
             batch_id: Spark's.
             commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
+            slots: How many tasks can run at the same time; 0 if that is not known.
         """
         self._is_idle.clear()
         if self._is_closed:
@@ -130,7 +131,7 @@ class DriverHub:
             return None
         self._commit = commit
         self._left = []
-        must_ask = self._hub.batch_begins(batch_id)
+        must_ask = self._hub.batch_begins(batch_id, slots=slots)
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask)
 

@@ -7,6 +7,8 @@ long as something waits that it might have to begin; when it begins, there is a 
 One guard is over everything that workers share. Reading a range and delivering are done without it: whoever has a range in hand is alone
 with it, and the ranges are read by one worker at a time. Threads are daemons: a call that never returns must not
 keep its worker process from ending.
+
+A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which its driver tells it.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ class OrderlyTask:
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """To be given out."""
+        self._is_idle_told = False
         self._failure: BaseException | None = None
         """Of another worker than the task's own thread, which raises it."""
         self._is_closed = False
@@ -67,7 +70,7 @@ class OrderlyTask:
         """
         worker = self._new_worker()
         try:
-            while not self._is_over:
+            while not self._has_ended():
                 turn = self._next_turn(worker, gives_out=True)
                 if turn is not None:
                     self._take(worker, turn)
@@ -118,7 +121,11 @@ class OrderlyTask:
                 now_s = self._clock.monotonic_s()
                 if self._end_given_up():
                     continue
-                found = self._turns.next(now_s, calls_s=self._in_hand_s(worker, now_s))
+                found = self._turns.next(
+                    now_s,
+                    calls_s=self._in_hand_s(worker, now_s),
+                    is_batch_at_work=self._orders.is_batch_at_work(),
+                )
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
                     self._engage_another()
@@ -151,10 +158,36 @@ class OrderlyTask:
     def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
         return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]
 
+    def _has_ended(self) -> bool:
+        with self._changed:
+            return self._is_over
+
     @property
     def _is_over(self) -> bool:
-        is_at_its_end = self._turns.is_idle and not self._turns.is_led
+        is_at_its_end = self._turns.is_idle and not (self._turns.is_somebody_waiting and self._goes_on)
         return is_at_its_end or self._is_closed or self._failure is not None
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether suspended queues have something to wait for."""
+        return self._turns.is_led or self._orders.is_batch_at_work()
+
+    def _look_at_lead(self) -> None:
+        """Say so when only suspended queues are left, and stop them if that ends the task; called with the guard."""
+        if self._turns.is_led:
+            return
+        if not self._is_idle_told and any(one is not None for one in self._begun.values()):
+            self._is_idle_told = True
+            self._orders.idles(self._batch_changed)
+        if not self._orders.is_batch_at_work():
+            for each in self._workers:
+                each.stop()
+
+    def _batch_changed(self) -> None:
+        """By the thread that the driver is heard by."""
+        with self._changed:
+            self._look_at_lead()
+            self._changed.notify_all()
 
     def _taken_out(self) -> list[Consumed]:
         with self._changed:
@@ -171,6 +204,7 @@ class OrderlyTask:
         with self._changed:
             if arrived is None:
                 self._turns.none_arrived()
+                self._look_at_lead()
                 self._changed.notify_all()
                 return
             queue = arrived.planned.queue
@@ -189,7 +223,7 @@ class OrderlyTask:
             one.run, run.listener = run, listener
             run.ends_turn = False
             worker.begin(run, self._clock.monotonic_s())
-            if not self._turns.is_led or (self._done and worker is self._workers[0]):
+            if not self._goes_on or (self._done and worker is self._workers[0]):
                 worker.stop()
             one.rows += run.consume(lasts_s)
         self._report(worker, one, run)
@@ -214,9 +248,7 @@ class OrderlyTask:
                 self._turns.yielded(queue, now_s)
             else:
                 self._turns.suspended(queue, now_s + run.pause_s())
-            if not self._turns.is_led:
-                for each in self._workers:
-                    each.stop()
+            self._look_at_lead()
             self._changed.notify_all()
 
 
