@@ -258,7 +258,8 @@ class ConcurrentRun:
             ) from fatal
         answer = call.answer
         assert answer is not None
-        call.context.check_unbroken(self._describe(call.messages))
+        if call.context.broken is not None:
+            raise call.context.broken_at(self._describe(call.messages)) from call.context.broken
         if call.failure is not None:
             self._last_error = tell_failure("listener failed", self._describe(call.messages), call.failure)
         self._messages_ok += answer.acknowledged

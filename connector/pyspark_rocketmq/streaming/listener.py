@@ -101,17 +101,12 @@ class DeliveryContext:
         """The engine's: be told which message a loop is at; None before and after it."""
         self._current = message
 
-    def check_unbroken(self, where: str) -> None:
-        """The engine's, after each call: end the query if a row broke the output schema (row D5).
-
-        Raises:
-            SchemaError: If one did; with ``where`` the delivery is.
-        """
-        if self.broken is not None:
-            raise SchemaError(
-                f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this micro-batch counts: "
-                "correct the listener or its output schema, and start the query again."
-            ) from self.broken
+    def broken_at(self, where: str) -> SchemaError:
+        """The engine's, after a call that has left something in ``broken``: what ends the query; with ``where`` the delivery is (row D5)."""
+        return SchemaError(
+            f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this micro-batch counts: "
+            "correct the listener or its output schema, and start the query again."
+        )
 
     def _check_delivered(self, message: MessageExt) -> None:
         if not isinstance(message, MessageExt):

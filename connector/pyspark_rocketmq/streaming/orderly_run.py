@@ -12,7 +12,6 @@ from typing import Any
 
 from pyspark_rocketmq.consume.orderly import (
     LONGEST_SUSPEND_MILLIS,
-    Delivery,
     Finish,
     OrderlyConsumption,
     OrderlySettings,
@@ -125,25 +124,33 @@ class OrderlyRun:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
         acknowledged: list[Row] = []
-        now_s = self._call_began_s = self._now_s()
-        ends_s = now_s + for_s
-        if not self._orders.is_given_up(self._planned.queue):
-            self._machine.go_on(now_s)
-        while (delivery := self._next_delivery()) is not None:
-            messages = self._messages[delivery.start : delivery.stop]
-            if delivery.put_back:
+        # Looked up once: most of what the loop costs where a delivery is one message.
+        machine, now_s, output, all_messages = self._machine, self._now_s, self._output, self._messages
+        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        began_s = self._call_began_s = now_s()
+        ends_s = began_s + for_s
+        if not is_given_up(queue):
+            machine.go_on(began_s)
+        while not self.ends_turn:
+            if is_given_up(queue):
+                machine.give_up()
+            if (delivery := machine.next_delivery(now_s())) is None:
+                break
+            start, stop, put_back = delivery
+            messages = all_messages[start:stop]
+            if put_back:
                 messages = [
                     message._replace(reconsume_times=message.reconsume_times + times)
-                    for message, times in zip(messages, delivery.put_back, strict=True)
+                    for message, times in zip(messages, put_back, strict=True)
                 ]
-            context = ConsumeOrderlyContext(messages, self._output, self._machine.accumulated)
+            context = ConsumeOrderlyContext(messages, output, machine.accumulated)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
             if outcome.effect is _COMMIT and not self._pending:
                 # As nearly every delivery.
                 acknowledged += emitted
             else:
-                acknowledged += self._settled(delivery.start, messages, outcome, emitted)
+                acknowledged += self._settled(start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
                 break
         return acknowledged
@@ -178,13 +185,6 @@ class OrderlyRun:
     def stop(self) -> None:
         """Deliver no more, as where the time is used up."""
         self._machine.stop()
-
-    def _next_delivery(self) -> Delivery | None:
-        if self.ends_turn:
-            return None
-        if self._orders.is_given_up(self._planned.queue):
-            self._machine.give_up()
-        return self._machine.next_delivery(self._now_s())
 
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`.
@@ -240,7 +240,8 @@ class OrderlyRun:
         try:
             answer = self.listener(context.follow(messages), context)
         except Exception as error:  # noqa: BLE001 - the machine decides what it means
-            context.check_unbroken(self._describe(messages))
+            if context.broken is not None:
+                raise context.broken_at(self._describe(messages)) from context.broken
             self._last_error = tell_failure("listener failed", self._describe(messages), error)
             self._answered_s = self._now_s()
             outcome = self._machine.listener_raised(
@@ -249,7 +250,8 @@ class OrderlyRun:
                 suspend_millis=context.suspend_current_queue_time_millis,
             )
         else:
-            context.check_unbroken(self._describe(messages))
+            if context.broken is not None:
+                raise context.broken_at(self._describe(messages)) from context.broken
             self._answered_s = self._now_s()
             outcome = self._machine.listener_returned(
                 answer,
