@@ -44,7 +44,9 @@ from tests.groups.schedule import (
 )
 from tests.groups.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker import plain_remoting
 from tests.real_broker.harness import RealCluster
+from tests.real_broker.replica import replica
 
 FORGETFUL_S = 8.0
 """After so long brokers forget locks and members; RocketMQ: 60 and 120 s."""
@@ -69,6 +71,7 @@ _AWAY_S = 300.0
 _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
 _DRAIN_S = 300.0
+_GET_BROKER_CLUSTER_INFO = 106
 _EXIT_S = 90.0
 _MEMBER_S = 120.0
 _LOG_TAIL = 2500
@@ -76,13 +79,20 @@ _LOG_TAIL = 2500
 
 @contextmanager
 def cluster_of(kind: str) -> Iterator[ClusterUnderTest]:
-    """Two brokers with a short memory: ``sim`` or ``real``."""
+    """Two brokers with a short memory, of which the first has a replica that stays when it is stopped: ``sim`` or ``real``."""
     if kind == "real":
         with RealCluster(brokers=2, forgetful_s=FORGETFUL_S) as real:
-            yield ClusterUnderTest(real, kind)
+            first = min(real.broker_addresses)
+
+            def is_listed(address: str) -> bool:
+                answer = plain_remoting.call(real.name_servers, _GET_BROKER_CLUSTER_INFO)
+                return f'"{address}"' in answer.body.decode()
+
+            with replica(real.name_servers, first, real.broker_addresses[first], is_listed):
+                yield ClusterUnderTest(real, kind)
     else:
         settings = BrokerSettings(lock_max_live_s=FORGETFUL_S, channel_expired_s=FORGETFUL_S)
-        with SimCluster(brokers=2, settings=settings) as simulated:
+        with SimCluster(brokers=2, replicas=1, settings=settings) as simulated:
             yield ClusterUnderTest(simulated, kind)
 
 

@@ -275,7 +275,8 @@ class RealCluster(Closing):
         return False
 
     def _is_registered(self, broker_name: str) -> bool:
-        return f'"{broker_name}"' in self._cluster_info()
+        """By its address: a replica goes by the same name."""
+        return f'"{self._brokers[broker_name].address}"' in self._cluster_info()
 
     def _cluster_info(self) -> str:
         """The name server's list of brokers, as text: its JSON has bare integers for keys."""
