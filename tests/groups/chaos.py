@@ -103,7 +103,6 @@ class Slot:
         self._name = name
         self._group = group
         self._problem = problem
-        self._store = DeltaOffsetStore(group.offsets)
         self._starts = 0
         self.application: RunningApplication | None = None
 
@@ -151,7 +150,8 @@ class Slot:
 
         def has_queues() -> bool:
             self.look()
-            rows = self._store.read(self._group.group).values()
+            # Opened anew: the table may have been deleted since.
+            rows = DeltaOffsetStore(self._group.offsets).read(self._group.group).values()
             return self.application is not application or any(
                 row.owner == application.client_id for row in rows
             )
@@ -350,11 +350,9 @@ class Chaos:
         self._done = [done for done in self._done if not done.done() or done.exception() is not None]
 
     def _await_drained(self, ends: dict) -> None:
-        store = DeltaOffsetStore(self._group.offsets)
-
         def behind() -> list[str]:
             self._look()
-            rows = store.read(self._group.group)
+            rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
             return [
                 f"{queue} {rows[queue].next_offset if queue in rows else None} of {end}"
                 for queue, end in ends.items()
