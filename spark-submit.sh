@@ -12,6 +12,7 @@
 #   offsets reset  move a group: to a position, to a time, or to where it once was
 #   offsets skip   pass a group's backlog over, or a message that cannot be consumed
 #   offsets clone  move a group to where another one stands
+#   offsets accept-gap  let a group go on although a sink lacks rows that its offsets have passed
 #   offsets history  print the changes of a group that can be gone back to
 #   offsets diff   print what changed between two moments of a group, or is different in another group
 #   completion     print what makes a shell complete all this: eval "$(./spark-submit.sh completion bash)"
