@@ -218,6 +218,39 @@ def test_a_queue_that_no_batch_of_ours_moved_goes_on_where_the_other_member_came
     assert planning.next() == [(A0, 7, 10)]
 
 
+@pytest.mark.parametrize(
+    ("at_broker", "is_away", "next_offset"),
+    [
+        pytest.param(0, True, 6, id="stored before its crash"),
+        pytest.param(2, True, 2, id="an operator's, after its crash"),
+        pytest.param(0, False, 0, id="an operator's"),
+    ],
+)
+def test_a_broker_that_has_forgotten_the_last_offsets_in_a_crash_moves_nothing_back(
+    at_broker: int, is_away: bool, next_offset: int
+) -> None:
+    """F5: brokers store offsets every 5 s; what was there before the crash is nobody's reset."""
+    brokers = FakeBrokerOffsets({A0: 0})
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers)
+    for offset in (4, 6):
+        planning.next()
+        planning.commit(A0, offset, is_shown=True)
+        planning.store.note_arrivals("g", {A0: offset})
+        brokers.offsets[A0] = offset
+    planning.next()
+    if is_away:
+        planning.clock.advance(1.0)
+        planning.view.down = {"broker-a": ConnectFailed("a:1", "refused")}
+        planning.next()
+        planning.view.down = {}
+
+    brokers.offsets[A0] = at_broker
+    handed_over(planning, A0)
+
+    assert planning.next() == [(A0, next_offset, 10)]
+    assert brokers.offsets[A0] == next_offset
+
+
 def test_an_offset_that_the_broker_never_got_moves_nothing_back() -> None:
     """B5, F5: a mirror that was late; what the broker has was shown by this side before."""
     brokers = FakeBrokerOffsets()

@@ -15,11 +15,17 @@ that is known to have arrived and those behind it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
 from typing import Final
+
+from pyspark_rocketmq.model import MessageQueue
 
 MOST_SHOWN: Final = 16
 """Offsets remembered while none of them is known to have arrived."""
+
+_FORGOTTEN_S: Final = 15.0
+"""A broker that crashes forgets the offsets of so long at most: it stores them every 5 s (``flushConsumerOffsetInterval``)."""
 
 Shown = tuple[int, ...]
 """Oldest first."""
@@ -65,3 +71,39 @@ def to_text(shown: Iterable[int] | None) -> str:
 def from_text(text: str) -> Shown | None:
     """The reverse of :func:`to_text`."""
     return tuple(json.loads(text)) if text else None
+
+
+class PassedOffsets:
+    """Where queues stood in the last seconds that this process has seen them.
+
+    A broker that has crashed shows one of these again. That is nobody's reset: followed, it would have messages delivered
+    once more after every crash. Who was not there, as a process started since, cannot know and follows it.
+    """
+
+    def __init__(self) -> None:
+        self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
+        """From when on (monotonic seconds) each offset was the queue's; oldest first."""
+        self._away_at_s: dict[str, float] = {}
+        """When a broker was seen to be away last, by its name."""
+
+    def note(
+        self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
+    ) -> None:
+        """Each queue stands there now, and of all brokers these answer."""
+        away = {queue.broker_name for queue in self._passed}.difference(answering)
+        self._away_at_s |= dict.fromkeys(away, now_s)
+        for queue, offset in next_offsets.items():
+            passed = self._passed.get(queue)
+            if passed is None:
+                self._passed[queue] = [(now_s, offset)]
+            elif passed[-1][1] != offset:
+                passed.append((now_s, offset))
+                while passed[1][0] < now_s - _FORGOTTEN_S:
+                    del passed[0]
+
+    def has(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether the queue stood at ``offset`` shortly before it came to where it is, and its broker was away since."""
+        passed = self._passed.get(queue)
+        if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
+            return False
+        return any(each == offset for _, each in passed)

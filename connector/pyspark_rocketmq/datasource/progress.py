@@ -243,6 +243,7 @@ class GroupProgress:
                 break
             rows |= moved
             progress = self._own(rows)
+        self._claims.note(progress, snapshot, self._clock.monotonic_s())
         self._claims.tell_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())

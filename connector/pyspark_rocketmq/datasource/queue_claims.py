@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
+from pyspark_rocketmq.consume.reconcile import PassedOffsets
 from pyspark_rocketmq.datasource.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.model import MessageQueue, is_retry_topic
@@ -32,6 +33,7 @@ class QueueClaims:
         default_start: StartingOffsets,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
+        """The arguments are those of ``GroupProgress``."""
         self._group = consumer_group
         self._client_id = client_id
         self._store = store
@@ -40,6 +42,12 @@ class QueueClaims:
         self._broker_offsets = broker_offsets
         self._told: dict[MessageQueue, int] = {}
         """The epoch of the reset that the queue's broker was told of."""
+        self._passed = PassedOffsets()
+
+    def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
+        """Be told where the queues stand that may be planned, and which brokers answer."""
+        answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
+        self._passed.note({queue: row.next_offset for queue, row in rows.items()}, answering, now_s)
 
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
@@ -52,6 +60,7 @@ class QueueClaims:
         known: Mapping[MessageQueue, int] | None = None
         if self._broker_offsets is not None:
             known = self._broker_offsets.read(new, snapshot.addresses)
+            known = self._without_forgotten(known, rows, snapshot.addresses)
         at_broker = known or {}
         starts = self._starts([queue for queue in new if queue not in rows], rows, at_broker, snapshot)
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
@@ -79,6 +88,29 @@ class QueueClaims:
                 at_broker.get(queue, "none"),
             )
         return claimed
+
+    def _without_forgotten(
+        self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
+    ) -> Mapping[MessageQueue, int]:
+        """``known`` without offsets that a broker has fallen back to in a crash; it is told the newer ones again."""
+        forgotten = {
+            queue: rows[queue].next_offset
+            for queue, offset in known.items()
+            if queue in rows and offset < rows[queue].next_offset and self._passed.has(queue, offset)
+        }
+        if not forgotten or self._broker_offsets is None:
+            return known
+        for queue, offset in forgotten.items():
+            logger.warning(
+                "broker has forgotten the group's last offset, which is shown to it again group=%s %s stored=%d "
+                "broker_offset=%d",
+                self._group,
+                queue,
+                offset,
+                known[queue],
+            )
+        self._broker_offsets.write(forgotten, addresses)
+        return {**known, **forgotten}
 
     def tell_resets(self, rows: Rows, addresses: Addresses) -> None:
         """Have the brokers follow each reset of a held queue before anything is consumed from there.

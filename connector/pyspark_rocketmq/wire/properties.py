@@ -46,8 +46,6 @@ TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
-UNDECODABLE: Final = "UNDECODABLE"
-"""Ours: why a message is shown with the bytes that are stored."""
 
 OF_ONE_DELIVERY: Final = frozenset(
     {

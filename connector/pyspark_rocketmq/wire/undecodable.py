@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt, MessageQueue
-from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -19,7 +18,10 @@ from pyspark_rocketmq.wire.messages import (
     decode_stored_messages,
     shown_as_stored,
 )
+from pyspark_rocketmq.wire.properties import INNER_NUM
 
+UNDECODABLE: Final = "UNDECODABLE"
+"""The property that says why a message is shown with the bytes that are stored. Ours: Java has none of that name."""
 _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
@@ -59,7 +61,7 @@ class Undecodable(NamedTuple):
         if self.stored is not None:
             shown = shown_as_stored(self.stored, queue.broker_name)
             return shown._replace(
-                queue_offset=queue_offset, properties={**shown.properties, names.UNDECODABLE: reason}
+                queue_offset=queue_offset, properties={**shown.properties, UNDECODABLE: reason}
             )
         return MessageExt(
             topic=queue.topic,
@@ -71,7 +73,7 @@ class Undecodable(NamedTuple):
             keys=None,
             tags=None,
             body=self.data,
-            properties={names.UNDECODABLE: reason},
+            properties={UNDECODABLE: reason},
             born_timestamp=0,
             born_host="",
             store_timestamp=0,
@@ -111,6 +113,6 @@ def message_starts(data: bytes) -> list[int]:
 def _offsets_of(stored: StoredMessage) -> int:
     if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return 1
-    announced = stored.properties.get(names.INNER_NUM, "")
+    announced = stored.properties.get(INNER_NUM, "")
     is_number = announced.isascii() and announced.isdigit() and len(announced) < 10
     return max(1, int(announced)) if is_number else 1
