@@ -6,6 +6,7 @@ it waits with the member's lock in its hands, where a signal may well find it.
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 import threading
@@ -32,7 +33,9 @@ def main(name_servers: str, topic: str, group: str, *how: str) -> None:
     guard = member._guard if "locked" in how else threading.Lock()
     with guard:
         _say("settled")
-        sys.stdin.read()
+        # Python would not see a signal that comes right before a read that blocks.
+        while not select.select([sys.stdin], [], [], 0.1)[0]:
+            pass
 
 
 def _say(word: str) -> None:
