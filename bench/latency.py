@@ -25,7 +25,7 @@ from bench.session import CORES
 from bench.streams import Backlog
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
-from pyspark_rocketmq.streaming.batch_task import BatchTask
+from pyspark_rocketmq.streaming.batch_task import BatchTask, together
 from pyspark_rocketmq.streaming.committer import BatchReport
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
@@ -269,7 +269,8 @@ class _RateSink:
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
         sink_batch: SinkBatch = self._sink.begin(_RATE_GROUP, {_RATE_QUEUE: 0})
-        evaluated = BatchTask(sink_batch.task_writer()).run(batch).whole
+        job = BatchTask(sink_batch.task_writer()).run(batch)
+        evaluated = together([*job.parts.values()])
         self._end += evaluated.emitted
         sink_batch.commit(evaluated.written, {_RATE_QUEUE: self._end})
         self.committed.append((time.time(), self._end))

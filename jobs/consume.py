@@ -14,6 +14,7 @@ from jobs.errors import JobFailed
 from jobs.listeners import check_listener
 from jobs.progress import RowCounter, await_query
 from jobs.session import spark_session
+from pyspark_rocketmq.streaming import lost_offsets
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
@@ -27,7 +28,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
     # Says where the group goes on.
-    logging.getLogger("pyspark_rocketmq.streaming.lost_offsets").setLevel(logging.INFO)
+    lost_offsets.logger.setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume") as spark:
         for path in settings.py_files:

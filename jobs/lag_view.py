@@ -91,7 +91,7 @@ class LagView:
 
 LAG_COLUMNS = (
     "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
-    "note",    "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
+    "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
 )  # fmt: skip
 """Those of ``LagView.columns``, for where there may be no queue."""
 

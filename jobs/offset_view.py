@@ -22,7 +22,7 @@ class OffsetView:
 
     @property
     def lag(self) -> QueueLag:
-        """Messages stored and not yet consumed."""
+        """How far the group is behind the end of the queue, or beyond it."""
         return QueueLag(self.row.next_offset, None if self.bounds is None else self.bounds.max_offset)
 
     def columns(self) -> dict[str, Any]:

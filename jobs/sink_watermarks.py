@@ -92,7 +92,7 @@ class SinkWatermarks:
 
 
 def _delta_sink(path: str) -> DeltaSink:
-    """Loaded only for who rewinds: it brings Spark along, which takes longer than all the rest of a job."""
+    """Loaded only for who rewinds or goes back to the sink: it brings Spark along, which takes longer than all the rest of a job."""
     from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 
     return DeltaSink(path)

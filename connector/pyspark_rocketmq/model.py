@@ -306,3 +306,7 @@ class QueueBounds(NamedTuple):
     """Exclusive: last stored queue offset + 1."""
     last_update_timestamp: int = 0
     """Milliseconds since the epoch; 0 when nothing is stored."""
+
+    def allow(self, next_offset: int) -> bool:
+        """Whether reading can go on there: at an offset that is there, or at the end."""
+        return self.min_offset <= next_offset <= self.max_offset

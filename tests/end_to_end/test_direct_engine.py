@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.model import OrderlyEngineKind
-from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
+from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated, together
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
@@ -51,7 +51,9 @@ class Composed:
         messages = self._spark.readStream.format("rocketmq").options(**self._options).load()
         query = (
             rmq.consume_orderly(change(messages), note, "step string", engine=OrderlyEngineKind.DIRECT)
-            .writeStream.foreachBatch(lambda batch, _: evaluated.append(BatchTask(None).run(batch).whole))
+            .writeStream.foreachBatch(
+                lambda batch, _: evaluated.append(together([*BatchTask(None).run(batch).parts.values()]))
+            )
             .option("checkpointLocation", str(self._folder / "checkpoint"))
             .trigger(once=True)
             .start()

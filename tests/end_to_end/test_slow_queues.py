@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue, OrderlyEngineKind
-from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated
+from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated, together
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
@@ -61,7 +61,9 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
     messages = spark.readStream.format("rocketmq").options(**options).load().coalesce(1)
     query = (
         rmq.consume_orderly(messages, listener, "step string", engine=OrderlyEngineKind.DIRECT)
-        .writeStream.foreachBatch(lambda batch, _: evaluated.append(BatchTask(None).run(batch).whole))
+        .writeStream.foreachBatch(
+            lambda batch, _: evaluated.append(together([*BatchTask(None).run(batch).parts.values()]))
+        )
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -25,7 +25,7 @@ class Driver:
     def begins(
         self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
     ) -> list[Action]:
-        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), hands_over=True, tasks=tasks)
+        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), tasks=tasks)
         return self.state.task_begins(f"peer of {task}", said)
 
     def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -116,20 +116,25 @@ def consume_concurrently(listener: Any) -> None:
         ).consume()  # fmt: skip
 
 
+def check_ends_the_query(consume: Callable[[Any], None], listener: Any, why: str) -> None:
+    """With the place and what to do, and no message is given up."""
+    GIVEN_UP.clear()
+
+    with pytest.raises(SchemaError) as raised:
+        consume(listener)
+
+    for part in (f"{QUEUE} queueOffset={BROKEN_AT}", why, "start the query again"):
+        assert part in str(raised.value)
+    assert GIVEN_UP == []
+
+
 @pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
 @pytest.mark.parametrize("form", FORMS)
 def test_an_orderly_listeners_broken_row_ends_the_query_and_gives_no_message_up(
     form: Any, broken: dict[str, Any], why: str
 ) -> None:
     """D5: even if the listener catches what emit() raises; with the place, and what to do."""
-    GIVEN_UP.clear()
-
-    with pytest.raises(SchemaError) as raised:
-        consume_orderly(form(broken, ConsumeOrderlyStatus.SUCCESS))
-
-    for part in (f"{QUEUE} queueOffset={BROKEN_AT}", why, "start the query again"):
-        assert part in str(raised.value)
-    assert GIVEN_UP == []
+    check_ends_the_query(consume_orderly, form(broken, ConsumeOrderlyStatus.SUCCESS), why)
 
 
 @pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
@@ -138,14 +143,7 @@ def test_a_concurrent_listeners_broken_row_ends_the_query_and_gives_no_message_u
     form: Any, broken: dict[str, Any], why: str
 ) -> None:
     """D5, E2"""
-    GIVEN_UP.clear()
-
-    with pytest.raises(SchemaError) as raised:
-        consume_concurrently(form(broken, ConsumeConcurrentlyStatus.CONSUME_SUCCESS))
-
-    for part in (f"{QUEUE} queueOffset={BROKEN_AT}", why, "start the query again"):
-        assert part in str(raised.value)
-    assert GIVEN_UP == []
+    check_ends_the_query(consume_concurrently, form(broken, ConsumeConcurrentlyStatus.CONSUME_SUCCESS), why)
 
 
 def nothing(messages: Any, context: Any) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.client.async_attempts import AsyncAttempts
@@ -384,11 +384,7 @@ class Producer(Closing):
                 self._note(queue, begun_s, SendOutcome.of(error))
                 is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
-                    self._name_servers.invalidate(message.topic)
-                    told = self._told_as(message.topic, error)
-                    if told is error:
-                        raise
-                    raise told from error
+                    self._raise_as_told(message.topic, error)
                 failed_broker = queue.broker_name
             else:
                 self._note(queue, begun_s, SendOutcome.ANSWERED)
@@ -450,11 +446,7 @@ class Producer(Closing):
         try:
             return send()
         except _SIGNS_OF_AN_OLD_ROUTE as error:
-            self._name_servers.invalidate(topic)
-            told = self._told_as(topic, error)
-            if told is error:
-                raise
-            raise told from error
+            self._raise_as_told(topic, error)
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
         """``on_result``, told after a route that may be old is forgotten: the next send must see the new one."""
@@ -466,6 +458,14 @@ class Producer(Closing):
             on_result(outcome)
 
         return told
+
+    def _raise_as_told(self, topic: str, error: RocketMQError) -> NoReturn:
+        """Have the route asked for anew, and raise the error as :meth:`_told_as` has it."""
+        self._name_servers.invalidate(topic)
+        told = self._told_as(topic, error)
+        if told is error:
+            raise error
+        raise told from error
 
     def _told_as(self, topic: str, error: RocketMQError) -> RocketMQError:
         """The error, with what was known of a topic that is away, and retryable then."""

@@ -171,6 +171,11 @@ class PullResult(NamedTuple):
     body: PulledBody = b""
     """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner batch)."""
 
+    def reset_from(self, asked: int) -> int | None:
+        """Where an operator wants the group, told once in place of the messages at ``asked``; None without such a reset."""
+        is_there = self.min_offset <= asked <= self.max_offset
+        return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None
+
 
 def pull_result(
     request: Outgoing, outcome: RemotingCommand | RocketMQError, address: str

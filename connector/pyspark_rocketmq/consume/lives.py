@@ -63,10 +63,6 @@ class Standing(NamedTuple):
         """The offset whose message tells; of a life without a message only the bounds there do."""
         return self.next_offset if self.last is None else self.last.queue_offset
 
-    def is_suspect(self, bounds: QueueBounds) -> bool:
-        """Whether bounds alone raise the question."""
-        return not bounds.min_offset <= self.next_offset <= bounds.max_offset
-
 
 def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None) -> Beginning | None:
     """Where the queue's next life begins; None while this one goes on.

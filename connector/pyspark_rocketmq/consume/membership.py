@@ -140,8 +140,7 @@ class Membership:
 
     def batch_over(self, now_s: float) -> None:
         """The micro-batch under way was committed or failed for good."""
-        over, self._planned = self._planned, frozenset()
-        self._let_go(over, now_s)
+        self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
         """The micro-batch of ``plan`` is over, or it is for ``queues``: all that was delivered of them is committed or dropped."""

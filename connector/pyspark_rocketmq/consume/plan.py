@@ -161,7 +161,7 @@ class _Planner:
             if progress.next_offset < end and (self._next_due_s is None or due_s < self._next_due_s):
                 self._next_due_s = due_s
             return
-        if not bounds.min_offset <= progress.next_offset <= bounds.max_offset:
+        if not bounds.allow(progress.next_offset):
             corrected = self._report_gap(queue, bounds, progress)
             if corrected is None:
                 return

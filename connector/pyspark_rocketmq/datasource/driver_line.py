@@ -12,11 +12,11 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import RemoteProtocolError, TransportError
+from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.client import HubClient
-from pyspark_rocketmq.hub.session import Message, queue_list
+from pyspark_rocketmq.hub.session import Message, listed, queue_list
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -49,13 +49,13 @@ class DriverLine:
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._plan = {"is": "plan", "plan": plan, "queues": _listed(queues)}
+        self._plan = {"is": "plan", "plan": plan, "queues": listed(queues)}
         self._leaving = None
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._leaving = {"is": "leaving", "plan": plan, "queues": _listed(queues)}
+        self._leaving = {"is": "leaving", "plan": plan, "queues": listed(queues)}
         self._send(self._leaving)
 
     def was_reset(self) -> None:
@@ -108,24 +108,15 @@ class DriverLine:
                 client.send(said)
 
     def _received(self, message: Message) -> None:
-        try:
-            plan: Any = message["plan"]
-            match message["is"]:
-                case "over":
-                    self._member.free(int(plan), None)
-                case "free":
-                    self._member.free(int(plan), queue_list(message["queues"]))
-                case _:
-                    pass
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(
-                f"The driver said {message.get('is')!r} and not all of it: {error!r}."
-            ) from error
+        plan: Any = message["plan"]
+        match message["is"]:
+            case "over":
+                self._member.free(int(plan), None)
+            case "free":
+                self._member.free(int(plan), queue_list(message["queues"]))
+            case _:
+                pass
 
     def _lost(self) -> None:
         self._client = None
         self._is_needed.set()
-
-
-def _listed(queues: Collection[MessageQueue]) -> list[list[str | int]]:
-    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]

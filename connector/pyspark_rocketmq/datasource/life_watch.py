@@ -86,11 +86,8 @@ class PullingLifeWatch:
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=offset, max_msg_nums=1)
         pulled = self._brokers.pull(address, request)
         bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
-        if pulled.status is PullStatus.OFFSET_ILLEGAL:
-            is_reset = pulled.min_offset <= offset <= pulled.max_offset
-            return Found(bounds, None, pulled.next_begin_offset if is_reset else None)
         if pulled.status is not PullStatus.FOUND:
-            return Found(bounds, None)
+            return Found(bounds, None, pulled.reset_from(offset))
         for one in decode_messages(pulled.body, queue.broker_name):
             if one.queue_offset == offset:
                 return Found(bounds, LastMessage(offset, one.store_timestamp, one.commit_log_offset))

@@ -2,8 +2,8 @@
 
 Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
 with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when it is empty.  Of plans
-of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a suspended
-queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
+of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq``
+grows with every batch, because Spark compares offsets as text and a suspended queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
 """
 
 from __future__ import annotations

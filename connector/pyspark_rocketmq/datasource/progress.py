@@ -273,9 +273,7 @@ class GroupProgress:
         if self._lives is None:
             return {}
         followed = self._lives.follow(own, snapshot)
-        for queue, target in followed.resets.items():
-            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
-        self._resets |= followed.resets
+        self._take_in(followed.resets)
         return followed.rows | self._follow_resets(held, snapshot)
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
@@ -361,6 +359,11 @@ class GroupProgress:
         messages = figures.ok + figures.failed
         return figures.call_ms / messages if messages else None
 
+    def _take_in(self, resets: Mapping[MessageQueue, int]) -> None:
+        for queue, target in resets.items():
+            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
+        self._resets |= resets
+
     def _follow_resets(
         self, held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
@@ -372,9 +375,8 @@ class GroupProgress:
                 queue,
                 self._resets.pop(queue),
             )
-        for queue, target in (self._reset_watch.found() if self._reset_watch is not None else {}).items():
-            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
-            self._resets[queue] = target
+        if self._reset_watch is not None:
+            self._take_in(self._reset_watch.found())
         # A broker that is away may be the store, too: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
         if not due:

@@ -46,6 +46,8 @@ class QueueClaims:
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
         """Be told where the queues stand that may be planned, and which brokers answer."""
+        if self._broker_offsets is None:
+            return
         answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
         self._passed.note({queue: row.next_offset for queue, row in rows.items()}, answering, now_s)
 

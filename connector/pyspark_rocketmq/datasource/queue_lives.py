@@ -49,12 +49,12 @@ class QueueLives:
             DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
             RocketMQError: If a broker was not reached: nothing must be planned before it is.
         """
-        standings = {queue: _standing(row) for queue, row in rows.items()}
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
+        standings = {queue: _standing(rows[queue]) for queue in suspects}
         places = {
-            queue: standings[queue].place_to_look_at()
-            for queue in suspects
-            if standings[queue].last is not None or standings[queue].is_suspect(snapshot.bounds[queue])
+            queue: standing.place_to_look_at()
+            for queue, standing in standings.items()
+            if standing.last is not None or not snapshot.bounds[queue].allow(standing.next_offset)
         }
         found = self._watch.look(places, snapshot.addresses) if places else {}
         resets = {queue: each.reset_to for queue, each in found.items() if each.reset_to is not None}
@@ -91,7 +91,7 @@ class QueueLives:
             or seen is None
             or bounds.min_offset < seen.min_offset
             or bounds.max_offset < seen.max_offset
-            or _standing(row).is_suspect(bounds)
+            or not bounds.allow(row.next_offset)
         )
 
     def _start(self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot) -> int | None:
@@ -121,8 +121,7 @@ class QueueLives:
         """Refuse to plan by bounds that the queues have outgrown since: that would look like lost messages."""
         for queue, row in rows.items():
             now = found[queue].bounds
-            is_inside = not _standing(row).is_suspect(now)
-            if is_inside and _standing(row).is_suspect(snapshot.bounds[queue]):
+            if now.allow(row.next_offset) and not snapshot.bounds[queue].allow(row.next_offset):
                 raise BrokerOffsetUnavailable(
                     f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
                     f"{now.min_offset} to {now.max_offset}. It is planned with the next look."

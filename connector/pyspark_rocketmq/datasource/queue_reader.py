@@ -305,7 +305,7 @@ class _RangeReader:
             error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
             if not partition.with_marker or queue_offset == planned.start:
                 raise error
-            self._tell_holes([(expected, queue_offset)] if expected < queue_offset else [])
+            self._tell_hole_before(queue_offset)
             self._expected, self._undecodable = queue_offset, error
             self._pull.stop()
             return row.slice(0, 0)
@@ -360,7 +360,7 @@ class _RangeReader:
         if self._is_pulled_anew:
             return min(self._expected, planned.end)
         if failure is None:
-            self._tell_holes([(self._expected, planned.end)] if self._expected < planned.end else [])
+            self._tell_hole_before(planned.end)
             return planned.end
         if not self._may_end_early(failure):
             raise failure
@@ -391,6 +391,10 @@ class _RangeReader:
         return self.partition.with_marker and (
             error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
         )
+
+    def _tell_hole_before(self, goes_on: int) -> None:
+        if self._expected < goes_on:
+            self._tell_holes([(self._expected, goes_on)])
 
     def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.

@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RocketMQError
@@ -85,10 +85,7 @@ class PullingResetWatch:
         def take_in(outcome: PullResult | RocketMQError) -> None:
             if isinstance(outcome, RocketMQError):
                 logger.info("no look for a reset group=%s %s: %s", self._group, queue, outcome)
-            elif (
-                outcome.status is PullStatus.OFFSET_ILLEGAL
-                and outcome.min_offset <= next_offset <= outcome.max_offset
-            ):
-                self._told.put((queue, outcome.next_begin_offset))
+            elif (target := outcome.reset_from(next_offset)) is not None:
+                self._told.put((queue, target))
 
         self._brokers.pull_async(address, request, take_in)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 
 logger = logging.getLogger(__name__)
@@ -36,14 +36,15 @@ class RetryBounds:
         end = self._ends.get(queue, 0)
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
         pulled = self._brokers.pull(address, request)
-        if pulled.status is PullStatus.OFFSET_ILLEGAL and pulled.min_offset <= end <= pulled.max_offset:
+        target = pulled.reset_from(end)
+        if target is not None:
             # The broker has forgotten it with this answer.
             logger.warning(
                 "reset of a retry queue not followed, reset it again with the right Get on the group group=%s %s "
                 "target=%d",
                 self._group,
                 queue,
-                pulled.next_begin_offset,
+                target,
             )
         self._ends[queue] = pulled.max_offset
         return QueueBounds(min_offset=pulled.min_offset, max_offset=pulled.max_offset)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.errors import ConnectFailed
+from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.line_loop import LineLoop, Link
 from pyspark_rocketmq.hub.session import Message
@@ -84,7 +84,12 @@ class HubClient:
 
     def received(self, link: Link, message: Message) -> None:  # noqa: ARG002 - there is one
         """See ``Handler``."""
-        self._received(message)
+        try:
+            self._received(message)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(
+                f"The driver said {message.get('is')!r} and not all of it: {error!r}."
+            ) from error
 
     def lost(self, link: Link) -> None:
         """See ``Handler``."""

@@ -72,7 +72,7 @@ class Link:
 
 
 class LineLoop:
-    """The thread. Started at once; ends with :meth:`close`."""
+    """The thread; begins with :meth:`start`, ends with :meth:`close`."""
 
     def __init__(self, name: str, handler: Handler, clock: Clock) -> None:
         self._handler = handler

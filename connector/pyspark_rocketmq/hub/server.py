@@ -147,7 +147,7 @@ class QueryHub:
                 logger.info("planner connected peer=%s", link.peer)
                 self._state.planner_came(link)
             case "plan":
-                return self._state.plan_made(int(message["plan"]), queue_list(message["queues"], link.peer))
+                self._state.plan_made(int(message["plan"]), queue_list(message["queues"], link.peer))
             case "leaving":
                 return self._state.must_leave(int(message["plan"]), queue_list(message["queues"], link.peer))
             case "look":
@@ -193,7 +193,6 @@ def _beginning(message: Message) -> Beginning:
             MessageQueue(str(topic), str(broker_name), int(queue_id)): int(epoch)
             for topic, broker_name, queue_id, epoch in message["queues"]
         },
-        hands_over=bool(message["handsOver"]),
         tasks=int(message["tasks"]),
     )
 

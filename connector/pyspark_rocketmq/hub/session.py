@@ -12,7 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
@@ -139,8 +139,13 @@ class Introduction:
         return b"", Session(self._peer, self._key, self._nonces, is_hub=False)
 
 
+def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
+    """Queues as a message carries them; the reverse of :func:`queue_list`."""
+    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
+
+
 def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """Queues as a message carries them.
+    """The queues that a message carries.
 
     Raises:
         RemoteProtocolError: If they are none.

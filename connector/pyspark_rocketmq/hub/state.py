@@ -19,11 +19,11 @@ ends, as it may have the slot that is needed. Once told that it is to end, it do
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.hub.session import Message
+from pyspark_rocketmq.hub.session import Message, listed
 from pyspark_rocketmq.model import MessageQueue
 
 Queues = frozenset[MessageQueue]
@@ -79,8 +79,6 @@ class Beginning(NamedTuple):
     """The same for all attempts."""
     epochs: Mapping[MessageQueue, int]
     """Of its ranges."""
-    hands_over: bool
-    """False for a task whose rows come with the batch alone."""
     tasks: int = 1
     """How many the batch has."""
 
@@ -94,8 +92,6 @@ class _Task:
     """A copy of its result, once it has ended."""
     is_done: bool = False
     told: set[MessageQueue] = field(default_factory=set)
-    handed: set[MessageQueue] = field(default_factory=set)
-    """Handed over or released."""
     idle_s: float | None = None
     """Since when it has only suspended queues left."""
     is_waiting: bool = False
@@ -138,13 +134,12 @@ class HubState:
         """The planner is connected; who said so last is it."""
         self._planner, self._planner_lost_s = peer, None
 
-    def plan_made(self, number: int, queues: Queues) -> list[Action]:
+    def plan_made(self, number: int, queues: Queues) -> None:
         """A plan was made, or is told of again."""
         if number > self._plan:
             self._plan, self._plan_queues = number, queues
             self._leaving = _NOTHING
             self._settled.clear()
-        return []
 
     def must_leave(self, number: int, queues: Queues) -> list[Action]:
         """All queues of a plan that are to be given up, as of now."""
@@ -232,43 +227,35 @@ class HubState:
         for before in former:
             before.done = None
             before.is_lost = True
-        left_out = {queue for queue in said.epochs if queue in self._settled}
-        for queue in said.epochs.keys() - left_out:
+        settled = self._settled.intersection(said.epochs)
+        left_out = settled | self._leaving.intersection(said.epochs)
+        for queue in said.epochs.keys() - settled:
             self._owner[queue] = task
-        wanted = {queue for queue in said.epochs if queue in self._leaving}
-        if said.hands_over:
-            left_out |= wanted
-        else:
-            task.told |= wanted
-        freed = left_out - self._settled
-        task.handed |= left_out
         go: list[Action] = [
             Tell(
                 peer,
                 {
                     "is": "go",
                     "task": said.task,
-                    "give_up": _listed(left_out | wanted),
+                    "give_up": listed(left_out),
                     "stop": self.is_stopping or self._is_orphaned,
                 },
             )
         ]
-        return go + superseded + self._free(freed)
+        return go + superseded + self._free(left_out - settled)
 
     def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
         """A task gives a part to the driver."""
         task = self._tasks.get(task_id)
         if task is None or task.peer != peer or task.is_lost:
             return []
-        task.handed |= part.queues
-        return [Tell(peer, {"is": "taken", "part": part.id}), *self._take(part)]
+        return [Tell(peer, {"is": "taken", "task": task_id, "part": part.id}), *self._take(part)]
 
     def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
         """A task has delivered nothing of these queues, or nothing that counts, and will not."""
         task = self._tasks.get(task_id)
         if task is None or task.peer != peer or task.is_lost:
             return []
-        task.handed |= queues
         return self._free(queues & task.said.epochs.keys())
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
@@ -362,7 +349,7 @@ class HubState:
                         {
                             "is": "give_up",
                             "task": task.said.task,
-                            "queues": _listed({queue}),
+                            "queues": listed({queue}),
                             "drop": queue in self._moved,
                         },
                     )
@@ -380,7 +367,7 @@ class HubState:
         self._settled |= set(queues)
         if not queues:
             return []
-        return self._to_planner({"is": "free", "plan": self._plan, "queues": _listed(queues)})
+        return self._to_planner({"is": "free", "plan": self._plan, "queues": listed(queues)})
 
     def _to_planner(self, message: Message) -> list[Action]:
         return [] if self._planner is None else [Tell(self._planner, message)]
@@ -388,7 +375,3 @@ class HubState:
 
 def _batch(task: _Task, *, at_work: bool) -> Tell:
     return Tell(task.peer, {"is": "batch", "task": task.said.task, "at_work": at_work})
-
-
-def _listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
-    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]

@@ -16,10 +16,10 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError, TransportError
+from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.client import HubClient
-from pyspark_rocketmq.hub.session import LONGEST_LINE, Message, queue_list
+from pyspark_rocketmq.hub.session import LONGEST_LINE, Message, listed, queue_list
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Fate(Enum):
     HANDED_OVER = "HANDED_OVER"
     """It goes to the driver at once, apart from all others."""
     DROPPED = "DROPPED"
+    """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
 
 class TaskOrders:
@@ -137,7 +138,7 @@ class TaskOrders:
 
     def released(self, queue: MessageQueue) -> None:
         """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""
-        self._send({"is": "released", "task": self.id, "queues": _listed([queue])})
+        self._send({"is": "released", "task": self.id, "queues": listed([queue])})
 
     def hand_over(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> bool:
         """Give a part to the driver; whether that was begun. Returns at once."""
@@ -174,7 +175,7 @@ class TaskOrders:
         self._line.forget(self)
         self._send({"is": "failed", "task": self.id})
 
-    def ask(self, terms: HubTerms, partition: int, *, tasks: int, hands_over: bool) -> bool:
+    def ask(self, terms: HubTerms, partition: int, *, tasks: int) -> bool:
         """Say what the task is going to begin with; whether the driver has answered."""
         self._is_last = tasks == 1
         self._send(
@@ -184,7 +185,6 @@ class TaskOrders:
                 "batch": terms.batch_id,
                 "partition": partition,
                 "queues": [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())],
-                "handsOver": hands_over,
                 "tasks": tasks,
             }
         )
@@ -270,19 +270,11 @@ class _Line:
         self._client.send(message)
 
     def _received(self, message: Message) -> None:
-        try:
-            if message["is"] == "stop":
-                for orders in list(self._tasks.values()):
-                    orders.stop()
-            elif message["is"] == "taken":
-                for orders in list(self._tasks.values()):
-                    orders.hear(message)
-            elif (told := self._tasks.get(message["task"])) is not None:
-                told.hear(message)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(
-                f"The driver said {message.get('is')!r} and not all of it: {error!r}."
-            ) from error
+        if message["is"] == "stop":
+            for orders in list(self._tasks.values()):
+                orders.stop()
+        elif (told := self._tasks.get(message["task"])) is not None:
+            told.hear(message)
 
     def _was_lost(self) -> None:
         self.is_lost = True
@@ -303,7 +295,6 @@ def ask_driver(
     epochs: Mapping[MessageQueue, int],
     *,
     tasks: int = 1,
-    hands_over: bool = True,
 ) -> TaskOrders | None:
     """Ask the driver what to leave out of the ranges of these queues, with their epochs; None if it cannot be reached.
 
@@ -312,13 +303,12 @@ def ask_driver(
         partition: The task's number; the same for all its attempts.
         epochs: Of its ranges, by queue.
         tasks: How many the batch has.
-        hands_over: False for a task whose rows come with the batch alone.
     """
     line = _line_to(terms.address)
     if line is None:
         return None
     orders = line.begin(epochs)
-    if orders.ask(terms, partition, tasks=tasks, hands_over=hands_over):
+    if orders.ask(terms, partition, tasks=tasks):
         return orders
     orders.forget()
     return None
@@ -351,8 +341,4 @@ def _line_to(address: HubAddress) -> _Line | None:
 
 
 def _part(part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> Message:
-    return {"id": part_id, "queues": _listed(queues), "result": dict(result)}
-
-
-def _listed(queues: Collection[MessageQueue]) -> list[list[str | int]]:
-    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
+    return {"id": part_id, "queues": listed(queues), "result": dict(result)}

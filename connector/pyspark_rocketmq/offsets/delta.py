@@ -256,7 +256,8 @@ class DeltaOffsetStore(RuledOffsetStore):
                 # delta-rs does not notice when another table has come in its place that has as many commits.
                 if self._log_files.commit_file(handle.tip.version) == handle.tip:
                     handle.table.update_incremental()
-                    return self._kept(handle.table)
+                    is_same = handle.table.version() == handle.tip.version
+                    return handle.table if is_same else self._kept(handle.table)
                 logger.info("offset table to be opened again path=%s", self._path)
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.

@@ -157,12 +157,17 @@ def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
     row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, told)))
     if next_offset == row.next_offset:
         return row
+    return _moved(row, next_offset, TAKEN_OVER)
+
+
+def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
+    """The row at another place, without what was known of the one before."""
     return row._replace(
         next_offset=next_offset,
         reconsume_times=0,
         suspended_until_s=None,
         query_id="",
-        batch_id=TAKEN_OVER,
+        batch_id=batch_id,
         put_back="",
         sinks="",
     )
@@ -174,17 +179,7 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
 
 def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
     # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
-    return row._replace(
-        next_offset=target,
-        epoch=row.epoch + 1,
-        reconsume_times=0,
-        suspended_until_s=None,
-        query_id="",
-        batch_id=NO_BATCH,
-        updated_at_s=_whole_us(now_s),
-        put_back="",
-        sinks="",
-    )
+    return _moved(row, target, NO_BATCH)._replace(epoch=row.epoch + 1, updated_at_s=_whole_us(now_s))
 
 
 def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int, now_s: float) -> OffsetRow:

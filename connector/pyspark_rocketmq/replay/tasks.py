@@ -109,7 +109,7 @@ class ResendRanges:
     parts: Sequence[Resending]
     name_servers: tuple[str, ...]
     send_timeout_s: float
-    route: TopicRoute | None = None
+    route: TopicRoute
     """Of the target topic, as the driver has seen it."""
     messages_at_once: int = 1024
     """Of one batch at most; it has a body of 4 MiB at most besides."""
@@ -136,8 +136,7 @@ class ResendRanges:
             send_timeout_s=self.send_timeout_s,
             namespace=partition.namespace,
         )
-        if self.route is not None:
-            producer.know(part.sending.target.topic, self.route)
+        producer.know(part.sending.target.topic, self.route)
         target = _Target(self, producer, part)
         sender = QueueSender(
             target.send,

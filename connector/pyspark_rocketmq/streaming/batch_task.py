@@ -23,7 +23,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.sink import RowWriter, Written
-from pyspark_rocketmq.streaming.task_parts import TaskParts, part_written
+from pyspark_rocketmq.streaming.task_parts import TaskParts
 
 _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _RESULT_COLUMNS = "parts string, could_ask boolean"
@@ -60,16 +60,12 @@ class Job(NamedTuple):
     could_ask: bool | None
     """Whether all tasks could reach the driver; None if none had to."""
 
-    @property
-    def whole(self) -> Evaluated:
-        """All parts together; see :func:`together`."""
-        return together(list(self.parts.values()))
-
 
 def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
     """A part as a task has sent it."""
     acks = sorted(map(QueueAck.from_json, part["acks"]), key=lambda ack: ack.queue)
-    return Evaluated(part_written(writer, part), tuple(acks), part["emitted"], part["left_out"])
+    written = () if writer is None else tuple(map(writer.written, part["written"]))
+    return Evaluated(written, tuple(acks), part["emitted"], part["left_out"])
 
 
 def together(parts: Sequence[Evaluated]) -> Evaluated:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pyspark.sql import DataFrame
@@ -96,6 +96,11 @@ class _Running:
     sink_batch: SinkBatch | None
     writer: RowWriter | None
 
+    @property
+    def sinks(self) -> str:
+        """What offset rows remember of its sinks."""
+        return "" if self.sink_batch is None else remembered_text(self.sink_batch.standings)
+
 
 class BatchCommitter:
     """The ``foreachBatch`` function of a consumer."""
@@ -126,8 +131,6 @@ class BatchCommitter:
         self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
         self._seen: dict[MessageQueue, OffsetRow] = {}
         """Rows of the last batch's beginning, with what was stored since."""
-        self._sinks = ""
-        """What rows remember of the sinks of the batch under way."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
@@ -217,7 +220,6 @@ class BatchCommitter:
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
         begun = sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
-        self._sinks = remembered_text(begun.standings)
         return begun
 
     def _commit_all(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
@@ -229,21 +231,14 @@ class BatchCommitter:
                 return ()
         acks = evaluated.acks
         now_s = self._clock.now_s()
-        commits = [
-            replace(
-                _commit_of(ack, self._sinks, statistics=self._recent.add(ack.queue, ack.figures, now_s)),
-                is_shown=self._mirror is not None and ack.reset_to is None,
-                arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
-            )
-            for ack in acks
-        ]
+        sinks = running.sinks
+        commits = [self._commit_of(ack, sinks, now_s) for ack in acks]
         result = self._store.commit(
             self._group, commits, query_id=running.query_id, batch_id=running.batch_id
         )
         self._remember(result)
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
-        reset = {ack.queue for ack in acks if ack.reset_to is not None}
-        shown = [commit for commit in result.accepted if commit.queue not in reset]
+        shown = [commit for commit in result.accepted if commit.is_shown]
         self._show(shown)
         offsets = _own_rows(running.rows, acks, result)
         running.rows |= {row.queue: row for row in offsets}
@@ -260,6 +255,21 @@ class BatchCommitter:
         self._log(report, result)
         self._tell(report)
         return shown
+
+    def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
+        return QueueCommit(
+            queue=ack.queue,
+            epoch=ack.epoch,
+            next_offset=ack.next_offset,
+            reconsume_times=ack.reconsume_times,
+            suspended_until_s=ack.suspended_until_s,
+            put_back=ack.put_back,
+            last_message=ack.last_message,
+            statistics=self._recent.add(ack.queue, ack.figures, now_s),
+            is_shown=self._mirror is not None and ack.reset_to is None,
+            arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
+            sinks=sinks,
+        )
 
     def _remember(self, result: CommitResult) -> None:
         for stored in result.accepted:
@@ -404,17 +414,3 @@ def _slots(batch: DataFrame) -> int:
     # The context's own settings come from the JVM one by one, which takes 20 ms.
     cpus = session.conf.get("spark.task.cpus", "1")
     return session.sparkContext.defaultParallelism // int(cpus or 1)
-
-
-def _commit_of(ack: QueueAck, sinks: str, *, statistics: str) -> QueueCommit:
-    return QueueCommit(
-        queue=ack.queue,
-        epoch=ack.epoch,
-        next_offset=ack.next_offset,
-        reconsume_times=ack.reconsume_times,
-        suspended_until_s=ack.suspended_until_s,
-        put_back=ack.put_back,
-        last_message=ack.last_message,
-        statistics=statistics,
-        sinks=sinks,
-    )

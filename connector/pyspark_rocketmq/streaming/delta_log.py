@@ -101,7 +101,8 @@ class TableLog:
         """Move to the newest version."""
         before = self.version
         self._table.update_incremental()
-        self._tip = self._log_files.commit_file(self.version)
+        if self.version != self._tip.version:
+            self._tip = self._log_files.commit_file(self.version)
         if not self._versions or self.version == before:
             return
         changed = self._transactions_between(before, self.version)

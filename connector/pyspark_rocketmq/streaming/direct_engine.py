@@ -26,10 +26,8 @@ from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, whole
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
 from pyspark_rocketmq.streaming.orderly_task import OrderlyTask
 from pyspark_rocketmq.streaming.output_rows import RowColumns
-from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS, engine_schema
+from pyspark_rocketmq.streaming.output_schema import QUEUE_COLUMNS, engine_schema
 from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
-
-_QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
 
 class DirectEngine:
@@ -87,7 +85,7 @@ class _Gathering:
 
     def add(self, rows: pa.RecordBatch) -> ArrivedRange | None:
         """Take the next rows, of which only the last may be a marker; the range, if it is one."""
-        for name, value in zip(_QUEUE_COLUMNS, self.queue, strict=True):
+        for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
             if not pc.all(pc.equal(rows.column(name), value)).as_py():
                 other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
                 raise wrong_markers(self.queue, f"rows of {other} came before it")
@@ -104,4 +102,4 @@ class _Gathering:
 
 
 def _queue_of(rows: pa.RecordBatch) -> MessageQueue:
-    return MessageQueue(*(rows.column(name)[0].as_py() for name in _QUEUE_COLUMNS))
+    return MessageQueue(*(rows.column(name)[0].as_py() for name in QUEUE_COLUMNS))

@@ -78,9 +78,9 @@ class DriverHub:
         """Of the batch under way."""
         self._left: list[Part] = []
         self._began_s = float("inf")
-        self._is_idle = threading.Event()
+        self._has_no_batch = threading.Event()
         """No batch is under way, its commit included."""
-        self._is_idle.set()
+        self._has_no_batch.set()
         self._is_look_wanted = threading.Event()
         self._is_closed = False
         self._is_alive: Callable[[], bool] = lambda: True
@@ -111,7 +111,7 @@ class DriverHub:
     def stop_tasks(self, within_s: float) -> bool:
         """Have tasks end after the calls in hand, and wait until their batch is committed; whether it was in time."""
         self._hub.stop()
-        return self._is_idle.wait(within_s)
+        return self._has_no_batch.wait(within_s)
 
     # --- a batch -------------------------------------------------------------------------------------------------
 
@@ -125,9 +125,9 @@ class DriverHub:
             commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
             slots: How many tasks can run at the same time; 0 if that is not known.
         """
-        self._is_idle.clear()
+        self._has_no_batch.clear()
         if self._is_closed:
-            self._is_idle.set()
+            self._has_no_batch.set()
             return None
         self._commit = commit
         self._left = []
@@ -147,12 +147,12 @@ class DriverHub:
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """All of a batch is committed or dropped: tell the planner, once ``is_shown`` has returned on another thread."""
-        self._is_idle.set()
+        self._has_no_batch.set()
         self._over.put((plan, is_shown))
 
     def failed(self) -> None:
         """A batch could not be committed: its query ends."""
-        self._is_idle.set()
+        self._has_no_batch.set()
 
     # --- threads -------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class DriverHub:
                     "epochs could not be compared with the running batch's, trying again", exc_info=True
                 )
         # Who waits for the end of a batch must not find the threads gone that it waits for.
-        while not self._is_idle.wait(self._look_every_s):
+        while not self._has_no_batch.wait(self._look_every_s):
             continue
         self._hub.close()
         self._work.put(None)

@@ -11,6 +11,8 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from pyspark_rocketmq.errors import SchemaError
 
 POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
+QUEUE_COLUMNS = POSITION_COLUMNS[:3]
+"""Those that say which queue."""
 ACK_COLUMN = "ack"
 
 _POSITION = (

@@ -334,7 +334,7 @@ class PushConsumer:
         tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
-        drains = bool({"availableNow", "once"} & set(trigger or ()))
+        drains = "availableNow" in (trigger or ())
         committer = self._committer(
             parsed, store, sink, started.query_id, engine=engine, hub=hub, drains=drains
         )

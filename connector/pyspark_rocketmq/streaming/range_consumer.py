@@ -62,10 +62,10 @@ class RangeConsumer:
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
 
-    def consume(self, arrived: ArrivedRange, orders: RangeOrders = NO_ORDERS) -> Consumed:
-        """Deliver the range's messages, unless ``orders`` end that."""
+    def consume(self, arrived: ArrivedRange) -> Consumed:
+        """Deliver the range's messages."""
         with self.lease() as listener:
-            run = self.run_of(arrived, listener, orders)
+            run = self.run_of(arrived, listener, NO_ORDERS)
             rows = run.consume()
         return Consumed(rows, arrived.acknowledged(run.ack()))
 

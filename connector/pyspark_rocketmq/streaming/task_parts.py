@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark_rocketmq.hub.task_line import Fate, TaskOrders
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
+from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN, QUEUE_COLUMNS
 from pyspark_rocketmq.streaming.sink import RowWriter, Writing
 
 
@@ -80,12 +79,11 @@ class TaskParts:
     def take(self, batch: pa.RecordBatch) -> bool:
         """Take the rows of a range that was given up, from any thread; not those that are kept all the same."""
         assert self._orders is not None
-        *_, last = batch.select(list(_KEY)).slice(batch.num_rows - 1).to_pylist()
-        queue = MessageQueue(*(last[name] for name in _KEY))
+        queue = MessageQueue(*(batch.column(name)[-1].as_py() for name in QUEUE_COLUMNS))
         fate = self._orders.fate(queue)
         if fate is Fate.KEPT:
             return False
-        *_, ack = batch.column(ACK_COLUMN).to_pylist()
+        ack = batch.column(ACK_COLUMN)[-1].as_py()
         data = batch.drop_columns([ACK_COLUMN]).slice(0, batch.num_rows - 1)
         self._give_up(queue, fate, data, [ack])
         return True
@@ -104,7 +102,9 @@ class TaskParts:
             return
         queues = {
             MessageQueue(*key)
-            for key in zip(*(data.column(name).filter(is_ack).to_pylist() for name in _KEY), strict=True)
+            for key in zip(
+                *(data.column(name).filter(is_ack).to_pylist() for name in QUEUE_COLUMNS), strict=True
+            )
         }
         fates = {self._orders.fate(queue) for queue in queues}
         if fates == {Fate.KEPT} or len(queues) > 1:
@@ -214,11 +214,3 @@ def _counts(acks: list[str]) -> bool:
         or ack.next_offset != ack.start
         for ack in map(QueueAck.from_json, acks)
     )  # fmt: skip
-
-
-def part_written(writer: RowWriter | None, part: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a part has written, as its sink's batch takes it."""
-    return () if writer is None else tuple(map(writer.written, part["written"]))
-
-
-_KEY = ("topic", "brokerName", "queueId")

@@ -10,7 +10,7 @@ RFC 8878.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
@@ -40,20 +40,34 @@ def lz4_frames(body: bytes) -> Frames:
     Raises:
         RemoteProtocolError: When a frame is reached that is cut or one too many, or bytes that are none.
     """
+    return _frames(body, "LZ4", LZ4_MAGIC, _lz4_end, may_have_tail=False)
+
+
+def _frames(
+    body: bytes, name: str, wanted: int, end_of: Callable[[bytes, int], int], *, may_have_tail: bool
+) -> Frames:
+    """The walk; ``may_have_tail``: what is too short for a frame may follow the last one."""
     at = frames = 0
     while at < len(body):
         frames += 1
         _check_count(frames)
-        magic = _u32(body, at, "LZ4")
+        left = len(body) - at
+        may_end = may_have_tail and at > 0
+        if may_end and left < _ZSTD_SHORTEST_FRAME:
+            return
+        magic = _u32(body, at, name)
         if magic >> 4 == _SKIPPABLE:
-            at += 2 * _WORD + _u32(body, at + _WORD, "LZ4")
-            _check_within(body, at, "LZ4")
-        elif magic == LZ4_MAGIC:
-            end = _lz4_end(body, at)
+            size = 2 * _WORD + (_u32(body, at + _WORD, name) if left >= 2 * _WORD else 0)
+            if may_end and left < size:
+                return
+            at += size
+            _check_within(body, at, name)
+        elif magic == wanted:
+            end = end_of(body, at)
             yield at, end
             at = end
         else:
-            raise RemoteProtocolError(_follows("LZ4", len(body) - at, at))
+            raise RemoteProtocolError(_follows(name, left, at))
 
 
 def _lz4_end(body: bytes, begin: int) -> int:
@@ -75,26 +89,7 @@ def zstd_frames(body: bytes) -> Frames:
     Raises:
         RemoteProtocolError: When a frame is reached that is cut or one too many, or bytes that are none.
     """
-    at = frames = 0
-    while at < len(body):
-        frames += 1
-        _check_count(frames)
-        left = len(body) - at
-        if at and left < _ZSTD_SHORTEST_FRAME:
-            return
-        magic = _u32(body, at, "Zstandard")
-        if magic >> 4 == _SKIPPABLE:
-            size = 2 * _WORD + (_u32(body, at + _WORD, "Zstandard") if left >= 2 * _WORD else 0)
-            if at and left < size:
-                return
-            at += size
-            _check_within(body, at, "Zstandard")
-        elif magic == ZSTD_MAGIC:
-            end = _zstd_end(body, at)
-            yield at, end
-            at = end
-        else:
-            raise RemoteProtocolError(_follows("Zstandard", left, at))
+    return _frames(body, "Zstandard", ZSTD_MAGIC, _zstd_end, may_have_tail=True)
 
 
 def _zstd_end(body: bytes, begin: int) -> int:
