@@ -103,7 +103,11 @@ def resend(
     how: type[ResendRanges] = ResendRanges,
 ) -> int:
     task = how(
-        parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=ANSWER_S, messages_at_once=AT_ONCE
+        parts=[part],
+        name_servers=(cluster.name_servers,),
+        send_timeout_s=ANSWER_S,
+        messages_at_once=AT_ONCE,
+        route=TargetTopic(options_for(cluster, part.sending.target), part.sending.target.topic).route(),
     )
     [row] = list(task([ONE_TASK]))
     return int(row.column("sent")[0].as_py())
