@@ -175,8 +175,8 @@ def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_i
     beyond = watch.look({queue: 5}, {"broker-a": broker})[queue]
 
     assert found.message is not None
-    assert (found.bounds.min_offset, found.bounds.max_offset, found.reset_to) == (0, 1, None)
-    assert (beyond.message, beyond.reset_to, beyond.bounds) == (None, None, found.bounds)
+    assert (found.bounds.min_offset, found.bounds.max_offset, found.is_reset) == (0, 1, False)
+    assert (beyond.message, beyond.is_reset, beyond.bounds) == (None, False, found.bounds)
     stored_ms = found.message.store_timestamp
     assert watch.stored_after(queue, broker, stored_ms, found.bounds) == 1
     assert watch.stored_after(queue, broker, stored_ms - 1000, found.bounds) == 0

@@ -8,9 +8,15 @@ import pytest
 
 from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.datasource.life_watch import Found
-from pyspark_rocketmq.errors import ConnectFailed, LogTailLost, OffsetsBeganAgain, RocketMQError
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    LogTailLost,
+    OffsetsBeganAgain,
+    OffsetStoreUnavailable,
+    RocketMQError,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from tests.datasource.test_planner import A0, A1, Planning
+from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.datasource.test_queue_claims import FakeBrokerOffsets, handed_over
 
 
@@ -21,7 +27,10 @@ class FakeLog:
         self.stored: dict[MessageQueue, list[int]] = {}
         self.first: dict[MessageQueue, int] = {}
         self.reset_to: dict[MessageQueue, int] = {}
+        """Known to the broker, which forgets it when it tells it."""
+        self.told: dict[MessageQueue, int] = {}
         self.failure: RocketMQError | None = None
+        """Of the look as a whole, after what is told with it."""
         self.looks: list[dict[MessageQueue, int]] = []
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
@@ -35,15 +44,23 @@ class FakeLog:
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found]:
+        told = {queue: self.reset_to.pop(queue) for queue in places if queue in self.reset_to}
+        self.told |= told
         if self.failure is not None:
             raise self.failure
         self.looks.append(dict(places))
         return {
             queue: Found(
-                QueueBounds(*self.bounds(queue)), self.message(queue, offset), self.reset_to.pop(queue, None)
+                QueueBounds(*self.bounds(queue)),
+                None if queue in told else self.message(queue, offset),
+                is_reset=queue in told,
             )
             for queue, offset in places.items()
         }
+
+    def resets(self) -> dict[MessageQueue, int]:
+        told, self.told = self.told, {}
+        return told
 
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
@@ -268,6 +285,59 @@ def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
 
     assert lives.next() == [(A0, 1, 3)]
     assert lives.generations() == {A0: 0}
+
+
+def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:
+    """F5: one broker has told it, another did not answer; none of them tells it again."""
+    lives = Lives({A0: [1, 2, 3], B0: [1]})
+    lives.consume_all()
+    lives.restart()
+    lives.log.reset_to[A0] = 1
+    lives.log.failure = ConnectFailed("broker-b:1", "refused")
+
+    assert lives.next() is None
+    lives.log.failure = None
+
+    assert lives.next() == [(A0, 1, 3)]
+
+
+@pytest.mark.parametrize("is_held", [True, False], ids=["held", "lost"])
+def test_a_reset_that_was_told_with_a_look_and_could_not_be_stored_is_stored_later(
+    is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F5: the same look found a topic made anew, whose next life could not be stored either; a queue that was lost meanwhile may
+    have been reset again."""
+    lives = Lives({A0: [1, 2, 3], A1: [1, 2]}, failOnDataLoss="false")
+    lives.consume_all()
+    lives.restart()
+    lives.log.reset_to[A0] = 1
+    lives.log.stored[A1] = [100]
+    with monkeypatch.context() as storage:
+        for change in ("reset", "begin_lives"):
+            storage.setattr(lives.planning.store, change, _unavailable)
+        assert lives.next() is None
+    if not is_held:
+        lives.planning.ownership.taken.add(A0)
+
+    assert lives.next() == ([(A0, 1, 3), (A1, 0, 1)] if is_held else [(A1, 0, 1)])
+
+
+def test_a_reset_that_was_told_with_a_look_that_ends_the_query_is_stored() -> None:
+    """F4, F5: the query that is started next hears of it no more."""
+    lives = Lives({A0: [1, 2, 3], A1: [1, 2]})
+    lives.consume_all()
+    lives.restart()
+    lives.log.reset_to[A0] = 1
+    lives.log.stored[A1] = [100]
+
+    with pytest.raises(LogTailLost):
+        lives.next()
+
+    assert lives.planning.store.read("g")[A0].next_offset == 1
+
+
+def _unavailable(*_: object) -> None:
+    raise OffsetStoreUnavailable("The storage is away.")
 
 
 def test_bounds_that_are_older_than_the_claim_are_no_lost_messages() -> None:

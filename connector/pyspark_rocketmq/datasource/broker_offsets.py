@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.datasource.brokers_at_once import at_queues
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
     GroupNotFound,
@@ -23,8 +23,6 @@ from pyspark_rocketmq.options import ReadOptions
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_BROKERS_AT_ONCE: Final = 16
 
 Addresses = Mapping[str, BrokerAddress]
 """Where each broker's master is."""
@@ -105,19 +103,7 @@ class RemoteBrokerOffsets:
         addresses: Addresses,
         ask: Callable[[BrokerAddress, MessageQueue], T],
     ) -> dict[MessageQueue, T]:
-        by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in sorted(queues):
-            by_broker.setdefault(queue.broker_name, []).append(queue)
-
-        def ask_one_broker(name: str) -> dict[MessageQueue, T]:
-            return {queue: self._asked(ask, addresses[name], queue) for queue in by_broker[name]}
-
-        if len(by_broker) <= 1:
-            answers = [ask_one_broker(name) for name in by_broker]
-        else:
-            with ThreadPoolExecutor(min(len(by_broker), _BROKERS_AT_ONCE), "rocketmq-offsets") as executor:
-                answers = list(executor.map(ask_one_broker, by_broker))
-        return {queue: answer for each in answers for queue, answer in each.items()}
+        return at_queues(queues, lambda queue: self._asked(ask, addresses[queue.broker_name], queue))
 
     def _asked(
         self, ask: Callable[[BrokerAddress, MessageQueue], T], address: BrokerAddress, queue: MessageQueue

@@ -7,7 +7,6 @@ per queue.  Knows nothing of Spark, groups or offsets.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +22,7 @@ from pyspark_rocketmq.consume.ending import ending_positions
 from pyspark_rocketmq.consume.pull_from import MASTER_ID
 from pyspark_rocketmq.consume.start import starting_positions, timed_positions, unknown_queue_problems
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.datasource.brokers_at_once import at_brokers, at_queues
 from pyspark_rocketmq.datasource.expressions import ExpressionCheck
 from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
 from pyspark_rocketmq.datasource.retry_bounds import RetryBounds
@@ -43,8 +43,6 @@ from pyspark_rocketmq.position_options import NoMatchStrategy
 from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
-
-_BROKERS_AT_ONCE = 16
 
 FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
@@ -254,11 +252,12 @@ class ClusterView:
     ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
         """Positions by time, and the queues with nothing stored at or after theirs."""
         wanted = {queue: times.wanted(queue) for queue in queues}
-        found = {
-            queue: self._brokers.search_offset(snapshot.addresses[queue.broker_name], queue, time_ms)
-            for queue, time_ms in wanted.items()
-            if time_ms >= 0
-        }
+        found = at_queues(
+            [queue for queue, time_ms in wanted.items() if time_ms >= 0],
+            lambda queue: self._brokers.search_offset(
+                snapshot.addresses[queue.broker_name], queue, wanted[queue]
+            ),
+        )
         positions, unmatched = timed_positions(found, snapshot.bounds)
         for queue, word in wanted.items():
             if word < 0:
@@ -306,10 +305,7 @@ class ClusterView:
                 return error
             return bounds
 
-        if len(queues) <= 1:
-            return {name: ask(name) for name in queues}
-        with ThreadPoolExecutor(min(len(queues), _BROKERS_AT_ONCE), "rocketmq-planner") as executor:
-            return dict(zip(queues, executor.map(ask, queues), strict=True))
+        return at_brokers(queues.keys(), ask)
 
     def _bounds_on(
         self, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]

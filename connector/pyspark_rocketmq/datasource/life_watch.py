@@ -13,6 +13,8 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.lives import LastMessage
+from pyspark_rocketmq.datasource.brokers_at_once import at_queues
+from pyspark_rocketmq.datasource.told_resets import ToldResets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.messages import decode_messages
@@ -27,12 +29,16 @@ class Found(NamedTuple):
     """Of this moment."""
     message: LastMessage | None
     """The one at the offset; None if there is none."""
-    reset_to: int | None = None
-    """Where an operator wants the group: told with this answer, and to nobody again."""
+    is_reset: bool = False
+    """Whether a reset was told in place of the message."""
 
 
 class LifeWatch(Protocol):
-    """Sees single messages."""
+    """Sees single messages, and keeps the resets that brokers tell with them, whatever else fails then."""
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """Where operators want queues: told since the last call, and to nobody again."""
+        ...
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
@@ -56,21 +62,29 @@ class LifeWatch(Protocol):
 
 
 class PullingLifeWatch:
-    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics."""
+    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics.
+
+    Brokers are asked at once.
+    """
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         assert options.consumer_group is not None
         self._group = options.consumer_group
         timeout_s = options.request_timeout_ms / 1000
         self._brokers = BrokerClient(pool, clock, timeout_s, namespace=options.namespace or "")
+        self._told = ToldResets()
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """See :class:`LifeWatch`."""
+        return self._told.take()
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found]:
         """See :class:`LifeWatch`."""
-        return {
-            queue: self._at(queue, offset, addresses[queue.broker_name]) for queue, offset in places.items()
-        }
+        return at_queues(
+            places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name])
+        )
 
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
@@ -78,7 +92,11 @@ class PullingLifeWatch:
         """See :class:`LifeWatch`."""
         found = self._brokers.search_offset(address, queue, timestamp + 1)
         offset = min(max(found, bounds.min_offset), bounds.max_offset)
-        there = self._at(queue, offset, address).message
+        seen = self._at(queue, offset, address)
+        if seen.is_reset:
+            # Told once, so that the next answer is the message.
+            seen = self._at(queue, offset, address)
+        there = seen.message
         # Brokers before 5 answer with the nearest message, which may be the one before.
         return offset + 1 if there is not None and there.store_timestamp <= timestamp else offset
 
@@ -87,7 +105,10 @@ class PullingLifeWatch:
         pulled = self._brokers.pull(address, request)
         bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
         if pulled.status is not PullStatus.FOUND:
-            return Found(bounds, None, pulled.reset_from(offset))
+            target = pulled.reset_from(offset)
+            if target is not None:
+                self._told.add(queue, target)
+            return Found(bounds, None, is_reset=target is not None)
         for one in decode_messages(pulled.body, queue.broker_name):
             if one.queue_offset == offset:
                 return Found(bounds, LastMessage(offset, one.store_timestamp, one.commit_log_offset))

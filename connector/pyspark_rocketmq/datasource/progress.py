@@ -272,9 +272,13 @@ class GroupProgress:
         """The rows of queues whose offsets began again, and of those that a broker's answer tells to be reset."""
         if self._lives is None:
             return {}
-        followed = self._lives.follow(own, snapshot)
-        self._take_in(followed.resets)
-        return followed.rows | self._follow_resets(held, snapshot)
+        try:
+            begun = self._lives.follow(own, snapshot)
+        finally:
+            # Stored even where this plan fails, which may end the query.
+            self._take_in(self._lives.resets())
+            moved = self._follow_resets(held, snapshot)
+        return begun | moved
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Whether somebody else has claimed rows that must be this consumer's alone since the last look.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspark_rocketmq.consume.lives import Beginning, LastMessage, Standing, new_life
 from pyspark_rocketmq.datasource.cluster_view import Snapshot
@@ -16,15 +16,6 @@ from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
-
-
-class Followed(NamedTuple):
-    """What a look brought."""
-
-    rows: dict[MessageQueue, OffsetRow]
-    """Those that were changed."""
-    resets: dict[MessageQueue, int]
-    """Where operators want queues: brokers told so with the look, and have forgotten it."""
 
 
 class QueueLives:
@@ -42,8 +33,14 @@ class QueueLives:
         self._seen: dict[MessageQueue, QueueBounds] = {}
         """As of the last plan; a queue that was out of sight then is not in it."""
 
-    def follow(self, rows: Rows, snapshot: Snapshot) -> Followed:
-        """Begin a new life of those of ``rows``, all held and in sight, that need one.
+    def resets(self) -> dict[MessageQueue, int]:
+        """Where operators want queues: brokers have told so with :meth:`follow`, failed or not, and have forgotten it."""
+        return self._watch.resets()
+
+    def follow(self, rows: Rows, snapshot: Snapshot) -> dict[MessageQueue, OffsetRow]:
+        """Begin a new life of those of ``rows``, all held and in sight, that need one; the rows that were changed.
+
+        A queue that was reset with the look is left for the next one.
 
         Raises:
             DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
@@ -57,11 +54,11 @@ class QueueLives:
             if standing.last is not None or not snapshot.bounds[queue].allow(standing.next_offset)
         }
         found = self._watch.look(places, snapshot.addresses) if places else {}
-        resets = {queue: each.reset_to for queue, each in found.items() if each.reset_to is not None}
+        reset = {queue for queue, each in found.items() if each.is_reset}
         lives = {
             queue: NewLife(rows[queue].epoch, start)
             for queue, each in found.items()
-            if queue not in resets
+            if queue not in reset
             and (start := self._start(queue, standings[queue], each, snapshot)) is not None
         }
         begun = self._store.begin_lives(self._group, lives) if lives else {}
@@ -80,9 +77,9 @@ class QueueLives:
         self._looked |= {
             queue: begun[queue].epoch if queue in begun else rows[queue].epoch
             for queue in suspects
-            if queue not in resets
+            if queue not in reset
         }
-        return Followed(begun, resets)
+        return begun
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
         seen = self._seen.get(row.queue)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.datasource.told_resets import ToldResets
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.options import ReadOptions
@@ -50,17 +49,12 @@ class PullingResetWatch:
         self._brokers = BrokerClient(
             pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
         )
-        self._told: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
+        self._told = ToldResets()
         self._look_at_s = clock.monotonic_s() + _EVERY_S
 
     def found(self) -> dict[MessageQueue, int]:
         """See :class:`ResetWatch`."""
-        resets: dict[MessageQueue, int] = {}
-        with suppress(Empty):
-            while True:
-                queue, target = self._told.get_nowait()
-                resets[queue] = target
-        return resets
+        return self._told.take()
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]) -> None:
         """See :class:`ResetWatch`."""
@@ -86,6 +80,6 @@ class PullingResetWatch:
             if isinstance(outcome, RocketMQError):
                 logger.info("no look for a reset group=%s %s: %s", self._group, queue, outcome)
             elif (target := outcome.reset_from(next_offset)) is not None:
-                self._told.put((queue, target))
+                self._told.add(queue, target)
 
         self._brokers.pull_async(address, request, take_in)
