@@ -79,7 +79,12 @@ class Looks:
     """A watch over ``broker-a`` and ``broker-b``."""
 
     def __init__(self, pool: ChannelPool) -> None:
-        options = {"nameServers": "n:1", "topic": "orders", "consumerGroup": "g", "offsetStore": "delta:/unused"}
+        options = {
+            "nameServers": "n:1",
+            "topic": "orders",
+            "consumerGroup": "g",
+            "offsetStore": "delta:/unused",
+        }
         self.watch = PullingLifeWatch(ReadOptions.parse(options), pool, SystemClock())
         self.brokers = {"broker-a": OneBroker(), "broker-b": OneBroker()}
         self.addresses = {name: BrokerAddress(broker.address) for name, broker in self.brokers.items()}
@@ -108,7 +113,9 @@ def test_brokers_are_looked_at_at_once(looks: Looks) -> None:
     assert looks.at(A0=3, B0=5) == {A0: LastMessage(3, 3, 300), B0: LastMessage(5, 5, 500)}
 
 
-def test_a_reset_that_is_told_with_a_look_is_kept_when_another_queue_cannot_be_looked_at(looks: Looks) -> None:
+def test_a_reset_that_is_told_with_a_look_is_kept_when_another_queue_cannot_be_looked_at(
+    looks: Looks,
+) -> None:
     """F5: of this broker or of another."""
     looks.brokers["broker-a"].resets = {0: 2}
     looks.brokers["broker-b"].refuses = True

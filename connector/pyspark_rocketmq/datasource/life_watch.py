@@ -82,9 +82,7 @@ class PullingLifeWatch:
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found]:
         """See :class:`LifeWatch`."""
-        return at_queues(
-            places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name])
-        )
+        return at_queues(places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]))
 
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
