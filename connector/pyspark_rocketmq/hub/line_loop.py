@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+from pyspark_rocketmq.client.after_fork import renew_in_children
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.session import LONGEST_LINE, Greeting, Introduction, LineBuffer, Message, Session
@@ -89,6 +90,11 @@ class LineLoop:
         self._is_closing = False
         # A daemon: nobody waits for it at the end of a process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: give the connections back without ending them; they are the parent's."""
+        self._close_sockets()
 
     def start(self) -> None:
         """Begin."""
@@ -145,10 +151,13 @@ class LineLoop:
         finally:
             for link in list(self._links.values()):
                 self.drop(link, "closed")
-            for sock in (self._listening, self._wake, self._wakes):
-                if sock is not None:
-                    sock.close()
-            self._selector.close()
+            self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for sock in (*self._links, self._listening, self._wake, self._wakes):
+            if sock is not None:
+                sock.close()
+        self._selector.close()
 
     def _turn(self) -> None:
         for key, events in self._selector.select(_TICK_S):

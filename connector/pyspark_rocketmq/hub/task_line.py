@@ -282,11 +282,22 @@ class _Line:
             orders.lost()
 
 
-_lines: dict[tuple[int, HubAddress], _Line] = {}
-"""By process id: a forked child leaves its parent's alone."""
-_failed_s: dict[tuple[int, HubAddress], float] = {}
+_lines: dict[HubAddress, _Line] = {}
+"""This process's, one to each driver."""
+_failed_s: dict[HubAddress, float] = {}
 _guard = threading.Lock()
 """Over both; no connection is made under it."""
+
+
+def _renew() -> None:
+    """In a child of ``fork()``: begin without connections, and with a lock that no thread of the parent holds."""
+    global _guard  # noqa: PLW0603 - one per process is the point
+    _guard = threading.Lock()
+    _lines.clear()
+    _failed_s.clear()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def ask_driver(
@@ -315,12 +326,11 @@ def ask_driver(
 
 
 def _line_to(address: HubAddress) -> _Line | None:
-    key = (os.getpid(), address)
     with _guard:
-        line = _lines.get(key)
+        line = _lines.get(address)
         if line is not None and not line.is_lost:
             return line
-        if time.monotonic() - _failed_s.get(key, float("-inf")) < _AGAIN_AFTER_S:
+        if time.monotonic() - _failed_s.get(address, float("-inf")) < _AGAIN_AFTER_S:
             return None
     try:
         made = _Line(address)
@@ -330,13 +340,13 @@ def _line_to(address: HubAddress) -> _Line | None:
             error,
         )
         with _guard:
-            _failed_s[key] = time.monotonic()
+            _failed_s[address] = time.monotonic()
         return None
     with _guard:
         # Of other queries, and of this one's earlier connections.
         for old in [old for old, line in _lines.items() if line.is_lost]:
             del _lines[old]
-        _lines[key] = made
+        _lines[address] = made
     return made
 
 

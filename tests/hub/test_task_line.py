@@ -1,0 +1,33 @@
+"""A process's connections to drivers, and what its children have of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+from pyspark_rocketmq.hub import task_line
+from tests.helpers.forked import begin_child
+from tests.hub.test_server import A, B, Driver
+
+
+def test_a_child_of_fork_has_connections_of_its_own() -> None:
+    """G8, B5: also where another thread of the parent held the lock over them; the parent's go on."""
+    driver = Driver()
+
+    def hand_over_b() -> None:
+        own = driver.ask(B, partition=1, tasks=2)
+        assert own.begins(B)
+        assert own.hand_over("child's", {B}, {})
+        own.await_taken()
+
+    with closing(driver.hub):
+        parents = driver.ask(A)
+        with ThreadPoolExecutor(1) as other, ExitStack() as held:
+            other.submit(held.enter_context, task_line._guard).result()
+            outcome = begin_child(hand_over_b)
+            other.submit(held.close).result()
+
+        outcome()
+        assert parents.hand_over("parent's", {A}, {})
+        parents.await_taken()
+        assert driver.hub.batch_ends(could_ask=True).taken == {"child's", "parent's"}
