@@ -1,4 +1,4 @@
-"""Short ranges share tasks, and no task lasts longer for it than the longest range."""
+"""Short ranges share tasks, no task lasts longer for it than the longest range, and no more tasks are made than can run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.shared_tasks import WORTH_A_TASK_MS, expected_ms, shared_tasks
+from pyspark_rocketmq.consume.shared_tasks import READ_MS, WORTH_A_TASK_MS, Expected, shared_tasks
 
-DURATIONS = st.lists(st.floats(0, 200) | st.just(inf), max_size=40)
+RANGES = st.lists(st.builds(Expected, st.integers(0, 500), st.none() | st.floats(0, 2)), max_size=40)
+
+
+def lasting(*ms: float) -> list[Expected]:
+    """Ranges that last so long; infinite: nobody knows."""
+    return [Expected(1, None if each == inf else each - READ_MS) for each in ms]
 
 
 @pytest.mark.parametrize(
-    ("expected", "tasks"),
+    ("ms", "tasks"),
     [
         ([], []),
         ([1.0] * 8, [[0, 1, 2, 3, 4, 5, 6, 7]]),
@@ -24,24 +29,57 @@ DURATIONS = st.lists(st.floats(0, 200) | st.just(inf), max_size=40)
     ],
 )
 def test_ranges_share_a_task_as_long_as_none_lasts_longer_for_it(
-    expected: list[float], tasks: list[list[int]]
+    ms: list[float], tasks: list[list[int]]
 ) -> None:
     """D1: a queue's range is in one task, however many others are."""
-    assert shared_tasks(expected) == tasks
+    assert shared_tasks(lasting(*ms)) == tasks
 
 
-@given(DURATIONS)
-def test_each_range_is_in_one_task_and_no_task_is_too_long(expected: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("ranges", "slots", "tasks"),
+    [
+        (lasting(inf, inf, inf), 2, [[0, 2], [1]]),
+        (lasting(inf, inf, inf), 3, [[0], [1], [2]]),
+        (lasting(100.0, 90.0, 80.0, 70.0), 2, [[0, 3], [1, 2]]),
+        # What nothing is known of takes what the others take.
+        ([Expected(10, 10.0), Expected(10, 10.0), Expected(20, None)], 2, [[0, 1], [2]]),
+        ([Expected(30, None), Expected(10, None), Expected(20, None)], 2, [[0], [1, 2]]),
+        ([Expected(0, None)] * 3, 1, [[0, 1, 2]]),
+    ],
+)
+def test_there_are_no_more_tasks_than_can_run_at_the_same_time(
+    ranges: list[Expected], slots: int, tasks: list[list[int]]
+) -> None:
+    """D3: a task that waited for a core could not be gone on with, and kept others from going on with theirs."""
+    assert shared_tasks(ranges, slots) == tasks
+
+
+@given(RANGES)
+def test_each_range_is_in_one_task_and_no_task_is_too_long(ranges: list[Expected]) -> None:
     """D1: each range in one task, and the micro-batch as long as with a task for each, give or take a quarter."""
-    tasks = shared_tasks(expected)
-    longest_ms = max([WORTH_A_TASK_MS, *(1.25 * each for each in expected if each < inf)])
+    tasks = shared_tasks(ranges)
+    longest_ms = max([WORTH_A_TASK_MS, *(1.25 * each.ms for each in ranges if each.ms < inf)])
 
-    assert sorted(index for task in tasks for index in task) == list(range(len(expected)))
+    assert sorted(index for task in tasks for index in task) == list(range(len(ranges)))
     for task in tasks:
-        assert len(task) == 1 or sum(expected[index] for index in task) <= longest_ms + 1e-6
+        assert len(task) == 1 or sum(ranges[index].ms for index in task) <= longest_ms + 1e-6
+
+
+@given(RANGES, st.integers(1, 9))
+def test_the_work_is_spread_over_all_that_can_run(ranges: list[Expected], slots: int) -> None:
+    """D1, D3: each range in one task, and no task longer than another one by more than one of its ranges."""
+    tasks = shared_tasks(ranges, slots)
+
+    assert sorted(index for task in tasks for index in task) == list(range(len(ranges)))
+    assert len(tasks) <= slots
+    assert len(tasks) == min(slots, len(shared_tasks(ranges)))
+    if len(shared_tasks(ranges)) > slots and all(each.ms < inf for each in ranges):
+        lasts_ms = [[ranges[index].ms for index in task] for task in tasks]
+        least_ms = min(map(sum, lasts_ms))
+        assert all(sum(each) - min(each, default=0.0) <= least_ms + 1e-6 for each in lasts_ms)
 
 
 def test_what_a_range_takes_is_reading_and_the_listener() -> None:
     """A range of a listener that nothing is known of is not expected to be short."""
-    assert expected_ms(100, 0.99) == pytest.approx(100.0)
-    assert expected_ms(1, None) == inf
+    assert Expected(100, 0.99).ms == pytest.approx(100.0)
+    assert Expected(1, None).ms == inf

@@ -45,6 +45,27 @@ def test_ranges_are_read_and_delivered_one_after_the_other_where_that_is_quick()
     assert not turns.is_somebody_waiting
 
 
+def test_a_range_is_read_last_where_memory_is_short_and_calls_are_quick() -> None:
+    """D3: a task may have any number of ranges, of which those in hand are held."""
+    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns.next(0.0)
+    turns.arrived("a", 0.0)
+    turns.yielded("a", 1.0)
+
+    assert turns.next(1.6, is_memory_short=True) == Turn("a", TURN_S)
+    turns.suspended("a", 3.0)
+    assert turns.next(1.7, is_memory_short=True) == Turn(None, 3.0 - 1.7)
+
+
+def test_a_range_is_read_beside_a_slow_call_however_short_memory_is() -> None:
+    """D3: its queue does not wait for that of the slow call."""
+    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns.next(0.0)
+    turns.arrived("a", 0.0)
+
+    assert turns.next(1.0, calls_s=[1.0], is_memory_short=True) == Turn(None, inf)
+
+
 def test_a_turn_has_no_end_while_nobody_waits() -> None:
     """D1: a task of one queue does nothing but deliver."""
     turns = task_with("a")
@@ -185,6 +206,8 @@ class World:
 
     def __init__(self, draw: random.Random) -> None:
         self.now_s = 0.0
+        self.draw = draw
+        self.short_of_memory = draw.choice([0.0, 0.5, 1.0])
         self.unread = [self._queue(draw, number) for number in range(draw.randint(1, 6))]
         self.queues = {each.name: each for each in self.unread}
         self.turns: TaskTurns[str] = TaskTurns(0.0)
@@ -220,7 +243,9 @@ class World:
             self.now_s = max(self.now_s, coming_s) + 1e-6
 
     def _ask(self, worker: _Worker) -> None:
-        found = self.turns.next(self.now_s, calls_s=self._calls_s())
+        found = self.turns.next(
+            self.now_s, calls_s=self._calls_s(), is_memory_short=self.draw.random() < self.short_of_memory
+        )
         if isinstance(found, Rest):
             assert found.until_s > self.now_s
             worker.free_s = found.until_s

@@ -454,6 +454,8 @@ def test_short_ranges_are_handed_over_by_one_task(partition: QueuePartition) -> 
     tasks = tasks_of(ranges, lambda queue: known_ms.get(queue.queue_id))
 
     assert [[each.planned.queue.queue_id for each in task.ranges] for task in tasks] == [[0, 1, 3], [2]]
+    assert [task.tasks for task in tasks] == [2, 2]
+    assert len(tasks_of(ranges, lambda queue: known_ms.get(queue.queue_id), slots=1)) == 1
 
 
 @pytest.mark.parametrize("size", [1, 7, 200])

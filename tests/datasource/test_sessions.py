@@ -1,4 +1,4 @@
-"""Sessions that run slow tasks twice: what is refused, and what can only be warned of."""
+"""Sessions that run slow tasks twice: what is refused, and what can only be warned of. And how many tasks run beside each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.datasource.sessions import is_speculative
+from pyspark_rocketmq.datasource.sessions import is_speculative, task_slots
 from pyspark_rocketmq.errors import OptionError
 
 
@@ -53,3 +53,26 @@ def test_whoever_registers_the_source_there_is_warned(
     assert [record.message.startswith("spark.speculation is on") for record in caplog.records] == (
         [True] if with_copies else []
     )
+
+
+@pytest.mark.spark
+def test_how_many_tasks_run_at_the_same_time_is_a_matter_of_cores(spark: SparkSession) -> None:
+    """D3: ``defaultParallelism`` can be set to any number."""
+    assert task_slots(spark) == 2
+
+
+def test_nobody_knows_how_many_tasks_run_where_executors_come_when_tasks_wait() -> None:
+    """D3: fewer tasks would keep them away."""
+    classic = create_autospec(SparkSession, instance=True)
+    classic.conf = {"spark.dynamicAllocation.enabled": "true"}
+
+    assert task_slots(classic) == 0
+
+
+def test_nobody_knows_how_many_tasks_run_where_a_platform_does_not_tell() -> None:
+    """D3"""
+    classic = create_autospec(SparkSession, instance=True)
+    classic.conf = {}
+    classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
+
+    assert task_slots(classic) == 0

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.model import Message, MessageQueue, OrderlyEngineKind
+from pyspark_rocketmq.model import Message, OrderlyEngineKind
 from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated, together
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -87,11 +87,10 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
 def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listener(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """D3: in a group's first micro-batch each queue has a task of its own."""
-    topic = cluster.create_topic(queues=2, brokers=["broker-a"])
-    suspended, slow = (MessageQueue(topic, "broker-a", number) for number in range(2))
+    """D3: there are more queues than cores, and no task that could not begin before another one has ended."""
+    topic = cluster.create_topic(queues=5, brokers=["broker-a"])
     with Producer(cluster.name_servers, "P", send_timeout_s=60.0) as producer:
-        for queue in (suspended, slow):
+        for queue in producer.queues(topic):
             producer.send_batch([Message(topic=topic, body=b"x")], queue)
     log, again = DeliveryLog(tmp_path / "deliveries"), tmp_path / "again"
 
@@ -105,7 +104,7 @@ def test_a_suspended_queue_comes_again_while_another_task_is_with_a_slow_listene
                 context.suspend_current_queue_time_millis = 10
                 return rmq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
             again.touch()
-        else:
+        elif message.queue_id == 1:
             gives_up_s = time.monotonic() + _PATIENCE_S
             while not again.exists() and time.monotonic() < gives_up_s:
                 time.sleep(0.01)

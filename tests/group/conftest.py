@@ -53,7 +53,7 @@ class Members:
                 **options,
             }
         )
-        member = join_group(parsed, name, self.store, SystemClock(), timing)
+        member = join_group(parsed, name, self.store, SystemClock(), timing=timing)
         self._all.append(member)
         member.start()
         return member

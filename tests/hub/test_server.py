@@ -168,8 +168,8 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
     plan = driver.hub.batch_ends(could_ask=True).plan
     driver.hub.batch_committed(plan)
 
-    wait_until(lambda: planner.heard, PATIENCE_S, reason="The batch's end")
-    assert planner.heard == [{"is": "over", "plan": 1}]
+    wait_until(lambda: len(planner.heard) == 2, PATIENCE_S, reason="The batch's end")
+    assert planner.heard == [{"is": "slots", "slots": 0}, {"is": "over", "plan": 1}]
 
 
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:

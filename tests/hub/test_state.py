@@ -254,10 +254,21 @@ def test_a_planner_that_comes_back_in_time_changes_nothing() -> None:
     assert driver.state.tick(200.0) == []
 
 
+def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_changes() -> None:
+    """D3: it makes no more."""
+    state = HubState(must_ask=True, slots=2)
+    assert state.slots_are(3) == []
+
+    assert state.planner_came("planner") == [Tell("planner", {"is": "slots", "slots": 3})]
+    assert state.slots_are(3) == []
+    assert state.slots_are(4) == [Tell("planner", {"is": "slots", "slots": 4})]
+
+
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
     """A batch of ``tasks``, of which two have begun."""
     driver = Driver()
-    driver.state.batch_begins(7, slots=slots)
+    driver.state.slots_are(slots)
+    driver.state.batch_begins(7)
     driver.begins("one", A, tasks=tasks)
     driver.begins("two", B, partition=1, tasks=tasks)
     return driver

@@ -26,11 +26,13 @@ class Query:
 
     def __init__(self) -> None:
         self.epochs = {A: 1, B: 1}
+        self.slots = 2
         self.heard: list[Message] = []
         self.hub = DriverHub(
             "127.0.0.1",
             "127.0.0.1",
             must_ask=True,
+            slots=lambda: self.slots,
             read_epochs=lambda: dict(self.epochs),
             clock=SystemClock(),
             look_every_s=0.02,
@@ -71,6 +73,18 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     running.planner.close()
     running.hub.failed()
     running.hub.close()
+
+
+def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
+    """D3: executors come and go."""
+
+    def told() -> list[object]:
+        return [said["slots"] for said in query.heard if said["is"] == "slots"]
+
+    wait_until(lambda: told() == [2], PATIENCE_S, reason="the first number of slots")
+    query.slots = 5
+    query.hub.begin(3, lambda _: None)
+    wait_until(lambda: told() == [2, 5], PATIENCE_S, reason="the number of slots of the batch")
 
 
 def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> None:

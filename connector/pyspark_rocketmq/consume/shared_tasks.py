@@ -6,14 +6,19 @@ few messages, or one on trial after a suspension, is done in less.  So:
 1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25 ms if that is
    more: with any number of cores the micro-batch takes no longer, and with few it takes less.
 2. A range of which nothing is known has a task of its own.
-3. A task has its ranges one after the other, each whole; which one comes first does not matter.
+3. If that makes more tasks than can run at the same time, and their number is known, there are as many as that, each
+   with its share of the work. A task that waits for a core could do nothing for its queues, and one that has
+   a suspended queue left would have to end for it (D3).
+
+How a task goes about its ranges is said in :mod:`~pyspark_rocketmq.consume.turns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 READ_MS: Final = 0.01
 """To pull and decode a message, about."""
@@ -22,23 +27,59 @@ WORTH_A_TASK_MS: Final = 25.0
 _LONGER: Final = 1.25
 
 
-def expected_ms(count: int, listener_ms: float | None) -> float:
-    """How long a range of ``count`` offsets will take; ``listener_ms`` is the listener's time for a message, None if unknown."""
-    return inf if listener_ms is None else count * (READ_MS + listener_ms)
+class Expected(NamedTuple):
+    """What is expected of a range."""
+
+    offsets: int
+    """How many it has."""
+    listener_ms: float | None
+    """The listener's time for a message; None if unknown."""
+
+    @property
+    def ms(self) -> float:
+        """How long the range will take; infinite if that is unknown."""
+        return inf if self.listener_ms is None else self.offsets * (READ_MS + self.listener_ms)
 
 
-def shared_tasks(expected: Sequence[float]) -> list[list[int]]:
-    """The indexes of ranges that last so many milliseconds, by task; each index once, ascending within a task."""
-    known = [each for each in expected if each < inf]
-    longest_ms = max([WORTH_A_TASK_MS, *(each * _LONGER for each in known)])
+def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
+    """The indexes of ``ranges`` by task; each index once, ascending within a task.
+
+    Args:
+        ranges: Those of one micro-batch.
+        slots: How many tasks can run at the same time; 0 if that is not known.
+    """
+    tasks = _as_long_as_the_longest([each.ms for each in ranges])
+    if 0 < slots < len(tasks):
+        tasks = _spread(ranges, slots)
+    return sorted(map(sorted, tasks))
+
+
+def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
+    longest_ms = max([WORTH_A_TASK_MS, *(each * _LONGER for each in expected_ms if each < inf)])
     tasks: list[list[int]] = []
     lasts_ms: list[float] = []
-    for index in sorted(range(len(expected)), key=lambda index: -expected[index]):
+    for index in sorted(range(len(expected_ms)), key=lambda index: -expected_ms[index]):
         # From the last one: those before it are full, as ranges come from the longest to the shortest.
-        if lasts_ms and lasts_ms[-1] + expected[index] <= longest_ms:
+        if lasts_ms and lasts_ms[-1] + expected_ms[index] <= longest_ms:
             tasks[-1].append(index)
-            lasts_ms[-1] += expected[index]
+            lasts_ms[-1] += expected_ms[index]
         else:
             tasks.append([index])
-            lasts_ms.append(expected[index])
-    return sorted(map(sorted, tasks))
+            lasts_ms.append(expected_ms[index])
+    return tasks
+
+
+def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
+    """As many tasks as ``slots``, about equally long: each range, from the longest to the shortest, to who has the least."""
+    known = [each for each in ranges if each.listener_ms is not None]
+    known_ms, messages = sum(each.ms for each in known), sum(each.offsets for each in known)
+    # What nothing is known of takes what the others take.
+    message_ms = known_ms / messages if messages else READ_MS
+    takes_ms = [each.offsets * message_ms if each.listener_ms is None else each.ms for each in ranges]
+    tasks: list[tuple[float, int, list[int]]] = [(0.0, number, []) for number in range(slots)]
+    heapify(tasks)
+    for index in sorted(range(len(ranges)), key=lambda index: -takes_ms[index]):
+        has_ms, number, task = tasks[0]
+        task.append(index)
+        heapreplace(tasks, (has_ms + takes_ms[index], number, task))
+    return [task for _, _, task in tasks]

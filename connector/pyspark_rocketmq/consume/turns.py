@@ -8,9 +8,10 @@ as long as calls of the listener are quick, and several do when they are slow. T
    where there has been such a call, when a queue has waited for 0.1 s.
 3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when another queue's
    suspension is over.
-4. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as due half a second
+4. The next range is read only when there is nothing else to do, if those in hand take much memory and calls are quick.
+5. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as due half a second
    later than they are, so that a queue whose suspension is over does not wait for all of them.
-5. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when the others have
+6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when the others have
    ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if it had waited for the next one.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
@@ -90,7 +91,12 @@ class TaskTurns(Generic[QueueT]):
         return queue in self._waiting and queue not in self._leading
 
     def next(
-        self, now_s: float, *, calls_s: Sequence[float] = (), is_batch_at_work: bool = False
+        self,
+        now_s: float,
+        *,
+        calls_s: Sequence[float] = (),
+        is_batch_at_work: bool = False,
+        is_memory_short: bool = False,
     ) -> Turn[QueueT] | Rest:
         """What a worker that has nothing in hand is to do.
 
@@ -98,6 +104,7 @@ class TaskTurns(Generic[QueueT]):
             now_s: Now.
             calls_s: How long what is with other workers has lasted: each one's call of the listener, or its reading of a range.
             is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this one is over.
+            is_memory_short: Whether the ranges in hand take much memory.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
         if not self._waiting or not (self._leading or is_batch_at_work):
@@ -105,7 +112,8 @@ class TaskTurns(Generic[QueueT]):
         due = [each for each in self._waiting.values() if each.due_s <= now_s]
         if not due:
             return Rest(min(each.due_s for each in self._waiting.values()))
-        first = min(due, key=lambda each: each.place_s)
+        reads_last = is_memory_short and not self._has_been_slow
+        first = min(due, key=lambda each: (reads_last and each.queue is None, each.place_s))
         begins_s = now_s + self._waits_s(now_s - first.due_s, calls_s)
         if begins_s > now_s:
             return Rest(begins_s)

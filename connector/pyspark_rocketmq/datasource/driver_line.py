@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import TransportError
@@ -22,6 +22,8 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
+_FIRST_WORD_S: Final = 2.0
+"""How long the first plan waits for what the driver says at once."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before a connection that was lost, or could not be made, is tried again."""
 
@@ -29,21 +31,24 @@ _AGAIN_AFTER_S: Final = 5.0
 class DriverLine:
     """Implements :class:`~pyspark_rocketmq.group.member.PlanWatcher`; connects on a thread of its own, again and again."""
 
-    def __init__(self, address: HubAddress, member: RunningMember, clock: Clock) -> None:
+    def __init__(self, address: HubAddress, clock: Clock) -> None:
         """Connect to nobody yet."""
         self._address = address
-        self._member = member
         self._clock = clock
+        self._member: RunningMember | None = None
         self._client: HubClient | None = None
         self._plan: Message | None = None
         self._leaving: Message | None = None
         """What was said last, for a driver who was away."""
         self._is_needed = threading.Event()
         self._is_needed.set()
+        self._slots = 0
+        self._are_slots_told = threading.Event()
         self._is_warned = False
 
-    def start(self) -> None:
-        """Begin; returns at once."""
+    def start(self, member: RunningMember) -> None:
+        """Begin to tell ``member`` of what is over; returns at once."""
+        self._member = member
         # A daemon: the process ends when Spark says so.
         threading.Thread(target=self._run, name="rocketmq-driver-line", daemon=True).start()
 
@@ -61,6 +66,15 @@ class DriverLine:
     def was_reset(self) -> None:
         """Queues were reset in the offset store: the driver is to look there now."""
         self._send({"is": "look"})
+
+    def slots(self) -> int:
+        """How many tasks can run at the same time, as the driver has said last; 0 if it does not know, or is away.
+
+        Its first word is waited for, two seconds at most.
+        """
+        self._are_slots_told.wait(_FIRST_WORD_S)
+        self._are_slots_told.set()
+        return self._slots
 
     def _send(self, message: Message) -> None:
         client = self._client
@@ -108,12 +122,15 @@ class DriverLine:
                 client.send(said)
 
     def _received(self, message: Message) -> None:
-        plan: Any = message["plan"]
+        assert self._member is not None, "it is there before the connection"
         match message["is"]:
             case "over":
-                self._member.free(int(plan), None)
+                self._member.free(int(message["plan"]), None)
             case "free":
-                self._member.free(int(plan), queue_list(message["queues"]))
+                self._member.free(int(message["plan"]), queue_list(message["queues"]))
+            case "slots":
+                self._slots = int(message["slots"])
+                self._are_slots_told.set()
             case _:
                 pass
 

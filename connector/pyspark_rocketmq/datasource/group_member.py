@@ -19,7 +19,6 @@ from pyspark_rocketmq.datasource.driver_line import DriverLine
 from pyspark_rocketmq.datasource.expressions import subscription_data
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -50,11 +49,14 @@ def join_group(
     member_id: str,
     store: OffsetStore,
     clock: Clock,
+    *,
     timing: MembershipTiming | None = None,
+    line: DriverLine | None = None,
 ) -> RunningMember:
     """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
 
-    Other intervals than RocketMQ's (``timing``) must fit the brokers' own.
+    Other intervals than RocketMQ's (``timing``) must fit the brokers' own. ``line`` leads to the driver
+    of a ``PushConsumer``.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -102,11 +104,10 @@ def join_group(
     )
     member = RunningMember(machine, heartbeat, calls, clock)
     desk.serve(member, heartbeat)
-    if options.hub_secret is not None:
-        line = DriverLine(HubAddress.parse(options.hub_secret), member, clock)
+    if line is not None:
         member.watched_by(line)
         desk.tell_resets(line.was_reset)
-        line.start()
+        line.start(member)
     return member
 
 

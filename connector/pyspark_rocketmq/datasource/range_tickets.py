@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_rocketmq.consume.shared_tasks import expected_ms, shared_tasks
+from pyspark_rocketmq.consume.shared_tasks import Expected, shared_tasks
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
 from pyspark_rocketmq.model import MessageQueue
@@ -49,11 +49,17 @@ class Ticket(NamedTuple):
 
 
 def tasks_of(
-    ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None]
+    ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None], slots: int = 0
 ) -> list[SharedTask]:
-    """The tasks that hand ``ranges`` over; ``listener_ms`` is how long the listener has a message of a queue, about."""
-    expected = [expected_ms(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
-    tasks = shared_tasks(expected)
+    """The tasks that hand ``ranges`` over.
+
+    Args:
+        ranges: Those of one micro-batch.
+        listener_ms: How long the listener has a message of a queue, about.
+        slots: How many tasks can run at the same time; 0 if that is not known.
+    """
+    expected = [Expected(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
+    tasks = shared_tasks(expected, slots)
     return [SharedTask(tuple(ranges[index] for index in task), len(tasks)) for task in tasks]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+import logging
+from typing import Any, TypeGuard
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+
+logger = logging.getLogger(__name__)
 
 
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
@@ -57,6 +60,19 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
         return "127.0.0.1", "127.0.0.1", True
     host = settings.get("spark.driver.host") or "127.0.0.1"
     return host, settings.get("spark.driver.bindAddress") or host, False
+
+
+def task_slots(spark: SparkSession) -> int:
+    """How many tasks can run at the same time, as of now; 0 if that is not known, or depends on how many there are."""
+    if str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).strip().lower() == "true":
+        # Executors come when tasks wait for them.
+        return 0
+    try:
+        context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - spark.default.parallelism may be any number
+        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    except Exception:
+        logger.info("how many tasks can run at the same time could not be asked", exc_info=True)
+        return 0
 
 
 def is_active(query: StreamingQuery) -> bool:

@@ -29,6 +29,7 @@ from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.datasource.cluster_view import ClusterView
+from pyspark_rocketmq.datasource.driver_line import DriverLine
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
 from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
@@ -43,6 +44,7 @@ from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
 from pyspark_rocketmq.datasource.sole_owner import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.datasource.worker_memory import settled
 from pyspark_rocketmq.group.leave import leave_at_the_end
+from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
@@ -60,11 +62,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
 
     @cached_property
+    def _line(self) -> DriverLine | None:
+        """To the driver of a ``PushConsumer``; nobody else has one."""
+        secret = self._options.hub_secret
+        return None if secret is None else DriverLine(HubAddress.parse(secret), SystemClock())
+
+    @cached_property
     def _planner(self) -> MicroBatchPlanner:
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
-        progress = _progress(self._options, view, clock, self.timing)
+        progress = _progress(self._options, view, clock, self.timing, self._line)
         sizes = None
         if self._options.max_bytes_per_trigger is not None:
             timeout_s = self._options.request_timeout_ms / 1000
@@ -119,9 +127,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 max_records=self._options.max_records_per_partition,
             )
         partitions = partitions_of(planned, self._options, addresses, self._planner.replicas())
-        return (
-            tasks_of(partitions, self._planner.listener_ms) if self._options.hand_over_ranges else partitions
-        )
+        if not self._options.hand_over_ranges:
+            return partitions
+        slots = 0 if self._line is None else self._line.slots()
+        return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor; or ranges themselves, for who reads them later."""
@@ -135,7 +144,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _progress(
-    options: ReadOptions, view: ClusterView, clock: SystemClock, timing: MembershipTiming
+    options: ReadOptions,
+    view: ClusterView,
+    clock: SystemClock,
+    timing: MembershipTiming,
+    line: DriverLine | None,
 ) -> ProgressSource:
     default_start = StartingOffsets.latest()
     if options.consumer_group is None or options.offset_store is None:
@@ -149,7 +162,7 @@ def _progress(
         await_sole_owner(
             progress_name(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
         )
-    member = join_group(options, member_id, store, clock, timing)
+    member = join_group(options, member_id, store, clock, timing=timing, line=line)
     leave_at_the_end(member)
     member.start()
     return GroupProgress(

@@ -37,6 +37,7 @@ class QueryHub:
         bind_host: str,
         *,
         must_ask: bool,
+        slots: int = 0,
         commit: Callable[[Part], None],
         look: Callable[[], None],
         clock: Clock,
@@ -47,6 +48,7 @@ class QueryHub:
             host: Where planner and tasks find this process.
             bind_host: Where it listens.
             must_ask: See :class:`HubState`.
+            slots: See :class:`HubState`.
             commit: Begins to commit a part, after which :meth:`committed` is called; returns at once.
             look: Has the offset store compared with the batch soon; returns at once.
             clock: The system's, but in tests.
@@ -59,7 +61,7 @@ class QueryHub:
         )
         self.address = HubAddress.new(host, listening.getsockname()[1])
         """What planner and tasks connect with."""
-        self._state = HubState(must_ask=must_ask)
+        self._state = HubState(must_ask=must_ask, slots=slots)
         self._commit = commit
         self._look = look
         self._clock = clock
@@ -74,8 +76,13 @@ class QueryHub:
     # --- the driver, from any of its threads ---------------------------------------------------------------------
 
     def batch_begins(self, batch_id: int, *, slots: int = 0) -> bool:
-        """Before the job of a batch; see :meth:`HubState.batch_begins`."""
-        return self._answered(lambda: self._state.batch_begins(batch_id, slots=slots))
+        """Before the job of a batch, with :meth:`HubState.slots_are`; see :meth:`HubState.batch_begins`."""
+
+        def begin() -> bool:
+            self._act(self._state.slots_are(slots))
+            return self._state.batch_begins(batch_id)
+
+        return self._answered(begin)
 
     def batch_ends(self, *, could_ask: bool | None) -> Ended:
         """After the job; see :meth:`HubState.batch_ends`."""
@@ -145,7 +152,7 @@ class QueryHub:
         match message["is"]:
             case "planner":
                 logger.info("planner connected peer=%s", link.peer)
-                self._state.planner_came(link)
+                return self._state.planner_came(link)
             case "plan":
                 self._state.plan_made(int(message["plan"]), queue_list(message["queues"], link.peer))
             case "leaving":

@@ -105,8 +105,13 @@ class _Task:
 class HubState:
     """One query's. Not thread-safe; no method waits."""
 
-    def __init__(self, *, must_ask: bool) -> None:
-        """Begin with no batch; ``must_ask`` says that every task will be able to ask, from the first batch on."""
+    def __init__(self, *, must_ask: bool, slots: int = 0) -> None:
+        """Begin with no batch.
+
+        Args:
+            must_ask: Every task will be able to ask, from the first batch on.
+            slots: How many tasks can run at the same time; 0 if that is not known.
+        """
         self.must_ask = must_ask
         """Whether a task that cannot ask must leave its ranges as they are."""
         self._planner: Hashable | None = None
@@ -116,7 +121,7 @@ class HubState:
         self._leaving: Queues = _NOTHING
         """What the planner must give away of its plan."""
         self._batch_id: int | None = None
-        self._slots = 0
+        self._slots = slots
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
         """The task that has begun with a queue, dead ones included."""
@@ -130,9 +135,10 @@ class HubState:
 
     # --- the planner ---------------------------------------------------------------------------------------------
 
-    def planner_came(self, peer: Hashable) -> None:
+    def planner_came(self, peer: Hashable) -> list[Action]:
         """The planner is connected; who said so last is it."""
         self._planner, self._planner_lost_s = peer, None
+        return self._tell_slots()
 
     def plan_made(self, number: int, queues: Queues) -> None:
         """A plan was made, or is told of again."""
@@ -150,15 +156,16 @@ class HubState:
 
     # --- the driver ----------------------------------------------------------------------------------------------
 
-    def batch_begins(self, batch_id: int, *, slots: int = 0) -> bool:
-        """A job begins; whether its tasks must ask before they begin with their queues.
-
-        Args:
-            batch_id: Spark's.
-            slots: How many tasks can run at the same time; 0 if that is not known.
-        """
-        self._batch_id = batch_id
+    def slots_are(self, slots: int) -> list[Action]:
+        """How many tasks can run at the same time, as of now; 0 if that is not known."""
+        if slots == self._slots:
+            return []
         self._slots = slots
+        return self._tell_slots()
+
+    def batch_begins(self, batch_id: int) -> bool:
+        """A job begins; whether its tasks must ask before they begin with their queues."""
+        self._batch_id = batch_id
         self._tasks.clear()
         self._owner.clear()
         self._moved.clear()
@@ -306,6 +313,10 @@ class HubState:
         return self._planner_lost_s == float("-inf")
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _tell_slots(self) -> list[Action]:
+        """The planner is to make no more tasks."""
+        return [] if self._planner is None else [Tell(self._planner, {"is": "slots", "slots": self._slots})]
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]

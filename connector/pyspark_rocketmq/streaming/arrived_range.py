@@ -47,6 +47,8 @@ class ArrivedRange(NamedTuple):
     figures: Figures
     """What reading it took."""
     ended: RangeEnd = RangeEnd.WHOLE
+    nbytes: int = 0
+    """Memory that its messages' columns take."""
 
     def acknowledged(self, ack: QueueAck) -> QueueAck:
         """``ack`` with what only the reader knows."""

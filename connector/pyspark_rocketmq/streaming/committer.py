@@ -164,9 +164,7 @@ class BatchCommitter:
         """Evaluate the batch, and commit what is handed over meanwhile."""
         terms = None
         if self._hub is not None:
-            terms = self._hub.begin(
-                running.batch_id, lambda part: self._commit_ahead(part, running), slots=_slots(batch)
-            )
+            terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
         if self._hub is None or terms is None:
             return BatchTask(running.writer, self._engine).run(batch), BatchEnd()
         could_ask: bool | None = None
@@ -406,11 +404,3 @@ def _own_rows(
                 suspended_until_s=stored.suspended_until_s,
             )
     return tuple(own[queue] for queue in sorted(own))
-
-
-def _slots(batch: DataFrame) -> int:
-    """How many tasks can run at the same time, as far as the driver knows."""
-    session = batch.sparkSession
-    # The context's own settings come from the JVM one by one, which takes 20 ms.
-    cpus = session.conf.get("spark.task.cpus", "1")
-    return session.sparkContext.defaultParallelism // int(cpus or 1)

@@ -98,7 +98,8 @@ class _Gathering:
             return None
         offsets = np.concatenate(self._offsets)
         messages = ArrivedMessages(self._rows, self.queue, offsets[:-1])
-        return whole_range(self.queue, messages, offsets, marker)
+        arrived = whole_range(self.queue, messages, offsets, marker)
+        return arrived._replace(nbytes=sum(rows.nbytes for rows in self._rows))
 
 
 def _queue_of(rows: pa.RecordBatch) -> MessageQueue:

@@ -52,6 +52,7 @@ class DriverHub:
         bind_host: str,
         *,
         must_ask: bool,
+        slots: Callable[[], int],
         read_epochs: Callable[[], Mapping[MessageQueue, int]],
         clock: Clock,
         look_every_s: float = _LOOK_EVERY_S,
@@ -62,6 +63,7 @@ class DriverHub:
             host: Where planner and tasks find this process.
             bind_host: Where it listens.
             must_ask: Whether every task can reach this process for sure.
+            slots: How many tasks can run at the same time, as of now; 0 if that is not known.
             read_epochs: The epochs that the offset store has.
             clock: The system's.
             look_every_s: Pause between two looks at the store.
@@ -70,6 +72,7 @@ class DriverHub:
             OSError: If nothing can listen there.
         """
         self._clock = clock
+        self._slots = slots
         self._read_epochs = read_epochs
         self._look_every_s = look_every_s
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -85,7 +88,13 @@ class DriverHub:
         self._is_closed = False
         self._is_alive: Callable[[], bool] = lambda: True
         self._hub = QueryHub(
-            host, bind_host, must_ask=must_ask, commit=self._take, look=self._is_look_wanted.set, clock=clock
+            host,
+            bind_host,
+            must_ask=must_ask,
+            slots=slots(),
+            commit=self._take,
+            look=self._is_look_wanted.set,
+            clock=clock,
         )
         for name, run in (
             ("rocketmq-early-commits", self._run_commits),
@@ -115,7 +124,7 @@ class DriverHub:
 
     # --- a batch -------------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: Callable[[Part], None], *, slots: int = 0) -> HubTerms | None:
+    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
         """Before the job of a batch: what its tasks are told; nothing once this is closed.
 
         A batch that was begun has an :meth:`end`, and is :meth:`over` or :meth:`failed`.
@@ -123,7 +132,6 @@ class DriverHub:
         Args:
             batch_id: Spark's.
             commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
-            slots: How many tasks can run at the same time; 0 if that is not known.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -131,7 +139,7 @@ class DriverHub:
             return None
         self._commit = commit
         self._left = []
-        must_ask = self._hub.batch_begins(batch_id, slots=slots)
+        must_ask = self._hub.batch_begins(batch_id, slots=self._slots())
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask)
 

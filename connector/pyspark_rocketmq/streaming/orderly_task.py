@@ -27,6 +27,9 @@ from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
 from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row
 from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
 
+MUCH_MEMORY_BYTES: Final = 64 << 20
+"""Of the messages of ranges in hand: then no other range is read while there is something else to do and calls are quick."""
+
 
 class OrderlyTask:
     """Takes a task's ranges as they come; used once."""
@@ -125,6 +128,7 @@ class OrderlyTask:
                     now_s,
                     calls_s=self._in_hand_s(worker, now_s),
                     is_batch_at_work=self._orders.is_batch_at_work(),
+                    is_memory_short=self._held_bytes() >= MUCH_MEMORY_BYTES,
                 )
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
@@ -154,6 +158,9 @@ class OrderlyTask:
         self._done.append(consumed)
         self._workers[0].stop()
         self._changed.notify_all()
+
+    def _held_bytes(self) -> int:
+        return sum(one.arrived.nbytes for one in self._begun.values() if one is not None)
 
     def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
         return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]

@@ -25,7 +25,13 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
 from pyspark_rocketmq.datasource.range_tickets import tickets_alone
-from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation, driver_address, is_active
+from pyspark_rocketmq.datasource.sessions import (
+    check_classic,
+    check_speculation,
+    driver_address,
+    is_active,
+    task_slots,
+)
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
@@ -429,6 +435,8 @@ class PushConsumer:
         name = progress_name(options)
         host, bind_host, is_local = driver_address(spark)
 
+        takes_turns = self._is_orderly and options.hand_over_ranges and self._table is None
+
         def epochs() -> dict[MessageQueue, int]:
             # Brokers as a store have none.
             is_fenced = not isinstance(store, BrokerOffsetStore)
@@ -439,6 +447,8 @@ class PushConsumer:
                 host,
                 bind_host,
                 must_ask=is_local and options.hand_over_ranges and self._table is None,
+                # With more tasks than that a task with a suspended queue would have to end for one that is to begin.
+                slots=lambda: task_slots(spark) if takes_turns else 0,
                 read_epochs=epochs,
                 clock=SystemClock(),
             )

@@ -1,0 +1,46 @@
+"""The planner's connection to its driver."""
+
+from __future__ import annotations
+
+from unittest.mock import create_autospec
+
+import pytest
+
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.datasource import driver_line
+from pyspark_rocketmq.datasource.driver_line import DriverLine
+from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.hub.address import HubAddress
+from pyspark_rocketmq.hub.server import QueryHub
+
+
+def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
+    """D3: the group's first micro-batch has no more tasks than any other."""
+    clock = SystemClock()
+    hub = QueryHub(
+        "127.0.0.1",
+        "127.0.0.1",
+        must_ask=True,
+        slots=7,
+        commit=lambda _: None,
+        look=lambda: None,
+        clock=clock,
+    )
+    try:
+        line = DriverLine(hub.address, clock)
+        line.start(create_autospec(RunningMember, instance=True))
+
+        assert line.slots() == 7
+    finally:
+        hub.close()
+
+
+def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D3"""
+    waited_s: list[float | None] = []
+    line = DriverLine(HubAddress.new("127.0.0.1", 1), SystemClock())
+    monkeypatch.setattr(line._are_slots_told, "wait", waited_s.append)
+
+    assert line.slots() == 0
+    assert waited_s == [driver_line._FIRST_WORD_S]
+    assert line._are_slots_told.is_set()
