@@ -22,7 +22,8 @@
 # Environment: PYTHON (Python 3.11 or newer), JAVA_HOME (Java 17 or newer), SPARK_MASTER (default local[*]).
 # On a cluster also: PYSPARK_PYTHON (the executors' Python, which has the packages that ours needs; default: that of
 # .venv, at the same path), SPARK_SUBMIT_ARGS (more for Spark's spark-submit, such as "--conf spark.executor.memory=4g").
-# Exit codes: 0 done, 1 the job failed, 2 bad input, 3 the set-up could not be finished, 130 interrupted.
+# Exit codes: 0 done, 1 the job failed, 2 bad input, 3 the set-up could not be finished,
+# 130 interrupted, 143 job consume ended by SIGTERM.
 set -euo pipefail
 
 REPO_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"

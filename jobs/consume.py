@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Final
 
+from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
 from jobs.consume_settings import ConsumeSettings
 from jobs.errors import JobFailed
 from jobs.listeners import check_listener
-from jobs.progress import RowCounter, await_query
+from jobs.progress import RowCounter, await_query, check_ended_well
 from jobs.session import spark_session
+from jobs.stop_signals import StopSignals
 from pyspark_rocketmq.streaming import lost_offsets
+
+_STOP_WITHIN_S: Final = 30.0
+"""What a supervisor gives a job to end, such as Kubernetes."""
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
     """Run until the query ends, which without ``trigger=availableNow`` means until it is stopped or fails.
 
+    SIGINT and SIGTERM stop it in good order: the listener's calls in hand are waited for, and what was consumed is committed.
+
     Raises:
+        SystemExit: After such a signal, with what a shell says of a program that it ended, 130 or 143.
         OptionError: If the listener or the configuration cannot be used.
         StreamingQueryException: If the query failed.
     """
@@ -37,15 +48,42 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         consumer.register_batch_listener(counter)
         monitor = rmq.QueryMonitor()
         monitor.watch(spark, consumer)
+        signals = StopSignals(spark)
         query = consumer.start(
             spark,
             sink=rmq.DeltaSink(settings.sink),
             checkpoint=settings.checkpoint,
             trigger=settings.trigger.keywords(),
         )
-        with _endpoint(settings, monitor):
-            await_query(query, counter, None, console, monitor)
+        with _endpoint(settings, monitor), signals:
+            await_query(
+                query,
+                counter,
+                None,
+                console,
+                monitor=monitor,
+                is_enough=lambda: signals.received is not None,
+            )
+            if signals.received is not None:
+                _stop(consumer, query, signals.received, console)
     console.print(str(counter), markup=False, highlight=False)
+    if signals.received is not None:
+        sys.exit(128 + signals.received)
+
+
+def _stop(
+    consumer: rmq.PushConsumer, query: StreamingQuery, received: signal.Signals, console: Console
+) -> None:
+    """End the query after the listener's calls in hand."""
+    console.print(
+        f"{received.name}: waiting for the listener's calls in hand; a second signal ends the job at once.",
+        markup=False,
+        highlight=False,
+    )
+    is_committed = consumer.stop(query, _STOP_WITHIN_S)
+    check_ended_well(query)
+    if not is_committed:
+        console.print("What was under way could not be committed in time: it is consumed again.")
 
 
 @contextmanager

@@ -135,9 +135,11 @@ def await_query(
     counter: RowCounter,
     total: int | None,
     console: Console,
+    *,
     monitor: QueryMonitor | None = None,
+    is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until ``query`` ends, showing committed rows; ``total`` is None when there is no end.
+    """Wait until ``query`` ends, or ``is_enough``, showing committed rows; ``total`` is None when there is no end.
 
     With ``monitor``, how far behind the query is, too.
 
@@ -147,9 +149,20 @@ def await_query(
     with Shown(console, "rows committed") as shown:
         # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
         while query.isActive:
+            if is_enough():
+                return
             time.sleep(_POLL_S)
             shown(counter.rows, total, _behind(query, monitor))
         shown(counter.rows, total)
+    check_ended_well(query)
+
+
+def check_ended_well(query: StreamingQuery) -> None:
+    """Wait for the end of a query that ends.
+
+    Raises:
+        JobFailed: If it failed, with the reason without Spark's stack traces.
+    """
     try:
         query.awaitTermination()
     except StreamingQueryException as error:

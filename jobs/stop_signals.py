@@ -1,0 +1,58 @@
+"""SIGINT and SIGTERM to a job that runs until somebody stops it.
+
+``spark-submit`` runs two processes: the JVM, which is the one that was started, and its child, this one. A supervisor
+sends SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop Spark
+under the listener's calls. So it leaves SIGINT to this process, as its children do then, and passes SIGTERM on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import Any, Self
+
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+
+class StopSignals:
+    """Notes the first signal within its block; a second one, of either kind, interrupts whatever is waited for."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        """Take the signals from the session's JVM; before a query starts, whose planner inherits what is ignored."""
+        self.received: signal.Signals | None = None
+        """The first one."""
+        self._before: dict[int, Any] = {}
+        context: Any = spark.sparkContext
+        ensure_callback_server_started(context._gateway)  # noqa: SLF001 - Spark offers no other way
+        of_java = context._jvm.sun.misc  # noqa: SLF001
+        of_java.Signal.handle(of_java.Signal("INT"), of_java.SignalHandler.SIG_IGN)
+        of_java.Signal.handle(of_java.Signal("TERM"), _PassesOn())
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+class _PassesOn:
+    """A ``sun.misc.SignalHandler``; called by the JVM, on a thread of its connection."""
+
+    def handle(self, of_java: object) -> None:  # noqa: ARG002 - the interface's
+        """Send SIGTERM to this process."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        """What Py4J asks for."""
+
+        implements = ("sun.misc.SignalHandler",)
