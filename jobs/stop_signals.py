@@ -25,8 +25,9 @@ class StopSignals:
         """The first one."""
         self._before: dict[int, Any] = {}
         context: Any = spark.sparkContext
-        ensure_callback_server_started(context._gateway)  # noqa: SLF001 - Spark offers no other way
-        of_java = context._jvm.sun.misc  # noqa: SLF001
+        gateway, jvm = context._gateway, context._jvm  # noqa: SLF001 - Spark offers no other way to the JVM
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+        of_java = jvm.sun.misc
         of_java.Signal.handle(of_java.Signal("INT"), of_java.SignalHandler.SIG_IGN)
         of_java.Signal.handle(of_java.Signal("TERM"), _PassesOn())
 
