@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.consume.statistics import Figures, status_of
-from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, SinkConflict, SinkMoved, SinkSetBack
+from pyspark_rocketmq.errors import (
+    OffsetCommitConflict,
+    OffsetError,
+    SchemaError,
+    SinkConflict,
+    SinkMoved,
+    SinkSetBack,
+)
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
@@ -50,6 +57,17 @@ class RecordingStore(MemoryOffsetStore):
         return self.read(GROUP)[QUEUE]
 
 
+class PlayedSink:
+    """The sink's side of a batch that is played."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.begin = batch.begin
+
+    def standings(self, consumer_group: str, queues: Any) -> tuple[SinkStanding, ...]:
+        return self._batch.standings
+
+
 class Batch:
     """Plays the batch's job and the sink; ``done`` is what happened, in order."""
 
@@ -59,6 +77,7 @@ class Batch:
         self.mirrored: list[QueueCommit] = []
         self.store = RecordingStore(self.done)
         self.sink_error: Exception | None = None
+        self.begin_error: Exception | None = None
         self.watermark = 0
         self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
@@ -69,6 +88,8 @@ class Batch:
 
     def begin(self, consumer_group: str, queues: Any) -> Batch:
         assert list(queues) == [QUEUE]
+        if self.begin_error is not None:
+            raise self.begin_error
         return self
 
     @property
@@ -103,7 +124,7 @@ class Batch:
         self.committer = BatchCommitter(
             consumer_group=GROUP,
             store=self.store,
-            sink=self if with_sink else None,  # type: ignore[arg-type]
+            sink=PlayedSink(self) if with_sink else None,  # type: ignore[arg-type]
             query_id=lambda: "query",
             listeners=[*others, self.listen],
             mirror=mirror,
@@ -311,6 +332,21 @@ def test_a_sink_behind_the_offsets_ends_the_query_before_anything_is_consumed(
     batch.watermark = 5
 
     with pytest.raises(SinkSetBack, match="the sink is at 5, the group at 7"):
+        batch.commit_it()
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
+
+
+@pytest.mark.parametrize(("at", "said"), [(5, "the sink is at 5, the group at 7"), (7, "no table")])
+def test_a_sink_in_which_no_batch_can_begin_is_looked_at_for_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, at: int, said: str
+) -> None:
+    """H7: its table was deleted or replaced under the query; the ways forward are told at once."""
+    batch = Batch(monkeypatch, ACK)
+    batch.commit_it()
+    batch.watermark, batch.begin_error = at, SchemaError("no table")
+
+    with pytest.raises((SinkSetBack, SchemaError), match=said):
         batch.commit_it()
 
     assert batch.done == ["evaluate", "data", "offsets", "listener"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -273,6 +274,22 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
 
     with pytest.raises(SinkConflict, match=r"restored at version 3, .*follow_restore\('order-etl', STORE\)"):
         sink.begin(GROUP, {Q0: 0})
+
+
+def test_what_a_restore_took_away_stays_away_if_that_is_accepted(sink: DeltaSink, path: Path):
+    """H7: by what the error says; rows from there on are added."""
+    run_batch(sink, {Q0: 3, Q1: 2}, rows(Q0, 0, 3), rows(Q1, 0, 2))
+    run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
+    DeltaTable(path).restore(1)
+    with pytest.raises(SinkConflict, match="To accept the gap") as refusal:
+        sink.begin(GROUP, {Q0: 0})
+    told = re.search(r"`(from .*?)`.*`offsets reset --to earliest`", str(refusal.value))
+    assert told is not None
+
+    exec(told[1])
+
+    run_batch(sink, {Q0: 7}, rows(Q0, 5, 7))
+    assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2, 5, 6], [0, 1])
 
 
 def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path):

@@ -108,6 +108,19 @@ def test_a_kind_of_sink_that_cannot_tell_one_place_from_another_is_judged_by_its
     assert lost_by(rows(row(Q0, 10, own)), [own])
 
 
+def test_two_sinks_of_one_name_are_told_apart_by_their_identities() -> None:
+    """H7: two databases, each with the table of watermarks that is the default."""
+    other = DATABASE._replace(identity="token-2")
+    found = rows(row(Q0, 9, DATABASE, other))
+    assert not lost_by(found, [DATABASE, other])
+    assert not lost_by(found, [other, DATABASE])
+
+    [behind] = lost_by(found, [DATABASE, other._replace(watermarks={Q0: 2})])
+    assert (behind.standing.identity, behind.is_another) == ("token-2", False)
+    [anew] = lost_by(found, [DATABASE, other._replace(identity="token-3")])
+    assert (anew.standing.identity, anew.is_another) == ("token-3", True)
+
+
 def test_each_of_several_sinks_is_judged_by_itself() -> None:
     """H7: the offsets go back to where the one is that lacks most; the others leave out what they have."""
     behind = DATABASE._replace(watermarks={Q0: 2})
@@ -128,6 +141,16 @@ def test_the_error_names_three_ways_forward() -> None:
 
     database = refusal(rows(row(Q0, 12, DATABASE)), DATABASE)
     assert "`rmq.reset_to_sink(store, sink, consumer_group)` in Python" in database
+
+
+def test_sinks_that_have_lost_rows_together_are_gone_back_to_together() -> None:
+    """H7: a reset to where one of them is forgets what the others lack."""
+    other = LAKE._replace(name="/lake/other", identity="table-2", path="/lake/other", watermarks={Q0: 2})
+
+    text = refusal(rows(row(Q0, 12, LAKE, other)), LAKE, other)
+
+    assert "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python" in text
+    assert "--to sink" not in text
 
 
 def test_many_queues_are_counted() -> None:

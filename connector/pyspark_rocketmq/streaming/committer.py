@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.statistics import RecentFigures
-from pyspark_rocketmq.errors import SinkMoved
+from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.hub.state import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.set_back import checked_rows
@@ -216,7 +216,13 @@ class BatchCommitter:
             raise
 
     def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
-        begun = sink.begin(self._group, {queue: row.generation for queue, row in rows.items()})
+        queues = {queue: row.generation for queue, row in rows.items()}
+        try:
+            begun = sink.begin(self._group, queues)
+        except RocketMQError:
+            # Of a table that is gone, or another one, the ways forward are told rather than what was wrong with it first.
+            check_has_all(self._group, rows, sink.standings(self._group, queues), store=self._store.spec)
+            raise
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun
 

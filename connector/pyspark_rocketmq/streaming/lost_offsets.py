@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.streaming.several_sinks import Route, one_sink
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.sink_standing import check_has_all, lost_by, strangers
 
@@ -61,7 +63,9 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         )
 
 
-def reset_to_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> dict[MessageQueue, int]:
+def reset_to_sink(
+    store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
+) -> dict[MessageQueue, int]:
     """Move a group's offsets back to where its sink is, so that what the sink lost is consumed again; where each queue goes on.
 
     For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have deleted
@@ -71,6 +75,7 @@ def reset_to_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> dict[M
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
     rows = store.read(consumer_group)
+    sink = one_sink(sink)
     standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
     targets: dict[MessageQueue, int] = {}
     for lost in lost_by(rows, standings):

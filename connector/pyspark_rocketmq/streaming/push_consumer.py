@@ -65,7 +65,7 @@ from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schem
 from pyspark_rocketmq.streaming.parameter_kinds import member_of, start_problems
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
-from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks, one_sink
 from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
@@ -265,8 +265,8 @@ class PushConsumer:
         check_speculation(spark)
         check_worker_python(spark)
         register(spark)
-        if isinstance(sink, Route | Sequence):
-            sink = SeveralSinks([sink] if isinstance(sink, Route) else sink)
+        if sink is not None:
+            sink = one_sink(sink)
         parsed = ReadOptions.parse(options)
         store = self._store(parsed)
         hub = self._hub(spark, parsed, store)

@@ -121,6 +121,17 @@ class SeveralSinks:
         return _SeveralBatches(begun, filters)
 
 
+def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
+    """What a query is given as its sink, as one.
+
+    Raises:
+        OptionError: As of ``SeveralSinks``.
+    """
+    if isinstance(sinks, Route):
+        return SeveralSinks([sinks])
+    return SeveralSinks(sinks) if isinstance(sinks, Sequence) else sinks
+
+
 @dataclass(frozen=True, slots=True)
 class _Filter:
     where: pc.Expression | None

@@ -55,7 +55,11 @@ class Lost(NamedTuple):
 
 def remembered_text(standings: Iterable[SinkStanding]) -> str:
     """What a row remembers of the sinks of its batch; JSON, empty without any."""
-    known = {standing.name: standing.identity or "" for standing in standings}
+    known: dict[str, str] = {}
+    for standing in standings:
+        # Two databases may have tables of one name.
+        name = standing.name if standing.name not in known else f"{standing.name} {standing.identity}"
+        known[name] = standing.identity or ""
     return json.dumps(known, sort_keys=True) if known else ""
 
 
@@ -108,12 +112,7 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
     """What is missing and the ways forward, in sentences."""
     group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
     at_brokers = f"{group} --option nameServers=HOST:PORT"
-    paths = [each.standing.path for each in lost if each.standing.path and each.standing.identity is not None]
-    back = (
-        f"`offsets reset --to sink --sink {paths[0]} {at_brokers}`"
-        if paths
-        else "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
-    )
+    back = _way_back(lost, at_brokers)
     return (
         " ".join(_what_is_missing(consumer_group, each) for each in lost)
         + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query again. Otherwise stop "
@@ -121,6 +120,16 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
         f"still have them: {back}; start over with an empty sink and all that brokers have: remove the sink's table, and "
         f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: `offsets accept-gap {group}`."
     )
+
+
+def _way_back(lost: Sequence[Lost], options: str) -> str:
+    """What moves the offsets back to where all of these sinks are: a reset to one of them forgets what the others lack."""
+    if len(lost) > 1:
+        return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
+    standing = lost[0].standing
+    if standing.path and standing.identity is not None:
+        return f"`offsets reset --to sink --sink {standing.path} {options}`"
+    return "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
 
 
 def _what_is_missing(consumer_group: str, lost: Lost) -> str:
@@ -146,9 +155,9 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
 def _identity_in(text: str, standing: SinkStanding) -> str | None:
     """What a row knows the sink's table by, under its name or under another one; None if it had no part in the row."""
     known = _parsed(text)
-    if standing.name in known:
-        return known[standing.name]
-    return standing.identity if standing.identity and standing.identity in known.values() else None
+    if standing.identity and standing.identity in known.values():
+        return standing.identity
+    return known.get(standing.name)
 
 
 @lru_cache(maxsize=64)

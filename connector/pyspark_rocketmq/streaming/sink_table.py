@@ -146,7 +146,10 @@ class SinkTable:
             "being written again. To have the messages consumed again whose rows are gone, stop every query of the "
             f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset store, "
             "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, restore the "
-            "version before it first: then nothing is consumed again."
+            "version before it first: then nothing is consumed again. To accept the gap, stop them and run in Python: "
+            f"`from pyspark_rocketmq import DeltaSink; sink = DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, "
+            f"{{life.queue: offset for life, offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
+            "and all that brokers have, stop them, remove the table, and move the group by `offsets reset --to earliest`."
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
