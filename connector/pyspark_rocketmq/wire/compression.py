@@ -74,10 +74,6 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     return decompressor(body, MAX_BATCH_BYTES if sys_flag & _INNER_BATCH else MAX_BODY_BYTES)
 
 
-class ExpandsTooFar(RemoteProtocolError):
-    """Bodies are whole, but too large together: fewer of them can be decoded at once."""
-
-
 class ExpansionBudget:
     """What the bodies of one or more answers may expand to together, by the bytes the answers have."""
 
@@ -91,14 +87,13 @@ class ExpansionBudget:
         """As :func:`decompress`.
 
         Raises:
-            RemoteProtocolError: As there.
-            ExpandsTooFar: If this body is one too many.
+            RemoteProtocolError: As there, and if this body is one too many: fewer can be decoded at once.
         """
         expanded = decompress(body, sys_flag)
         if expanded is not body:
             self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)
             if self.left < 0:
-                raise ExpandsTooFar(
+                raise RemoteProtocolError(
                     f"The message bodies of an answer expand to more than {self._limit} bytes. If they are what was "
                     "sent, pull fewer messages at once: lower pullBatchSize."
                 )

@@ -278,8 +278,7 @@ def iter_messages(
     """Decode as :func:`decode_messages`, one message after the other, so that few of them exist at a time.
 
     Raises:
-        RemoteProtocolError: As there, when the message is reached.
-        ExpandsTooFar: If bodies expand beyond the budget.
+        RemoteProtocolError: As there, when the message is reached, and if bodies expand beyond the budget.
     """
     end = _ABOVE_EVERY_OFFSET if limit is None else limit
     for stored in _stored_messages(memoryview(data)):
