@@ -18,6 +18,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ TopicNotFound
     │  │  └─ TopicAway                  retryable: the topic was there before
     │  ├─ NoPermission
+    │  │  └─ ConsumptionForbidden       an operator has switched reading off
     │  ├─ GroupNotFound
     │  ├─ ConsumerNotOnline             nobody of the group is there to be asked
     │  ├─ ExpressionInvalid             the broker cannot read the subscription's expression
@@ -32,6 +33,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ DataLoss                      messages were deleted before they were read
     │  │  ├─ MessagesExpired            by the broker's retention
     │  │  ├─ LogTailLost                with the end of the log: a replica that lacked it was promoted
+    │  │  ├─ OffsetsBeganAgain          with their log: other messages are under their offsets
     │  │  ├─ TopicDeleted               with their topic
     │  │  └─ QueueRemoved               with their queue: the topic has fewer now
     │  ├─ UndecodableMessage            a message is there, but cannot be decoded
