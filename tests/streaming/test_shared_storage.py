@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared, normal_place
 
 
@@ -31,6 +33,16 @@ def test_a_uri_is_one_place_however_it_is_written() -> None:
     """H8"""
     assert normal_place("s3a://bucket/x/../lake/") == normal_place("S3://bucket/lake") == "s3://bucket/lake"
     assert normal_place("file:///data%20lake") == "/data lake"
+
+
+def test_a_uri_with_a_single_slash_is_no_folder_of_that_name(tmp_path: Path) -> None:
+    """H8: Hadoop's way to write a path of this machine is that path; of other storage it names nothing."""
+    assert DeltaSink(f"file:{tmp_path}/data%20lake").path == f"{tmp_path}/data lake"
+    assert DeltaOffsetStore(f"file:{tmp_path}").spec == f"delta:{tmp_path}"
+
+    for make in (DeltaSink, DeltaOffsetStore):
+        with pytest.raises(OptionError, match=r"'hdfs:/lake' is neither .* write hdfs://AUTHORITY/lake"):
+            make("hdfs:/lake")
 
 
 @pytest.mark.parametrize(

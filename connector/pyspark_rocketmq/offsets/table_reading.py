@@ -5,16 +5,23 @@ Not for executors: importing delta-rs in a process that forks later makes the ch
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns, writer_features
 
 STORAGE_ERRORS = (DeltaError, OSError)
 """What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
+
+
+_SINGLE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
 def sql_literal(text: str) -> str:
@@ -31,8 +38,21 @@ def query_rows(table: DeltaTable, sql: str) -> pa.Table:
 
 
 def table_uri(path: str | Path) -> str:
-    """Return a storage URI as it is and a local path made absolute: other processes work in other folders."""
-    return str(path) if "://" in str(path) else str(Path(path).absolute())
+    """Return a storage URI as it is and a local path made absolute: other processes work in other folders.
+
+    Raises:
+        OptionError: If it is a URI with a single slash, which would be a folder of that name below the one that the process works in.
+    """
+    text = str(path)
+    scheme = _SINGLE_SLASH.match(text)
+    if scheme is None or isinstance(path, Path):
+        return text if "://" in text else str(Path(path).absolute())
+    if scheme[1].lower() == "file":
+        # As Hadoop writes it.
+        return unquote(text[scheme.end() - 1 :])
+    rest = text[scheme.end() :]
+    problem = f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder of that name ./{text}"
+    raise OptionError((problem,), where="path of a table")
 
 
 def read_form(table: DeltaTable) -> TableForm:
