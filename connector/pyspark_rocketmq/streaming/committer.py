@@ -91,8 +91,6 @@ class _Running:
 
     query_id: str
     batch_id: int
-    rows: dict[MessageQueue, OffsetRow]
-    """As the batch began, with what was committed since."""
     sink_batch: SinkBatch | None
     writer: RowWriter | None
 
@@ -129,8 +127,8 @@ class BatchCommitter:
         self._hub = hub
         self._clock = clock or SystemClock()
         self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
-        self._seen: dict[MessageQueue, OffsetRow] = {}
-        """Rows of the last batch's beginning, with what was stored since."""
+        self._rows: dict[MessageQueue, OffsetRow] = {}
+        """As the newest batch began, with what was committed since."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
@@ -140,11 +138,11 @@ class BatchCommitter:
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()
-        rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._seen)
-        self._seen = dict(rows)
+        rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
+        self._rows = dict(rows)
         sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
         writer = sink_batch.task_writer() if sink_batch is not None else None
-        running = _Running(query_id, batch_id, dict(rows), sink_batch, writer)
+        running = _Running(query_id, batch_id, sink_batch, writer)
         try:
             self._evaluate(batch, running)
         except BaseException:
@@ -244,8 +242,6 @@ class BatchCommitter:
         self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
         shown = [commit for commit in result.accepted if commit.is_shown]
         self._show(shown)
-        offsets = _own_rows(running.rows, acks, result)
-        running.rows |= {row.queue: row for row in offsets}
         report = BatchReport(
             query_id=running.query_id,
             batch_id=running.batch_id,
@@ -254,7 +250,7 @@ class BatchCommitter:
             left_out=evaluated.left_out,
             sink_version=version,
             refused=result.refused,
-            offsets=offsets,
+            offsets=self._own_rows(acks, result),
         )
         self._log(report, result)
         self._tell(report)
@@ -277,11 +273,22 @@ class BatchCommitter:
 
     def _remember(self, result: CommitResult) -> None:
         for stored in result.accepted:
-            row = self._seen.get(stored.queue)
-            if row is not None:
-                # A replay that got less far has changed nothing.
-                farthest = max(row.next_offset, stored.next_offset)
-                self._seen[stored.queue] = row._replace(next_offset=farthest)
+            row = self._rows.get(stored.queue)
+            # A replay that got less far has changed nothing.
+            if row is not None and stored.next_offset >= row.next_offset:
+                self._rows[stored.queue] = row._replace(
+                    next_offset=stored.next_offset,
+                    reconsume_times=stored.reconsume_times,
+                    suspended_until_s=stored.suspended_until_s,
+                )
+
+    def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
+        """Those of whoever had the acknowledged queues when the batch began."""
+        owners = {self._rows[ack.queue].owner for ack in acks if ack.queue in self._rows}
+        gone = {refused.queue for refused in result.refused}
+        return tuple(
+            row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
+        )
 
     def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
         """Commit the data of the parts that may be; all of these together, and the table's version.
@@ -393,20 +400,3 @@ class BatchCommitter:
             sum(ack.failed for ack in report.acks),
             report.sink_version,
         )
-
-
-def _own_rows(
-    rows: Mapping[MessageQueue, OffsetRow], acks: Sequence[QueueAck], result: CommitResult
-) -> tuple[OffsetRow, ...]:
-    """Those of whoever had the acknowledged queues when the batch began, with what the batch has stored since."""
-    owners = {rows[ack.queue].owner for ack in acks if ack.queue in rows}
-    gone = {refused.queue for refused in result.refused}
-    own = {queue: row for queue, row in rows.items() if row.owner in owners and queue not in gone}
-    for stored in result.accepted:
-        if stored.queue in own:
-            own[stored.queue] = own[stored.queue]._replace(
-                next_offset=stored.next_offset,
-                reconsume_times=stored.reconsume_times,
-                suspended_until_s=stored.suspended_until_s,
-            )
-    return tuple(own[queue] for queue in sorted(own))
