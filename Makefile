@@ -13,7 +13,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench docs site lock wheel clean
+.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench bench-against docs site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,10 @@ fuzz: ## Feed mutated bytes to everything that reads foreign ones: SECONDS=300, 
 bench: ## Measure against the platform's and the broker's own ceilings
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m bench $(ARGS) --write
+
+bench-against: ## Measure this work tree's speed beside another one's: OTHER=../before, ARGS="--only source"
+	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
+	@$(ENV) dev python -m bench.against $(OTHER) $(ARGS)
 
 docs: ## Write docs/options.md from the options and docs/semantics.md from the tests
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options_page > docs/options.md.part && mv docs/options.md.part docs/options.md'

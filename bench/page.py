@@ -29,6 +29,7 @@ _AGAIN = """\
     make bench ARGS=source                        # one of those of python -m bench --help
     make bench ARGS="source --messages 100000 --rounds 3"
     make bench ARGS="micro_batch --backend sim"   # without RocketMQ itself
+    make bench-against OTHER=../before            # this work tree beside another one
 
 The page is written from the newest result of each benchmark."""
 

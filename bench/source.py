@@ -73,7 +73,7 @@ def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
                 topic,
                 queues=QUEUES,
                 per_queue=messages // QUEUES,
-                message=partial(_message, topic, _bodies(size)),
+                message=partial(message_of, topic, bodies_of(size)),
             )
         with bench_session(work) as spark:
             for name, size in _BODY_SIZES.items():
@@ -256,12 +256,12 @@ def _default_options(topic: str, name_servers: str) -> ReadOptions:
     return ReadOptions.parse({"topic": topic, "nameServers": name_servers})
 
 
-def _bodies(size: int) -> list[bytes]:
+def bodies_of(size: int) -> list[bytes]:
     source = random.Random(7)
     return [source.randbytes(size) for _ in range(64)]
 
 
-def _message(topic: str, bodies: list[bytes], number: int) -> Message:
+def message_of(topic: str, bodies: list[bytes], number: int) -> Message:
     properties = {KEYS: f"key-{number:08d}", TAGS: f"tag-{number % 5}"}
     return Message(topic=topic, body=bodies[number % len(bodies)], properties=properties)
 
