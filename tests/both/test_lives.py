@@ -16,8 +16,9 @@ from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import await_readable
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
+from tests.helpers.poison import store_as_it_is
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
 
@@ -180,3 +181,20 @@ def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_i
     stored_ms = found.message.store_timestamp
     assert watch.stored_after(queue, broker, stored_ms, found.bounds) == 1
     assert watch.stored_after(queue, broker, stored_ms - 1000, found.bounds) == 0
+
+
+@SIM_ONLY
+def test_a_group_goes_on_behind_a_kept_message_that_cannot_be_decoded(
+    stays: Stays, put: Put, client: BrokerClient, address: str
+) -> None:
+    """F4, L7: the newest message consumed is looked at in the next claim, and need not be decoded for that."""
+    put(b"1")
+    store_as_it_is(address, stays.queue)
+    await_readable(client, address, stays.queue, 2)
+    assert stays.offsets(stays.come(undecodableMessages="keep"), 2) == [0, 1]
+    stays.go()
+    put(b"3")
+
+    assert stays.offsets(stays.come(undecodableMessages="keep"), 1) == [2]
+
+    assert stays.generation == 0

@@ -15,9 +15,11 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.datasource.brokers_at_once import at_queues
 from pyspark_rocketmq.datasource.told_resets import ToldResets
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.messages import decode_stored_messages
+from pyspark_rocketmq.wire.undecodable import offsets_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,18 @@ class PullingLifeWatch:
             if target is not None:
                 self._told.add(queue, target)
             return Found(bounds, None, is_reset=target is not None)
-        for one in decode_messages(pulled.body, queue.broker_name):
-            if one.queue_offset == offset:
-                return Found(bounds, LastMessage(offset, one.store_timestamp, one.commit_log_offset))
-        return Found(bounds, None)
+        return Found(bounds, _message_at(offset, pulled.body))
+
+
+def _message_at(offset: int, data: PulledBody) -> LastMessage | None:
+    """Of the stored messages in ``data`` the one at an offset; None if its layout is broken, for which nothing can be told."""
+    try:
+        messages = decode_stored_messages(data)
+    except RemoteProtocolError as error:
+        logger.warning("message at offset %d cannot be decoded: %s", offset, error)
+        return None
+    # Bodies are left as they are: one that cannot be decompressed has its place, too.
+    for one in messages:
+        if offset in offsets_of(one):
+            return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
+    return None

@@ -46,7 +46,7 @@ class Undecodable(NamedTuple):
             is_filtered: Whether messages before it may be left out.
         """
         if self.stored is not None:
-            return range(self.stored.queue_offset, self.stored.queue_offset + _offsets_of(self.stored))
+            return offsets_of(self.stored)
         told = int.from_bytes(self.data[_QUEUE_OFFSET_AT : _QUEUE_OFFSET_AT + 8], "big", signed=True)
         first = told if is_filtered and at_least <= told < end else at_least
         return range(first, first + 1)
@@ -110,7 +110,12 @@ def message_starts(data: bytes) -> list[int]:
     return starts
 
 
-def _offsets_of(stored: StoredMessage) -> int:
+def offsets_of(stored: StoredMessage) -> range:
+    """The queue offsets that a message has by what its broker says of it; several for an inner batch."""
+    return range(stored.queue_offset, stored.queue_offset + _count_of(stored))
+
+
+def _count_of(stored: StoredMessage) -> int:
     if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return 1
     announced = stored.properties.get(INNER_NUM, "")
