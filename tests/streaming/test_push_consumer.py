@@ -156,6 +156,10 @@ def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
         ({"trigger": {"realTime": "5 minutes"}}, "takes no Python data source"),
         ({"trigger": {"availableNow": False}}, "must be True, not False"),
         ({"trigger": {"processingTime": 5}}, "must be an interval such as '1 second', not 5"),
+        (
+            {"trigger": {"processingTime": "-5 seconds"}},
+            "must be an interval such as '1 second', not '-5 seconds'",
+        ),
         ({"trigger": {"processingTime": "often"}}, "must be an interval such as '1 second', not 'often'"),
         ({"trigger": {}}, "trigger is empty"),
         (

@@ -33,9 +33,9 @@ _REFUSED_TRIGGERS: Final = {
 }
 """Of ``DataStreamWriter.trigger``, those under which it cannot, and what to use."""
 _INTERVAL: Final = re.compile(
-    r"\s*(interval\s+)?[+-]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
+    r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
 )
-"""An interval of Spark's, such as ``5 minutes``; parts behind the first are left to Spark."""
+"""An interval of Spark's, such as ``5 minutes``; it is not negative, and parts behind the first are left to Spark."""
 
 
 def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
