@@ -124,6 +124,11 @@ class Message:
     """Names and values; neither may contain U+0001 or U+0002. TAGS, KEYS, DELAY … are properties too."""
     flag: int = 0
 
+    @property
+    def msg_id(self) -> str | None:
+        """UNIQ_KEY; None if the message has none yet and gets one when it is sent."""
+        return self.properties.get("UNIQ_KEY")
+
 
 class MessageExt(NamedTuple):
     """A message as a broker stored it; a tuple, because millions of them are made.

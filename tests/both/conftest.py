@@ -33,7 +33,7 @@ def pushes() -> SimpleQueue[RemotingCommand]:
 @pytest.fixture
 def pool(pushes: SimpleQueue[RemotingCommand]) -> Iterator[ChannelPool]:
     """This test's own connections."""
-    with ChannelPool(SystemClock(), request_handler=pushes.put) as pool:
+    with ChannelPool(SystemClock(), handler_for=lambda _: pushes.put) as pool:
         yield pool
 
 

@@ -46,7 +46,7 @@ class _Side:
     pushes: list[RemotingCommand] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._pool = ChannelPool(SystemClock(), request_handler=self._serve)
+        self._pool = ChannelPool(SystemClock(), handler_for=lambda _: self._serve)
         self.topic = self.group = ""
         self.ids: list[str] = []
 

@@ -40,7 +40,7 @@ def binary(pushes: SimpleQueue[RemotingCommand]) -> Iterator[BrokerClient]:
     def in_binary(command: RemotingCommand) -> RemotingCommand:
         return replace(command, serialize_type=SerializeType.ROCKETMQ)
 
-    with ChannelPool(SystemClock(), request_handler=pushes.put, signer=in_binary) as pool:
+    with ChannelPool(SystemClock(), handler_for=lambda _: pushes.put, signer=in_binary) as pool:
         yield BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
 
 

@@ -30,7 +30,7 @@ def checks() -> SimpleQueue[MessageExt]:
 
 @pytest.fixture
 def producer(
-    cluster: ClusterUnderTest, group: str, checks: SimpleQueue[MessageExt]
+    cluster: ClusterUnderTest, group: str, queue: MessageQueue, checks: SimpleQueue[MessageExt]
 ) -> Iterator[TransactionProducer]:
     """One that knows of the sender that died, when a broker asks for the second time, that it had succeeded."""
     asked: list[str] = []
@@ -45,7 +45,9 @@ def producer(
             raise ValueError("the database does not answer")
         return _COMMIT
 
-    with TransactionProducer(cluster.name_servers, group, check, send_timeout_s=ANSWER_S) as made:
+    with TransactionProducer(
+        cluster.name_servers, group, check, topics=[queue.topic], send_timeout_s=ANSWER_S
+    ) as made:
         yield made
 
 
@@ -62,10 +64,12 @@ def readable(client: BrokerClient, address: str, queue: MessageQueue, count: int
 def test_a_message_is_seen_when_its_transaction_has_succeeded(producer, client, address, queue):
     """G2 ★: not while it runs; never if it is rolled back."""
     seen: list[int] = []
+    ids: list[str | None] = []
 
     def run(state: LocalTransactionState):
         def execute(message: Message) -> LocalTransactionState:
             seen.append(client.max_offset(address, queue))
+            ids.append(message.msg_id)
             return state
 
         return execute
@@ -80,6 +84,7 @@ def test_a_message_is_seen_when_its_transaction_has_succeeded(producer, client, 
     assert [result.state for result in results] == [_ROLLBACK, _COMMIT]
     assert (message.body, message.keys, message.tags) == (b"order-1", "order-1", "tx")
     assert message.msg_id == results[1].sent.msg_id
+    assert ids == [result.sent.msg_id for result in results]
     assert message.properties["PGROUP"]
 
 

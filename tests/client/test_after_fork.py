@@ -243,7 +243,9 @@ def test_a_child_is_a_member_of_its_own_in_its_producer_group() -> None:
     """G8, G2: it tells brokers of itself, and takes nothing of the parent's with it when it closes."""
     with (
         SimCluster() as cluster,
-        TransactionProducer(cluster.name_servers, "tx", lambda _: LocalTransactionState.UNKNOW) as producer,
+        TransactionProducer(
+            cluster.name_servers, "tx", lambda _: LocalTransactionState.UNKNOW, topics=["orders"]
+        ) as producer,
     ):
         cluster.create_topic("orders", queues=1)
 

@@ -84,7 +84,7 @@ def member() -> Member:
 
 @pytest.fixture
 def channel(server: ScriptedServer, member: Member, soon: Deadline) -> Iterator[Channel]:
-    with ChannelPool(SystemClock(), request_handler=ServerRequests(member)) as pool:
+    with ChannelPool(SystemClock(), handler_for=lambda _: ServerRequests(member)) as pool:
         yield pool.get(server.address, soon)
 
 

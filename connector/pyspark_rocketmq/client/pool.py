@@ -6,6 +6,7 @@ Decides under its lock; connects, waits and closes outside it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
@@ -19,6 +20,10 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
 
+HandlerFor = Callable[[str], RequestHandler]
+"""What answers the requests of the server at an address."""
+
+
 class ChannelPool(Closing):
     """Channels by address, shared by any number of threads.
 
@@ -29,14 +34,14 @@ class ChannelPool(Closing):
         self,
         clock: Clock,
         connect_timeout_s: float = 3.0,
-        request_handler: RequestHandler | None = None,
+        handler_for: HandlerFor | None = None,
         *,
         connect: Connect = TcpTransport.connect,
         signer: Signer | None = None,
     ) -> None:
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
-        self._request_handler = request_handler
+        self._handler_for = handler_for
         self._connect = connect
         self._signer = signer
         self._lock = threading.Lock()
@@ -91,9 +96,8 @@ class ChannelPool(Closing):
     def _fill(self, place: Future[Channel], address: str, deadline: Deadline) -> Channel:
         try:
             transport = self._connect(address, min(self._connect_timeout_s, deadline.remaining_s()))
-            channel = Channel(
-                transport, self._clock, request_handler=self._request_handler, signer=self._signer
-            )
+            handler = None if self._handler_for is None else self._handler_for(address)
+            channel = Channel(transport, self._clock, request_handler=handler, signer=self._signer)
         except BaseException as error:
             with self._lock:
                 if self._channels.get(address) is place:

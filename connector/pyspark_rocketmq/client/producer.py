@@ -165,13 +165,13 @@ class Producer(Closing):
         """
         return self._publication(topic, self._deadline(), may_create=may_create)[1]
 
-    def route(self, topic: str) -> TopicRoute:
+    def route(self, topic: str, *, may_create: bool = True) -> TopicRoute:
         """The route messages go by; for :meth:`know` of another process's producer.
 
         Raises:
             RocketMQError: As of :meth:`queues`.
         """
-        return self._publication(topic, self._deadline())[0]
+        return self._publication(topic, self._deadline(), may_create=may_create)[0]
 
     def know(self, topic: str, route: TopicRoute) -> None:
         """Go by ``route``, which another process has seen, until it is as old as any other."""

@@ -1,6 +1,6 @@
 """What brokers ask of their clients: decoded, handed to the member of a group, answered as Java's client answers.
 
-Plug it in as ``request_handler`` of a pool (``ConnectionSettings.open_pool``).  It runs on the dispatcher's thread
+Plug it in as ``handler_for`` of a pool (``ConnectionSettings.open_pool``).  It runs on the dispatcher's thread
 of the channel that the request came from: a member that is slow delays the requests behind it on that connection,
 never the answers to our own; one that raises is answered for with code 1 and its text.
 """

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pyspark_rocketmq.client.acl import AclSigner
-from pyspark_rocketmq.client.dispatcher import RequestHandler
 from pyspark_rocketmq.client.outgoing import Signer
-from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.client.pool import ChannelPool, HandlerFor
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import Connect, TcpTransport
 from pyspark_rocketmq.clock import Clock
@@ -53,7 +52,7 @@ class ConnectionSettings:
             tls_verify_hostname=options.tls_verify_hostname,
         )
 
-    def open_pool(self, clock: Clock, request_handler: RequestHandler | None = None) -> ChannelPool:
+    def open_pool(self, clock: Clock, handler_for: HandlerFor | None = None) -> ChannelPool:
         """Make a pool of channels with these settings; nothing is connected yet.
 
         Raises:
@@ -62,7 +61,7 @@ class ConnectionSettings:
         return ChannelPool(
             clock,
             self.connect_timeout_s,
-            request_handler,
+            handler_for,
             connect=self.connector(),
             signer=self.signer(),
         )

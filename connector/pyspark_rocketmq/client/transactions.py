@@ -4,6 +4,9 @@ A message is sent as a *half message*, the local transaction is run, and what it
 that is lost, or the transaction's state was not known, or the sender has died, the broker asks a member of the producer
 group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to tell.
 
+Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread of their own: a
+producer that begins anew answers for the one before it, and a broker that is down holds up no transaction at another one.
+
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is not run.
 Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
 """
@@ -16,6 +19,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from pyspark_rocketmq.client.after_fork import renew_in_children
@@ -58,9 +62,11 @@ _FLAGS: Final = {
 }
 
 LocalTransaction = Callable[[Message], LocalTransactionState]
-"""Does what belongs together with the message (``TransactionListener.executeLocalTransaction``)."""
+"""Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a check is asked about
+(``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
-"""Tells what became of it, also after a restart (``TransactionListener.checkLocalTransaction``)."""
+"""Tells what became of the transaction of this ``msg_id``, also after a restart
+(``TransactionListener.checkLocalTransaction``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +90,20 @@ class TransactionProducer(Closing):
         producer_group: str,
         check: TransactionCheck,
         *,
+        topics: Sequence[str],
         send_timeout_s: float = 3.0,
         settings: ConnectionSettings | None = None,
         clock: Clock | None = None,
         namespace: str = "",
     ) -> None:
-        """Connect to nothing yet; the brokers that take the messages are told of the member before the first one.
+        """Have the brokers of ``topics`` told of this member; waits for none of them.
 
         Args:
             name_servers: As of :class:`Producer`.
             producer_group: Whose members can all tell what became of a transaction.
             check: Called on a thread of a connection, one call at a time for each broker.
+            topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any other topic may
+                when a message was sent to it.
             send_timeout_s: For one send.
             settings: Credentials and TLS.
             clock: The system's if not given.
@@ -105,7 +114,9 @@ class TransactionProducer(Closing):
         self._check = check
         self._namespace = namespace
         self._client_id = self._new_client_id()
-        self._pool = (settings or ConnectionSettings()).open_pool(self._clock, self._asked)
+        self._pool = (settings or ConnectionSettings()).open_pool(
+            self._clock, lambda address: partial(self._asked, address)
+        )
         self._producer = Producer(
             name_servers,
             producer_group,
@@ -116,29 +127,29 @@ class TransactionProducer(Closing):
         )
         self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=namespace)
         self._lock = threading.Lock()
+        self._masters: dict[str, dict[str, str]] = {topic: {} for topic in topics}
+        """Names of brokers by address, of each topic as last seen."""
         self._known: set[str] = set()
         """Addresses of brokers that know of this member."""
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._wake = threading.Event()
         self._beating: threading.Thread | None = None
-        """Begins with the first broker that knows of this member."""
         renew_in_children(self)
+        self._begin_beating()
 
     def renew(self) -> None:
-        """In a child of ``fork()``: be another member, of which no broker knows yet."""
-        was_over = self._is_over.is_set()
+        """In a child of ``fork()``: be another member, of which no broker knows before its first send."""
         self._client_id = self._new_client_id()
         self._lock = threading.Lock()
         self._known = set()
-        self._is_over = threading.Event()
+        self._wake = threading.Event()
         self._beating = None
-        if was_over:
-            self._is_over.set()
 
     def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
         """Send a half message, run the local transaction, and tell the broker what it came to.
 
-        An exception of ``execute`` leaves the state unknown and is raised again; the broker will ask. A delay of the
-        message is left out, as in Java.
+        ``execute`` gets the message with its ``msg_id``. An exception of it leaves the state unknown and is raised again; the
+        broker will ask. A delay of the message is left out, as in Java. Only the broker that takes the message need be up.
 
         Raises:
             RocketMQError: If the half message could not be sent; then ``execute`` was not called.
@@ -146,12 +157,12 @@ class TransactionProducer(Closing):
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
         half = replace(message, properties={**properties, **own})
-        for queue in {each.broker_name: each for each in self._producer.queues(message.topic)}.values():
-            self._become_known(self._producer.master_of(queue))
         sent = self._producer.send(half)
+        self._be_known_at(sent.queue)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
-            state = LocalTransactionState(execute(message))
+            told = replace(message, properties={**message.properties, UNIQ_KEY: sent.msg_id})
+            state = LocalTransactionState(execute(told))
         _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
         header = EndTransactionRequestHeader(
             producer_group=self._producer_group,
@@ -164,70 +175,112 @@ class TransactionProducer(Closing):
             topic=message.topic,
             broker_name=sent.queue.broker_name,
         )
-        self._tell(sent.queue, header)
+        self._tell(lambda: self._producer.master_of(sent.queue), header)
         return TransactionSendResult(sent=sent, state=state)
 
     def close(self) -> None:
         """Leave the producer group and close the connections. Idempotent."""
-        if self._is_over.is_set():
+        if self._is_over:
             return
-        self._is_over.set()
+        self._is_over = True
+        self._wake.set()
         if self._beating is not None:
             self._beating.join()
-        for address in self._addresses():
+        for address in sorted(self._known):
             try:
                 self._brokers.unregister(address, self._client_id, producer_group=self._producer_group)
             except RocketMQError as error:
                 logger.warning("not unregistered address=%s: %s", address, error)
         self._pool.close()
 
-    def _addresses(self) -> list[str]:
-        with self._lock:
-            return sorted(self._known)
-
-    def _become_known(self, address: str) -> None:
-        with self._lock:
-            if address in self._known:
-                return
-        self._heartbeat(address)
-        with self._lock:
-            self._known.add(address)
-            if self._beating is None:
-                self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
-                self._beating.start()
+    # --- membership ------------------------------------------------------------------------------------------
 
     def _new_client_id(self) -> str:
         return f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
 
-    def _heartbeat(self, address: str) -> None:
-        self._brokers.heartbeat(
-            address, HeartbeatData(client_id=self._client_id, producers=(self._producer_group,))
-        )
+    def _begin_beating(self) -> None:
+        with self._lock:
+            if self._beating is None and not self._is_over:
+                self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
+                self._beating.start()
+
+    def _be_known_at(self, queue: MessageQueue) -> None:
+        """Have the broker that took a message know whom to ask, and soon the topic's other ones, for the next messages."""
+        self._begin_beating()
+        try:
+            address = self._producer.master_of(queue)
+        except RocketMQError as error:
+            logger.warning("no heartbeat broker=%s: %s", queue.broker_name, error)
+            return
+        with self._lock:
+            is_known = address in self._known
+            is_new_topic = queue.topic not in self._masters
+            self._masters.setdefault(queue.topic, {})[address] = queue.broker_name
+        if not is_known:
+            self._heartbeat(address)
+        if is_new_topic:
+            self._wake.set()
 
     def _beat(self) -> None:
-        while not self._is_over.wait(_HEARTBEAT_S):
+        while not self._is_over:
+            self._wake.clear()
+            with self._lock:
+                topics = list(self._masters)
+            for topic in topics:
+                self._look_up(topic)
             for address in self._addresses():
-                try:
+                if not self._is_over:
                     self._heartbeat(address)
-                except RocketMQError as error:
-                    logger.warning("heartbeat failed address=%s: %s", address, error)
+            if not self._is_over:
+                self._wake.wait(_HEARTBEAT_S)
 
-    def _tell(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
+    def _look_up(self, topic: str) -> None:
         try:
-            self._brokers.end_transaction(self._producer.master_of(queue), header)
+            route = self._producer.route(topic, may_create=False)
+        except RocketMQError as error:
+            logger.warning("brokers of a topic not found, those known stay topic=%s: %s", topic, error)
+            return
+        found = {str(each.master): each.broker_name for each in route.brokers if each.master is not None}
+        with self._lock:
+            self._masters[topic] = found
+
+    def _addresses(self) -> list[str]:
+        with self._lock:
+            return sorted({address for masters in self._masters.values() for address in masters})
+
+    def _heartbeat(self, address: str) -> None:
+        data = HeartbeatData(client_id=self._client_id, producers=(self._producer_group,))
+        try:
+            self._brokers.heartbeat(address, data)
+        except RocketMQError as error:
+            logger.warning("heartbeat failed address=%s: %s", address, error)
+            with self._lock:
+                self._known.discard(address)
+        else:
+            with self._lock:
+                self._known.add(address)
+
+    def _name_of(self, address: str) -> str:
+        with self._lock:
+            return next((masters[address] for masters in self._masters.values() if address in masters), "")
+
+    def _tell(self, address_of: Callable[[], str], header: EndTransactionRequestHeader) -> None:
+        try:
+            self._brokers.end_transaction(address_of(), header)
         except RocketMQError as error:
             # The broker will ask.
             logger.warning("end of a transaction not told msgId=%s: %s", header.msg_id, error)
 
     # --- what brokers ask ----------------------------------------------------------------------------------------
 
-    def _asked(self, request: RemotingCommand) -> RemotingCommand | None:
+    def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
+        """Answer where the question came from: brokers before 5.2.0 do not say their name in it."""
         if request.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
-        messages = decode_messages(request.body, header.broker_name or "")
+        messages = decode_messages(request.body, header.broker_name or self._name_of(address))
         if len(messages) != 1:
-            raise RemoteProtocolError(f"{header.broker_name} asks for {len(messages)} messages, not one.")
+            raise RemoteProtocolError(f"{address} asks for {len(messages)} messages, not one.")
         bare = without_namespace(self._namespace, messages[0].topic)
         message = messages[0]._replace(topic=bare)
         answer = EndTransactionRequestHeader(
@@ -241,7 +294,7 @@ class TransactionProducer(Closing):
             topic=bare,
             broker_name=header.broker_name,
         )
-        self._tell(message.message_queue, answer)
+        self._tell(lambda: address, answer)
         return request.response(ResponseCode.SUCCESS)
 
     def _checked(self, message: MessageExt) -> LocalTransactionState:

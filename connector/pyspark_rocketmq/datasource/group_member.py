@@ -92,7 +92,8 @@ def join_group(
     timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
     namespace = options.namespace or ""
     desk = MemberDesk(options, store, progress_name(options), clock)
-    pool = ConnectionSettings.of(options).open_pool(clock, ServerRequests(desk, namespace=namespace))
+    requests = ServerRequests(desk, namespace=namespace)
+    pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
     name_server = NameServerClient(
         options.name_servers, pool, clock, timeout_s, options.route_refresh_ms / 1000, namespace=namespace
     )
