@@ -19,7 +19,6 @@ from pyspark_rocketmq.client.transport import Connect, TcpTransport
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
-
 HandlerFor = Callable[[str], RequestHandler]
 """What answers the requests of the server at an address."""
 
