@@ -88,6 +88,9 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
         ),
         ({"subscription": "created | paid"}, "has 'created | paid' for one tag; separate tags by '||'"),
         ({"subscription": "new || created && paid"}, "has 'created && paid' for one tag"),
+        ({"subscription": "created, paid"}, "has 'created, paid' for one tag; separate tags by '||'"),
+        ({"subscription": "created paid||new"}, "has 'created paid' for one tag"),
+        ({"subscription": "created;paid"}, "has 'created;paid' for one tag"),
     ],
 )
 def test_what_was_likely_meant_is_told(given: dict[str, str], complaint: str) -> None:

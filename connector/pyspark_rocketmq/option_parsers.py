@@ -225,6 +225,10 @@ def pattern(text: str) -> re.Pattern[str]:
         raise ValueError(f"is no regular expression: {error}") from None
 
 
+_SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
+"""What somebody means to separate tags by who does not know that only ``||`` does."""
+
+
 @parses("string")
 def tag_expression(text: str) -> str:
     """Parser of ``*`` or tags separated by ``||``."""
@@ -233,7 +237,7 @@ def tag_expression(text: str) -> str:
         raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
     for tag in expression.split("||"):
         # As one tag it would match nothing, and a group would pass over every message.
-        if "|" in tag or "&&" in tag:
+        if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
                 f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; for one that has "
                 f"such characters itself ask by SQL: TAGS = '{tag.strip()}'"
