@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment
+from pyspark_rocketmq.peer_text import peer_text
 
 SUSPENDED: Final = "suspended"
 RETRIED: Final = "tried again"
@@ -71,7 +72,7 @@ class LagHistory:
             state = RETRIED
         return {
             "at": _ms(at_s),
-            "queue": f"{queue.topic} {queue.broker_name}:{queue.queue_id}",
+            "queue": peer_text(f"{queue.topic} {queue.broker_name}:{queue.queue_id}"),
             "nextOffset": row.next_offset,
             "backlog": None if end is None else max(0, end - row.next_offset),
             "rate": self._rate(queue, index),

@@ -12,6 +12,7 @@ from typing import Any, Final
 from jobs.moments import parse_time
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic
 from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.peer_text import peer_text
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -235,7 +236,7 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
     held = [move for move in moves if move.held_by is not None]
     if not held:
         return None
-    holders = ", ".join(sorted({move.held_by for move in held if move.held_by is not None}))
+    holders = peer_text(", ".join(sorted({move.held_by for move in held if move.held_by is not None})))
     remedy = (
         "Stop the query: a sink's watermarks cannot be set while it writes."
         if rewinds_sink

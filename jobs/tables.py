@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Tables on the terminal; what stands in them is text, never markup."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from jobs.lag_view import LagTotal
 from jobs.offset_view import BROKER_COLUMNS, OffsetView
+from pyspark_rocketmq.peer_text import peer_text
 
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
 _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
@@ -20,13 +22,20 @@ _LAST = ("epoch", "updatedAt")
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:
     """A table of ``records``; numbers to the right, missing values empty."""
     records = list(records)
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    heading = Text(peer_text(title))
+    table = Table(
+        title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column in columns:
         is_number = any(isinstance(record[column], int | float) for record in records)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for record in records:
-        table.add_row(*("" if record[column] is None else str(record[column]) for column in columns))
+        table.add_row(*(_cell(record[column]) for column in columns))
     return table
+
+
+def _cell(value: object) -> Text:
+    return Text("" if value is None else peer_text(str(value)))
 
 
 def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:

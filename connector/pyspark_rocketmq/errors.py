@@ -48,13 +48,15 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     ├─ SchemaError                      a table or a listener's output does not have the columns it must have
     └─ ListenerError                    a message listener broke its contract
 
-Retrying is decided by ``retryable``, never by a list of classes.
+Retrying is decided by ``retryable``, never by a list of classes.  What a server says is shown by ``peer_text``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
+
+from pyspark_rocketmq.peer_text import MOST_CHARACTERS, peer_text
 
 _MAX_REASON: Final = 500
 
@@ -80,6 +82,9 @@ class OptionError(RocketMQError, ValueError):
 class WireError(RocketMQError):
     """Bytes and the protocol disagree."""
 
+    def __str__(self) -> str:
+        return peer_text(super().__str__())
+
 
 class LocalProtocolError(WireError):
     """This side was about to send something the protocol does not allow: a bug."""
@@ -96,8 +101,8 @@ class TransportError(RocketMQError):
 
     def __init__(self, address: str, detail: str = "") -> None:
         super().__init__(address, detail)
-        self.address = address
-        self.detail = detail
+        self.address = peer_text(address)
+        self.detail = peer_text(detail)
 
     def __str__(self) -> str:
         return f"Connection to {self.address} failed: {self.detail}"
@@ -135,7 +140,7 @@ class RequestTimeout(TransportError):
     def __init__(self, address: str, request: str, timeout_s: float) -> None:
         super().__init__(address, request)
         self.args = (address, request, timeout_s)
-        self.request = request
+        self.request = peer_text(request)
         self.timeout_s = timeout_s
 
     def __str__(self) -> str:
@@ -149,9 +154,11 @@ class BrokerError(RocketMQError):
     """The server answered with an error code."""
 
     def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
+        remark = remark[:MOST_CHARACTERS]
         super().__init__(code, remark, request, address)
         self.code = code
         self.remark = remark
+        """As the server wrote it, its beginning."""
         self.request = request
         self.address = address
 
@@ -159,10 +166,12 @@ class BrokerError(RocketMQError):
         return _rebuild_broker_error, (type(self), self.code, self.remark, self.request, self.address)
 
     def __str__(self) -> str:
-        remark = " ".join(self.remark.split())  # RocketMQ's remarks have line breaks and whole stack traces
+        # RocketMQ's remarks have line breaks and whole stack traces.
+        remark = peer_text(" ".join(self.remark.split()))
         if remark and remark[-1] not in ".!?":
             remark += "."
-        return f"{self.address or 'The server'} answered {self.request} with code {self.code}: {remark}"
+        who = peer_text(self.address) or "The server"
+        return f"{who} answered {peer_text(self.request)} with code {self.code}: {remark}"
 
 
 def _rebuild_broker_error(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, NewType
 
+from pyspark_rocketmq.peer_text import peer_text
+
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
 
@@ -44,7 +46,7 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
     def __str__(self) -> str:
-        return f"topic={self.topic} broker={self.broker_name} queue={self.queue_id}"
+        return f"topic={peer_text(self.topic)} broker={peer_text(self.broker_name)} queue={self.queue_id}"
 
 
 class MessageModel(StrEnum):
@@ -250,7 +252,9 @@ class TopicRoute:
     def brokers_shown(self) -> str:
         """The brokers' names and masters, for a person."""
         masters = ((broker.broker_name, broker.master) for broker in self.brokers)
-        return ", ".join(f"{name} ({master})" if master else name for name, master in sorted(masters))
+        return ", ".join(
+            peer_text(f"{name} ({master})" if master else name) for name, master in sorted(masters)
+        )
 
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Queues a consumer reads, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""

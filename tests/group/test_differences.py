@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,17 @@ def test_another_expression_and_another_topic_are_said_with_both_sides() -> None
         "members of a group must subscribe to the same"
     )
     assert "topic V is subscribed to as '*' by another member and as nothing by this one" in two
+
+
+def test_what_a_member_subscribes_to_cannot_write_log_lines() -> None:
+    """A3."""
+    data = SubscriptionData(topic="V\nERROR forged", sub_string="\x1b[2J" * 10_000)
+    connection = replace(told(), subscriptions={data.topic: data})
+
+    (one,) = differences(mine(), "me", ["me"], connection)
+
+    assert one.isprintable()
+    assert len(one) < 3_000
 
 
 def test_another_message_model_is_said() -> None:

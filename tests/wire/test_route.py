@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route, encode_route
 from tests.helpers.golden import recorded_command, recorded_commands
 
@@ -24,7 +25,9 @@ brokers = st.builds(
     BrokerData,
     broker_name=names,
     cluster=names,
-    addresses=st.dictionaries(st.integers(-1, (1 << 63) - 1), names.map(BrokerAddress), max_size=3),
+    addresses=st.dictionaries(
+        st.integers(-1, (1 << 63) - 1), names.map(peer_text).map(BrokerAddress), max_size=3
+    ),
 )
 queues = st.builds(
     QueueData,
@@ -195,3 +198,11 @@ def test_any_json_raises_nothing_but_remote_protocol_errors(value):
         decode_route(json.dumps(value).encode())
     except RemoteProtocolError as exc:
         assert str(exc)  # noqa: PT017 - most inputs raise, some do not
+
+
+def test_an_address_has_no_characters_that_a_log_must_not_show():
+    broker = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": "h:1\nERROR forged\x1b[2J"}}
+
+    route = decode_route(route_json(brokerDatas=[broker], queueDatas=[]))
+
+    assert route.address_of("a") == "h:1\\nERROR forged\\x1b[2J"

@@ -11,6 +11,7 @@ from pyspark_rocketmq.datasource.sink_batches import Destination
 from pyspark_rocketmq.datasource.sink_rows import SinkRow
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.peer_text import peer_text
 
 _MOST_KNOWN_KEYS: Final = 100_000
 
@@ -75,7 +76,9 @@ class Places:
         wanted = f"queue {row.queue_id} of topic {row.topic}"
         if found:
             brokers = ", ".join(queue.broker_name for queue in found)
-            raise RowNotSent(row.shown, f"{wanted} is on {brokers}: say which in a column brokerName")
+            raise RowNotSent(
+                row.shown, f"{wanted} is on {peer_text(brokers)}: say which in a column brokerName"
+            )
         where = f" on {row.broker_name}" if row.broker_name else ""
         known = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in self.queues(row.topic))
-        raise RowNotSent(row.shown, f"there is no {wanted}{where} to write to; there are {known}")
+        raise RowNotSent(row.shown, f"there is no {wanted}{where} to write to; there are {peer_text(known)}")

@@ -22,6 +22,7 @@ from pyspark_rocketmq.datasource.progress import ProgressSource
 from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.peer_text import peer_text
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +140,8 @@ class MicroBatchPlanner:
             self._at_first_contact(self._look)
         while not self._addresses.keys() >= set(broker_names) and not patience.has_passed:
             logger.warning(
-                "waiting for a broker without an address, wanted=%s", ",".join(sorted(broker_names))
+                "waiting for a broker without an address, wanted=%s",
+                peer_text(",".join(sorted(broker_names))),
             )
             self._pause(_PAUSE_S)
             self._retried(patience)
@@ -362,7 +364,7 @@ class MicroBatchPlanner:
     def _look(self) -> Snapshot:
         snapshot = self._view.snapshot()
         for broker_name, error in snapshot.unreachable.items():
-            logger.warning("broker left out of this plan broker=%s: %s", broker_name, error)
+            logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._in_contact = True

@@ -23,6 +23,7 @@ from pyspark_rocketmq.group.ownership import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.set_back import checked_rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 
 logger = logging.getLogger(__name__)
@@ -409,7 +410,7 @@ class GroupProgress:
             "queue lost group=%s %s new_owner=%s",
             self._group,
             queue,
-            row.owner if row is not None else "none",
+            peer_text(row.owner) if row is not None else "none",
         )
         self._claimed.pop(queue, None)
         self._ownership.claimed_by_other(queue)

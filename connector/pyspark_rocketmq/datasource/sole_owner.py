@@ -21,6 +21,7 @@ from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.peer_text import peer_text
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,9 @@ def await_sole_owner(
             raise second_owner(name, alive[0])
         if not is_told:
             logger.warning(
-                "waiting for another query of this instance to end progress=%s member=%s", name, alive[0]
+                "waiting for another query of this instance to end progress=%s member=%s",
+                name,
+                peer_text(alive[0]),
             )
             is_told = True
         sleep(_PAUSE_S)
@@ -57,7 +60,7 @@ def await_sole_owner(
 def second_owner(name: str, member: str) -> OffsetError:
     """Why a query must not consume under the progress ``name``."""
     return OffsetError(
-        f"Progress {name} of a broadcasting group is another query's: member {member} is alive and consumes under the same "
+        f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive and consumes under the same "
         "instanceName. Both would share one progress, and each would miss messages that only the other gets. Nothing was lost. "
         "Stop one of them, or give each query an instanceName of its own, on each machine too. Of a machine that was "
         "lost, brokers forget the members within two minutes: start again then."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire.admin_bodies import ConsumerConnection
 from pyspark_rocketmq.wire.bodies import ConsumerData
 from pyspark_rocketmq.wire.subscription import SubscriptionData
@@ -53,7 +54,7 @@ def differences(
 def _subscription_problems(own: ConsumerData, told: Mapping[str, SubscriptionData]) -> list[str]:
     mine = {one.topic: one for one in own.subscriptions}
     return [
-        f"topic {topic} is subscribed to as {_shown(told.get(topic))} by another member and as "
+        f"topic {peer_text(topic)} is subscribed to as {_shown(told.get(topic))} by another member and as "
         f"{_shown(mine.get(topic))} by this one; members of a group must subscribe to the same"
         for topic in sorted(mine.keys() | told.keys())
         if _meaning(mine.get(topic)) != _meaning(told.get(topic))
@@ -68,4 +69,4 @@ def _meaning(subscription: SubscriptionData | None) -> object:
 
 
 def _shown(subscription: SubscriptionData | None) -> str:
-    return "nothing" if subscription is None else f"'{subscription.sub_string}'"
+    return "nothing" if subscription is None else f"'{peer_text(subscription.sub_string)}'"

@@ -31,6 +31,7 @@ from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
 from pyspark_rocketmq.group.at_once import at_once
 from pyspark_rocketmq.group.differences import Differences
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire.bodies import HeartbeatData
 
 logger = logging.getLogger(__name__)
@@ -331,7 +332,9 @@ class RunningMember:
                 self._within(_LOCK_TIMEOUT_S),
             )
         except RocketMQError as error:
-            logger.warning("lock call failed group=%s broker=%s: %s", self._group, duty.broker_name, error)
+            logger.warning(
+                "lock call failed group=%s broker=%s: %s", self._group, peer_text(duty.broker_name), error
+            )
             self._ask(lambda machine, now_s: machine.locks_unknown(duty.queues, now_s))
             return
         self._ask(lambda machine, now_s: machine.locks_answered(duty.queues, granted, now_s))
@@ -345,7 +348,7 @@ class RunningMember:
             logger.warning(
                 "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s queues=%d: %s",
                 self._group,
-                duty.broker_name,
+                peer_text(duty.broker_name),
                 len(duty.queues),
                 error,
             )

@@ -15,6 +15,7 @@ from typing import Final
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute, ordered_queues
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
 from pyspark_rocketmq.wire.json_quirks import dumps_java, dumps_standard
@@ -39,7 +40,7 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     order_topic_conf = route.optional_text("orderTopicConf") or None
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
-            f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {order_topic_conf!r}."
+            f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {brief(order_topic_conf)}."
         )
     queues = tuple(map(_queue, route.objects("queueDatas")))
     _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
@@ -76,7 +77,8 @@ def broker_from_json(data: JsonObject) -> BrokerData:
             raise RemoteProtocolError(
                 f"{data.where}.brokerAddrs maps no broker id to an address: {brief(broker_id)} to {brief(address)}."
             )
-        addresses[int(broker_id)] = BrokerAddress(address)
+        # No address has such characters in it, and log lines have addresses.
+        addresses[int(broker_id)] = BrokerAddress(peer_text(address))
     return BrokerData(
         broker_name=data.text("brokerName"), cluster=data.text("cluster", ""), addresses=addresses
     )
@@ -94,7 +96,7 @@ def _queue(data: JsonObject) -> QueueData:
     )
     if min(queue.read_queue_nums, queue.write_queue_nums) < 0:
         raise RemoteProtocolError(
-            f"{data.where}: broker {queue.broker_name} has a negative number of queues."
+            f"{data.where}: broker {brief(queue.broker_name)} has a negative number of queues."
         )
     return queue
 
