@@ -7,13 +7,17 @@ under the listener's calls. So it leaves SIGINT to this process, as its children
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from types import FrameType
 from typing import Any, Self
 
+from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 
 class StopSignals:
@@ -24,12 +28,15 @@ class StopSignals:
         self.received: signal.Signals | None = None
         """The first one."""
         self._before: dict[int, Any] = {}
-        context: Any = spark.sparkContext
-        gateway, jvm = context._gateway, context._jvm  # noqa: SLF001 - Spark offers no other way to the JVM
-        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-        of_java = jvm.sun.misc
-        of_java.Signal.handle(of_java.Signal("INT"), of_java.SignalHandler.SIG_IGN)
-        of_java.Signal.handle(of_java.Signal("TERM"), _PassesOn())
+        try:
+            _take_from_jvm(spark)
+        except Py4JError:
+            # Such as with -Xrs, or where a platform allows no such call.
+            logger.warning(
+                "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's calls: what they had "
+                "in hand is consumed again",
+                exc_info=True,
+            )
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,6 +51,15 @@ class StopSignals:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+
+
+def _take_from_jvm(spark: SparkSession) -> None:
+    context: Any = spark.sparkContext
+    gateway, jvm = context._gateway, context._jvm  # noqa: SLF001 - Spark offers no other way to the JVM
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    of_java = jvm.sun.misc
+    of_java.Signal.handle(of_java.Signal("INT"), of_java.SignalHandler.SIG_IGN)
+    of_java.Signal.handle(of_java.Signal("TERM"), _PassesOn())
 
 
 class _PassesOn:

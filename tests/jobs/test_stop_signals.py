@@ -1,0 +1,49 @@
+"""Signals to a job, in the process that consumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from unittest.mock import create_autospec
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from jobs import stop_signals
+from jobs.stop_signals import StopSignals
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> StopSignals:
+    """Of a session whose JVM gives none away."""
+
+    def refuse(spark: SparkSession) -> None:
+        raise Py4JError("Signal already used by VM or OS: SIGINT")
+
+    monkeypatch.setattr(stop_signals, "_take_from_jvm", refuse)
+    return StopSignals(create_autospec(SparkSession, instance=True))
+
+
+def test_a_jvm_that_keeps_its_signals_is_told_of_and_the_job_goes_on(
+    signals: StopSignals, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D7: such as one with ``-Xrs``."""
+    [told] = caplog.get_records("setup")
+    assert told.message.startswith("the JVM keeps SIGINT and SIGTERM to itself")
+    assert signals.received is None
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_a_second_one_interrupts(
+    signals: StopSignals, first: signal.Signals
+) -> None:
+    """D7: whoever is in a hurry need not wait for the listener."""
+    before = signal.getsignal(first)
+    with signals:
+        os.kill(os.getpid(), first)
+        assert signals.received is first
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert signal.getsignal(first) is before
