@@ -11,7 +11,7 @@ import pytest
 from pyspark_rocketmq.client import channel as channels
 from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.dispatcher import RequestHandler
+from pyspark_rocketmq.client.dispatcher import MOST_BYTES, MOST_REQUESTS, RequestHandler
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.transport import TcpTransport, open_socket
 from pyspark_rocketmq.clock import Deadline
@@ -266,6 +266,66 @@ def test_a_slow_handler_delays_no_answer() -> None:
         assert channel.request(QUESTION, soon()).code == 0
         may_finish.set()
         assert server.next_answer().code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"), [(0, MOST_REQUESTS), (1 << 20, (MOST_BYTES >> 20) - 1)], ids=["many", "large"]
+)
+def test_requests_that_wait_for_a_slow_handler_are_bounded(
+    size: int, taken: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A1: in number and in memory; the rest is told that this client is busy, and the channel goes on."""
+    may_finish = threading.Event()
+    handled: list[int] = []
+
+    def handle(request: RemotingCommand) -> RemotingCommand:
+        assert may_finish.wait(PATIENCE_S)
+        handled.append(request.opaque)
+        return request.response(0)
+
+    with ScriptedServer() as server, open_channel(server, handler=handle) as channel:
+        peer = server.next_peer()
+        for opaque in range(taken + 3):
+            peer.send(RemotingCommand(code=307, opaque=opaque, body=bytes(size)))
+        refused = [server.next_answer() for _ in range(3)]
+
+        assert [answer.opaque for answer in refused] == [taken, taken + 1, taken + 2]
+        assert {answer.code for answer in refused} == {ResponseCode.SYSTEM_BUSY}
+        assert channel.request(QUESTION, soon()).code == 0
+        may_finish.set()
+        answers = [server.next_answer() for _ in range(taken)]
+        assert {answer.code for answer in answers} == {0}
+        assert handled == list(range(taken))
+        # With room again nothing is refused.
+        peer.send(RemotingCommand(code=307, opaque=9_999))
+        assert server.next_answer().code == 0
+    assert caplog.text.count("too many requests wait for a slow handler") == 1
+
+
+def test_a_oneway_request_beyond_the_bound_is_dropped() -> None:
+    """A1: flag bit 1 forbids an answer, even a refusal."""
+    may_finish = threading.Event()
+    handled: list[int] = []
+
+    def handle(request: RemotingCommand) -> None:
+        assert may_finish.wait(PATIENCE_S)
+        handled.append(request.opaque)
+
+    with ScriptedServer() as server, open_channel(server, handler=handle) as channel:
+        peer = server.next_peer()
+        for opaque in range(MOST_REQUESTS + 1):
+            peer.send(RemotingCommand(code=40, opaque=opaque, flag=2))
+        assert channel.request(QUESTION, soon()).code == 0  # all of them have arrived
+        may_finish.set()
+    assert handled == list(range(MOST_REQUESTS))
+
+
+def test_one_request_is_taken_however_large_it_is() -> None:
+    """A1."""
+    with ScriptedServer() as server, open_channel(server, handler=lambda request: request.response(0)):
+        server.next_peer().send(RemotingCommand(code=307, opaque=1, body=bytes(15 << 20)))
+
+        assert server.next_answer().code == 0
 
 
 def test_a_oneway_request_of_the_server_is_never_answered() -> None:
