@@ -25,6 +25,7 @@ from jobs.publish_settings import PublishSettings
 from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.masked import masked
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 COMPLETION_VARIABLE: Final = "_SPARK_SUBMIT_COMPLETE"
@@ -106,5 +107,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell(text: str, exit_code: int) -> int:
-    print(text, file=sys.stderr)
+    print(masked(text), file=sys.stderr)
     return exit_code

@@ -60,7 +60,8 @@ class JobCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; whoever wrote ``--topic orders`` is told ``--option topic=...``."""
         try:
-            return super().parse_args(ctx, args)
+            ctx.allow_extra_args = True
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-").replace("-", "").lower()
             near = closest(name, self.option_keys)
@@ -69,6 +70,12 @@ class JobCommand(click.Command):
             raise click.UsageError(
                 f"No such option '{error.option_name}'. Did you mean '--option {near}=...'?", ctx
             ) from None
+        if ctx.args and not ctx.resilient_parsing:
+            # Not which: after --option secretKey it is the secret.
+            ctx.fail(
+                "There is a word too many. Write settings as --option key=value, with quotes around values with blanks."
+            )
+        return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""

@@ -6,6 +6,7 @@ which options exist.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,10 @@ def _pair_entries(pairs: Sequence[str], problems: list[str]) -> Iterator[tuple[s
         if separator and key.strip():
             yield key.strip(), text
         else:
-            problems.append(f"--option {pair!r} is not key=value")
+            # What stands behind may be a secret.
+            begin = re.match(r"\w*", pair)
+            assert begin is not None
+            problems.append(f"--option '{begin[0]}{'…' * (begin.end() < len(pair))}' is not key=value")
 
 
 def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str, str]]:

@@ -56,15 +56,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.peer_text import MOST_CHARACTERS, peer_text
 
 _MAX_REASON: Final = 500
 
 
 class RocketMQError(Exception):
-    """Root of every error of this package."""
+    """Root of every error of this package; URIs in it are shown without their secrets."""
 
     retryable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return masked(super().__str__())
+
+    def __repr__(self) -> str:
+        return masked(super().__repr__())
 
 
 class OptionError(RocketMQError, ValueError):
@@ -76,7 +83,7 @@ class OptionError(RocketMQError, ValueError):
         self.where = where
 
     def __str__(self) -> str:
-        return f"Invalid {self.where}:" + "".join(f"\n  - {problem}" for problem in self.problems)
+        return f"Invalid {self.where}:" + "".join(f"\n  - {masked(problem)}" for problem in self.problems)
 
 
 class WireError(RocketMQError):

@@ -6,6 +6,7 @@ Parsing (all problems reported together), the unknown-key hint and redaction fol
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.option_parsers import Parser, closest
 
 T = TypeVar("T")
@@ -145,7 +147,7 @@ class OptionSet:
 
 
 def _shown(spec: OptionSpec, value: object) -> str:
-    return "***" if spec.secret else repr(value)
+    return "***" if spec.secret else masked(repr(value))
 
 
 def _parse_values(
@@ -210,6 +212,10 @@ _NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
 
 
 def _unknown_key(key: str, known: list[str]) -> str:
+    # Who writes secretKey:VALUE means no key that goes on behind the colon.
+    begin = re.match(r"\w?[\w.-]*", key)
+    if begin is not None and begin.end() < len(key):
+        return f"unknown option '{begin[0]}…'"
     here = _NAMES_OF_KAFKA.get(key.lower())
     if here in known:
         return f"unknown option '{key}', which is Kafka's; here it is '{here}'"

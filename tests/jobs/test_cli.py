@@ -132,3 +132,40 @@ def test_jobs_options_and_keys_are_completed(words, completed):
     complete = ShellComplete(cli, {}, PROGRAM, COMPLETION_VARIABLE)
 
     assert [item.value for item in complete.get_completions(list(words[:-1]), words[-1])] == [completed]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--option", "secretKey:CANARY"),
+        ("--option", "secretKey CANARY"),
+        ("--option", "=CANARY"),
+        ("--option", "secretKey:CANARY="),
+        ("--option", "secretKey", "CANARY"),
+        ("CANARY",),
+        ("--secretKey=CANARY",),
+        ("--secret-key", "CANARY"),
+        ("--option", "secretKei=CANARY"),
+        ("--option", "nameServers=user:CANARY@host"),
+        ("--option", "offsetStore=postgres://u:CANARY@h/db"),
+        ("--option", "offsetStore=s3://AKIA:CANARY@bucket/x", "--option", "nonsense=1"),
+    ],
+    ids=" ".join,
+)
+def test_a_secret_typed_nearly_right_is_not_shown(capsys, arguments):
+    """A5."""
+    code, out, err = run(capsys, "offsets", "lag", *arguments)
+
+    assert code == 2
+    assert "CANARY" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("pair", "shown"), [("secretKey:x", "'secretKey…'"), ("=x", "'…'"), ("secretKey", "'secretKey'")]
+)
+def test_what_is_no_setting_is_shown_as_far_as_it_is_a_name(capsys, pair, shown):
+    assert f"--option {shown} is not key=value" in run(capsys, "offsets", "lag", "--option", pair)[2]
+
+
+def test_a_word_too_many_is_told_with_the_remedy(capsys):
+    assert "a word too many. Write settings as --option key=value" in run(capsys, "offsets", "lag", "x")[2]

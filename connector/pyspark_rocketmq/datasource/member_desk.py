@@ -13,6 +13,7 @@ from importlib import import_module
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.statistics import status_of
 from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options import ReadOptions
@@ -101,7 +102,7 @@ class MemberDesk:
                 PROP_CONSUME_TYPE: consumer.consume_type.value,
                 PROP_CLIENT_VERSION: str(CLIENT_VERSION),
                 PROP_CONSUMER_START_TIMESTAMP: str(self._started_ms),
-                "offsetStore": self._store.spec,
+                "offsetStore": masked(self._store.spec),
             },
             subscriptions=consumer.subscriptions,
             queues={

@@ -46,6 +46,7 @@ from pyspark_rocketmq.errors import (
     OptionError,
     SchemaError,
 )
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
 from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
@@ -113,7 +114,7 @@ class DeltaOffsetStore(RuledOffsetStore):
         return DeltaOffsetStore, (self._path,)
 
     def __repr__(self) -> str:
-        return f"DeltaOffsetStore({self._path!r})"
+        return f"DeltaOffsetStore({masked(self._path)!r})"
 
     @property
     def spec(self) -> str:
@@ -210,7 +211,10 @@ class DeltaOffsetStore(RuledOffsetStore):
                 self._store(table, consumer_group, before, change.rows, action)
             except STORAGE_ERRORS as exc:
                 logger.info(
-                    "offset commit to be tried again group=%s action=%s: %s", consumer_group, action, exc
+                    "offset commit to be tried again group=%s action=%s: %s",
+                    consumer_group,
+                    action,
+                    masked(str(exc)),
                 )
                 failure = exc
                 self._check_not_gone(consumer_group, action, exc)
@@ -258,10 +262,10 @@ class DeltaOffsetStore(RuledOffsetStore):
                     handle.table.update_incremental()
                     is_same = handle.table.version() == handle.tip.version
                     return handle.table if is_same else self._kept(handle.table)
-                logger.info("offset table to be opened again path=%s", self._path)
+                logger.info("offset table to be opened again path=%s", masked(self._path))
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("offset table to be opened again path=%s", self._path, exc_info=True)
+                logger.info("offset table to be opened again path=%s", masked(self._path), exc_info=True)
         # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
         return self._kept(self._open())
@@ -310,7 +314,7 @@ class DeltaOffsetStore(RuledOffsetStore):
         except DeltaError:
             # Another process made it in this moment; if that is not the reason, opening fails with the true one.
             return DeltaTable(self._path)
-        logger.info("offset table created path=%s", self._path)
+        logger.info("offset table created path=%s", masked(self._path))
         return table
 
 
@@ -374,7 +378,9 @@ def _upgrade(path: str, table: DeltaTable) -> None:
     missing = [name for name in COLUMN_TYPES if name not in known]
     if missing:
         table.alter.add_columns([Field(name, PrimitiveType(COLUMN_TYPES[name])) for name in missing])
-        logger.info("offset table upgraded path=%s to=%d added=%s", path, NEWEST_VERSION, ",".join(missing))
+        logger.info(
+            "offset table upgraded path=%s to=%d added=%s", masked(path), NEWEST_VERSION, ",".join(missing)
+        )
     # Here for new tables too: delta-rs makes a table only with properties that it knows.
     table.alter.set_table_properties({VERSION_PROPERTY: str(NEWEST_VERSION)}, raise_if_not_exists=False)
 

@@ -20,6 +20,7 @@ from typing import Final
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment, StoredChange, worth_keeping
 from pyspark_rocketmq.offsets.history_table import HistoryTable
@@ -89,7 +90,10 @@ class Upkeep:
             self._forget_files(table, log)
             history.forget_and_compact(self._clock.now_s())
         logger.info(
-            "offset table looked after path=%s version=%d log_files=-%d", self._table_uri, version, removed
+            "offset table looked after path=%s version=%d log_files=-%d",
+            masked(self._table_uri),
+            version,
+            removed,
         )
 
     def _run_logged(self, number: int) -> None:
@@ -97,11 +101,13 @@ class Upkeep:
             self.run(forget_files=number % _FORGET_EVERY == 0)
         except STORAGE_ERRORS as error:
             logger.warning(
-                "offset table not looked after, to be done later path=%s: %s", self._table_uri, error
+                "offset table not looked after, to be done later path=%s: %s",
+                masked(self._table_uri),
+                masked(str(error)),
             )
         except Exception:
             # Nobody watches this thread, and commits do not depend on it.
-            logger.exception("offset table not looked after path=%s", self._table_uri)
+            logger.exception("offset table not looked after path=%s", masked(self._table_uri))
 
     def _record(self, history: HistoryTable, log: LogFiles, version: int) -> None:
         recorded = history.recorded_up_to()

@@ -67,7 +67,7 @@ class ConsumerSettings:
 
     consumer_group: str
     name_servers: str
-    offset_store: OffsetStore | str
+    offset_store: OffsetStore | str = field(repr=False)
     message_model: MessageModel
     consume_from_where: ConsumeFromWhere
     consume_timestamp: str | None
@@ -82,7 +82,8 @@ class ConsumerSettings:
     mirror_offsets: bool
     orderly_engine: OrderlyEngineKind | str
     undecodable_messages: UndecodableMessages
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Secrets among them."""
 
     def __post_init__(self) -> None:
         """Refuse what is of another kind at once: it could not even be looked at.

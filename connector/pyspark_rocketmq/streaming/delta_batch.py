@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.consume.watermark import advance, app_id
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS
 from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
@@ -137,7 +138,9 @@ class DeltaBatch:
                     return made_at
             except (*STORAGE_ERRORS, PySparkException, Py4JError) as exc:
                 # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
-                logger.info("sink commit to be tried again path=%s: %s", self._table.path, exc)
+                logger.info(
+                    "sink commit to be tried again path=%s: %s", masked(self._table.path), masked(str(exc))
+                )
                 failure = exc
         raise SinkConflict(
             f"{len(files)} files of group {self._consumer_group} could not be committed to {self._table.path} in "

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.consume.watermark import Life, app_id, life_of, newest_lives
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
@@ -80,7 +81,7 @@ class DeltaSink:
 
     def __repr__(self) -> str:
         path, partition_by, merge_keys, schema_evolution = self._settings()
-        return f"DeltaSink({path!r}, {partition_by=!r}, {merge_keys=!r}, {schema_evolution=!r})"
+        return f"DeltaSink({masked(path)!r}, {partition_by=!r}, {merge_keys=!r}, {schema_evolution=!r})"
 
     def _settings(self) -> tuple[str, tuple[str, ...], tuple[str, ...], bool]:
         table = self._table
@@ -150,12 +151,12 @@ class DeltaSink:
         """
         log = open_log(self.path)
         if log is None:
-            return (SinkStanding(normal_place(self.path), None, {}, self.path),)
+            return (SinkStanding(masked(normal_place(self.path)), None, {}, masked(self.path)),)
         before = self._table.group_commit(log, consumer_group, queues.items())
         return (self._standing(log, _in_lives(before, consumer_group, queues)),)
 
     def _standing(self, log: TableLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
-        return SinkStanding(normal_place(self.path), log.table_id, watermarks, self.path)
+        return SinkStanding(masked(normal_place(self.path)), log.table_id, watermarks, masked(self.path))
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
         """How far the table has come, in the last life of each queue that the group ever wrote rows of (next offsets).
@@ -214,7 +215,10 @@ class DeltaSink:
         store.reset(consumer_group, targets)
         self.rewind(consumer_group, targets)
         logger.warning(
-            "restored sink followed path=%s group=%s queues=%d", self.path, consumer_group, len(targets)
+            "restored sink followed path=%s group=%s queues=%d",
+            masked(self.path),
+            consumer_group,
+            len(targets),
         )
         return targets
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.watermark import app_id
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.table_form import TableForm, parse_columns
 from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS
@@ -69,7 +70,7 @@ class SinkTable:
         log = open_log(self.path)
         if log is None:
             log = create_table(self.path, schema, self.partition_by)
-            logger.info("sink table created path=%s", self.path)
+            logger.info("sink table created path=%s", masked(self.path))
         elif self.schema_evolution:
             self._add_missing_columns(log, schema)
         form = log.form()
@@ -82,7 +83,7 @@ class SinkTable:
         logger.info(
             "sink writes files and commits by %s path=%s version=%d",
             f"Spark because of {', '.join(refused)}" if refused else "delta-rs",
-            self.path,
+            masked(self.path),
             log.version,
         )
 
@@ -94,10 +95,10 @@ class SinkTable:
                 if log.is_still_there():
                     log.refresh()
                     return log
-                logger.warning("sink table is not what it was, opening it again path=%s", self.path)
+                logger.warning("sink table is not what it was, opening it again path=%s", masked(self.path))
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("sink table to be opened again path=%s", self.path, exc_info=True)
+                logger.info("sink table to be opened again path=%s", masked(self.path), exc_info=True)
         log = open_log(self.path)
         if log is None:
             raise SchemaError(

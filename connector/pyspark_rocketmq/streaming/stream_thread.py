@@ -18,6 +18,8 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_rocketmq.masked import masked
+
 logger = logging.getLogger(__name__)
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -55,7 +57,9 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
     found = [each.getPath() for each in files.listStatus(folder)]
     if all(path.getName().startswith(".") for path in found):
         for path in found:
-            logger.warning("leftover of a plan that was never written whole removed path=%s", path)
+            logger.warning(
+                "leftover of a plan that was never written whole removed path=%s", masked(str(path))
+            )
             files.delete(path, False)
 
 

@@ -1,0 +1,131 @@
+"""URIs with keys in them, wherever they are shown."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import pytest
+
+from pyspark_rocketmq.errors import OffsetError, OptionError
+from pyspark_rocketmq.masked import masked
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.streaming.database_sink import DatabaseSink
+from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+
+URI = "s3://AKIA:CANARY/+x@bucket/offsets"
+SIGNED = "abfss://lake@account.dfs.core.windows.net/offsets?sig=CANARY&se=2027"
+SECRETS = {
+    "accessKey": "CANARY",
+    "secretKey": "CANARY",
+    "securityToken": "CANARY",
+    "useTls": "true",
+    "tlsCertFile": "client.pem",
+    "tlsKeyPassword": "CANARY",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/data/offsets", "/data/offsets"),
+        ("/data/a@b?c/offsets", "/data/a@b?c/offsets"),
+        ("s3://bucket/offsets", "s3://bucket/offsets"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("hdfs://host:8020/a@b", "hdfs://host:8020/a@b"),
+        ("abfss://lake@account.dfs.core.windows.net/x", "abfss://lake@account.dfs.core.windows.net/x"),
+        ("abfss://lake:KEY@account/x", "abfss://***@account/x"),
+        ("s3://KEY@bucket/x", "s3://***@bucket/x"),
+        ("s3://AKIA:KEY@bucket/x", "s3://***@bucket/x"),
+        ("s3://AKIA:a/b+c@bucket/x", "s3://***@bucket/x"),
+        ("delta:s3://AKIA:KEY@bucket/x", "delta:s3://***@bucket/x"),
+        ("abfss://lake@account/x?sig=KEY&se=1", "abfss://lake@account/x?***"),
+        ("'s3://a:KEY@b/x' and \"s3://c:KEY@d/y?z=KEY\".", "'s3://***@b/x' and \"s3://***@d/y?***\"."),
+        ("There is none at s3://b/x?k=KEY. Put it back.", "There is none at s3://b/x?***. Put it back."),
+        ("nameServers='user:KEY@host:9876;other:9876'", "nameServers='***@host:9876;other:9876'"),
+        ("host@1:2", "host@1:2"),
+    ],
+)
+def test_user_information_and_queries_are_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@pytest.mark.parametrize("uri", [URI, SIGNED])
+def test_no_repr_shows_a_secret(uri: str) -> None:
+    """A5."""
+    connect = functools.partial(print, "password=CANARY")
+    database = DatabaseSink(connect, print)
+    options = {"nameServers": "h:1", "topic": "T", "consumerGroup": "g", "offsetStore": uri, **SECRETS}
+    consumer = PushConsumer(consumer_group="g", name_servers="h:1", offset_store=uri, options=SECRETS)
+
+    for each in (
+        ReadOptions.parse(options),
+        consumer,
+        consumer._settings,
+        database,
+        DeltaSink(uri),
+        SeveralSinks([DeltaSink(uri), database]),
+        Route(sink=DeltaSink(uri)),
+        DeltaOffsetStore(uri),
+    ):
+        assert "CANARY" not in repr(each)
+        assert "CANARY" not in str(each)
+
+
+def test_no_error_shows_a_secret_of_a_uri() -> None:
+    """A5."""
+    error = OffsetError(f"There is no Delta table at {URI}. Put it back.")
+
+    for each in (
+        error,
+        pickle.loads(pickle.dumps(error)),
+        OptionError((f"offsetStore='{SIGNED}' is nothing",)),
+    ):
+        assert "CANARY" not in str(each)
+        assert "CANARY" not in repr(each)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"nameServers": "user:CANARY@host"},
+        {"nameServers": URI},
+        {"nameServers": SIGNED},
+        {"offsetStore": "postgres://u:CANARY@h/db"},
+        {"offsetStore": "user:CANARY@host"},
+        {"secretKey:CANARY": "x"},
+        {"secretKey CANARY": "x"},
+        {"=CANARY": "x"},
+    ],
+    ids=str,
+)
+def test_a_refused_option_shows_no_secret(refused: dict[str, str]) -> None:
+    """A5."""
+    options = {"nameServers": "h:1", "topic": "T", "consumerGroup": "g", "offsetStore": "/x", **refused}
+
+    with pytest.raises(OptionError) as caught:
+        ReadOptions.parse(options)
+
+    assert "CANARY" not in str(caught.value)
+
+
+def test_a_store_of_an_unknown_kind_is_refused_without_its_secret() -> None:
+    """A5."""
+    with pytest.raises(OptionError) as caught:
+        open_offset_store("postgres://u:CANARY@h/db")
+
+    assert "CANARY" not in str(caught.value)
+
+
+def test_sinks_of_one_place_are_named_without_what_connects() -> None:
+    """A5."""
+    connect = functools.partial(print, "password=CANARY")
+
+    with pytest.raises(OptionError) as caught:
+        SeveralSinks([DatabaseSink(connect, print), DatabaseSink(connect, print)])
+
+    assert "CANARY" not in str(caught.value)
