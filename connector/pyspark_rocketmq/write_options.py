@@ -22,6 +22,8 @@ from pyspark_rocketmq.option_set import write_option
 
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Producer group of a sink that names none."""
+MAX_DELAY_LEVEL: Final = 18
+"""By a broker's defaults (``messageDelayLevel``)."""
 
 
 class BodyCompression(StrEnum):
@@ -89,7 +91,7 @@ class WriteOptions(ConnectionOptions):
     )
     delay_level: int | None = write_option(
         "delayLevel",
-        parse=int_between(0, 18),
+        parse=int_between(0, MAX_DELAY_LEVEL),
         default=None,
         default_text="the column `delayLevel`",
         doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h); 0: not. "

@@ -188,6 +188,55 @@ def test_a_row_says_everything_of_its_message() -> None:
     assert found.shown == "row 10 of the task (keys='k1 k2', shardingKey='s', msgId='id-1')"
 
 
+def test_what_a_broker_wrote_about_a_delivery_is_left_out() -> None:
+    """G2: of properties that were read with TIMER_OUT_MS in them, a broker would not delay the message."""
+    moment = datetime(2030, 1, 2, tzinfo=UTC)
+    written = {
+        "TIMER_OUT_MS": "1",
+        "TIMER_ENQUEUE_MS": "2",
+        "__transactionId__": "3",
+        "POP_CK": "4",
+        "__CRC32#": "5",
+    }
+    (found,) = read_rows(
+        [
+            {
+                "body": "x",
+                "topic": "t",
+                "deliverTimestamp": moment,
+                "properties": [*written.items(), ("a", "1")],
+            }
+        ],
+        ALL,
+    )
+
+    assert decode_properties(found.properties_data).keys() == {"a", "UNIQ_KEY"}
+    assert found.delay is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "place"),
+    [(pa.int64(), -7, 6), (pa.int32(), -7, 0), (pa.int16(), -7, 0), (pa.int64(), 5_000_000_000, 6), (pa.int64(), 0, 0)],
+    ids=str,
+)  # fmt: skip
+def test_a_key_that_is_a_number_goes_where_java_sends_the_number(
+    kind: pa.DataType, key: int, place: int
+) -> None:
+    """G1: by the column's type, as long and int are Long and Integer."""
+    schema = pa.schema([("body", pa.string()), ("shardingKey", kind)])
+    sampler = KeySampler()
+    places = Places(lambda topic: tuple(A0._replace(queue_id=number) for number in range(7)), sampler)
+    found, without = read_rows([{"body": "x", "shardingKey": key}, {"body": "x"}], schema)
+    queue = places.of(found)
+
+    assert isinstance(queue, MessageQueue)
+    assert queue.queue_id == place
+    assert found.sharding_key == key
+    assert found.shown == f"row 10 of the task (shardingKey={key})"
+    assert places.of(without) == "t"
+    assert list(sampler.sample().keys.values()) == [str(key)]
+
+
 def test_a_moment_is_told_in_milliseconds() -> None:
     """G2: TIMER_DELIVER_MS."""
     moment = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -203,6 +252,8 @@ def test_a_moment_is_told_in_milliseconds() -> None:
         ({"topic": None}, "its column 'topic' is null"),
         ({"tags": "a\x02b"}, "contains U\\+0001 or U\\+0002"),
         ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
+        ({"delayLevel": -1}, "its delayLevel is -1; levels are 1 to 18"),
+        ({"delayLevel": 19}, "its delayLevel is 19; levels are 1 to 18"),
         ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "leave one of them null"),
     ],
 )

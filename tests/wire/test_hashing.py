@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.wire.hashing import java_string_hash, select_by_hash
+from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.wire.hashing import JavaInteger, java_hash, java_string_hash, select_by_hash
 from tests.helpers.golden import golden
 
 STRINGS = golden("hashing.json")["strings"]
 OTHER_KEYS = golden("hashing.json")["other_types"]
+NUMBERS = [key for key in OTHER_KEYS if key["type"] in {"Long", "Integer", "Short", "Byte"}]
 SAME_TEXT_SAME_HASH = [key for key in OTHER_KEYS if key["type"] == "Character"]
 
 
@@ -29,6 +31,22 @@ def test_a_key_goes_to_the_queue_java_chooses(text, _hash, indexes):
 @pytest.mark.parametrize("key", SAME_TEXT_SAME_HASH, ids=lambda key: ascii(key["value"]))
 def test_a_java_character_hashes_like_the_text_of_it(key):
     assert java_string_hash(key["value"]) == key["hashCode"]
+
+
+@pytest.mark.parametrize("key", NUMBERS, ids=lambda key: f"{key['type']} {key['value']}")
+def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key):
+    """G1: a Long is folded, which moves negative ones; the smaller types are what they are."""
+    number = int(key["value"]) if key["type"] == "Long" else JavaInteger(key["value"])
+
+    assert java_hash(number) == key["hashCode"]
+    assert [select_by_hash(number, count) for count in range(1, len(key["index"]) + 1)] == key["index"]
+
+
+@pytest.mark.parametrize("key", [1 << 63, True, 1.0])
+def test_a_key_that_is_no_number_of_javas_is_refused(key):
+    """G1: it would go to some queue, and not to the one of Java's producers."""
+    with pytest.raises(LocalProtocolError, match="make it a text"):
+        select_by_hash(key, 4)
 
 
 @given(st.text(), st.text(), st.integers(1, 100_000))

@@ -17,6 +17,7 @@ from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.errors import RocketMQError, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.hashing import ShardingKey
 
 MOST_SENDS: Final = 10_000
 """``DefaultMQProducer.backPressureForAsyncSendNum``."""
@@ -88,7 +89,7 @@ class AsyncSends:
         self._sends = self._bytes = self._undone = 0
 
     def send(
-        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> Future[SendResult]:
         """Begin to send one message; its future has the result, or raises what went wrong.
 

@@ -63,6 +63,7 @@ from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.option_parsers import address_list
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.hashing import ShardingKey
 from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
 
 T = TypeVar("T")
@@ -186,13 +187,14 @@ class Producer(Closing):
         return self._master(self._publication(queue.topic, self._deadline())[0], queue)
 
     def send(
-        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> SendResult:
         """Send one message and wait until it is stored.
 
         With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns, and a
         failed attempt is repeated on another broker if there is one; a repeated message may be stored twice,
-        both times with the same UNIQ_KEY.
+        both times with the same UNIQ_KEY. A number as ``sharding_key`` goes where Java sends a Long of it, a ``JavaInteger``
+        where it sends an Integer; they differ in negative ones.
 
         Raises:
             RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
@@ -212,7 +214,7 @@ class Producer(Closing):
         message: Message,
         on_result: OnSend,
         *,
-        sharding_key: str | None = None,
+        sharding_key: ShardingKey | None = None,
         queue: MessageQueue | None = None,
     ) -> None:
         """Send one message without waiting for its answer; ``on_result`` is called exactly once.
@@ -255,7 +257,7 @@ class Producer(Closing):
         ).begin(first)
 
     def send_oneway(
-        self, message: Message, *, sharding_key: str | None = None, queue: MessageQueue | None = None
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
         """Send one message without ever learning whether it was stored."""
         prepared, terms = self._prepare(message)
@@ -301,7 +303,7 @@ class Producer(Closing):
         except RocketMQError as error:
             told(error)
 
-    def send_ordered(self, keyed_messages: Iterable[tuple[str, Message]]) -> int:
+    def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
         """Send messages by sharding key, many at a time; their number.
 
         Messages of one key keep their order. Batches for different queues travel at the same time.
@@ -347,7 +349,7 @@ class Producer(Closing):
         return route, queues
 
     def _chosen(
-        self, topic: str, sharding_key: str | None, queue: MessageQueue | None, deadline: Deadline
+        self, topic: str, sharding_key: ShardingKey | None, queue: MessageQueue | None, deadline: Deadline
     ) -> tuple[TopicRoute, MessageQueue]:
         route, queues = self._publication(topic, deadline)
         if queue is not None:
@@ -417,7 +419,7 @@ class Producer(Closing):
         except RocketMQError as error:
             told(error)
 
-    def _send_chunk(self, chunk: Sequence[tuple[str, Message]]) -> None:
+    def _send_chunk(self, chunk: Sequence[tuple[ShardingKey, Message]]) -> None:
         waiting: dict[MessageQueue, list[Message]] = {}
         for sharding_key, message in chunk:
             _, queue = self._chosen(message.topic, sharding_key, None, self._deadline())

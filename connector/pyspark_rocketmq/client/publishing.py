@@ -8,7 +8,7 @@ from random import Random
 
 from pyspark_rocketmq.client.sending import DEFAULT_TOPIC_QUEUE_NUMS, MAX_MESSAGE_BYTES
 from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.hashing import ShardingKey, select_by_hash
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD
 from pyspark_rocketmq.wire.properties import encode_properties
 
@@ -39,7 +39,7 @@ def round_robin_queue(
     return queues[turn % len(queues)]
 
 
-def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: ShardingKey) -> MessageQueue:
     """The queue of a sharding key among a topic's queues, in their order (``SelectMessageQueueByHash``)."""
     return queues[select_by_hash(sharding_key, len(queues))]
 

@@ -39,7 +39,7 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     check_speculation(rows.sparkSession)
     # Numbers partitions and their rows in ascending order.
     numbered = rows.withColumn(_POSITION, sf.monotonically_increasing_id())
-    key = sf.coalesce(sf.col(SHARDING_KEY), sf.col(_POSITION).cast("string"))
+    key = sf.coalesce(sf.col(SHARDING_KEY).cast("string"), sf.col(_POSITION).cast("string"))
     count = partitions or _cores(rows.sparkSession)
     arranged = numbered.repartition(key) if count is None else numbered.repartition(count, key)
     return arranged.sortWithinPartitions(_POSITION).drop(_POSITION)

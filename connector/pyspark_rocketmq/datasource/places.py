@@ -12,6 +12,7 @@ from pyspark_rocketmq.datasource.sink_rows import SinkRow
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.peer_text import peer_text
+from pyspark_rocketmq.wire.hashing import ShardingKey
 
 _MOST_KNOWN_KEYS: Final = 100_000
 
@@ -25,7 +26,7 @@ class Places:
         """Look at nothing yet; ``sampler`` is given the sharding keys seen."""
         self._queues_of = queues_of
         self._queues: dict[str, Sequence[MessageQueue]] = {}
-        self._by_key: dict[tuple[str, str], MessageQueue] = {}
+        self._by_key: dict[tuple[str, ShardingKey], MessageQueue] = {}
         self._sampler = sampler
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
@@ -57,7 +58,7 @@ class Places:
             queue = select_message_queue_by_hash(self.queues(row.topic), row.sharding_key)
             self._by_key[key] = queue
             if self._sampler is not None:
-                self._sampler.add(*key)
+                self._sampler.add(row.topic, str(row.sharding_key))
         return queue
 
     def _named(self, row: SinkRow) -> MessageQueue:

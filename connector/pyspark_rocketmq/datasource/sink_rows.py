@@ -30,8 +30,9 @@ from pyspark_rocketmq.datasource.sink_schema import (
 )
 from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent
 from pyspark_rocketmq.wire import properties as names
+from pyspark_rocketmq.wire.hashing import JavaInteger, ShardingKey
 from pyspark_rocketmq.wire.properties import encode_properties
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.write_options import MAX_DELAY_LEVEL, WriteOptions
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
 """A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if they do not fit."""
@@ -48,7 +49,7 @@ class SinkRow(NamedTuple):
     topic: str
     body: bytes
     properties_data: bytes
-    sharding_key: str | None
+    sharding_key: ShardingKey | None
     queue_id: int | None
     broker_name: str | None
     delay: tuple[str, str] | None
@@ -134,6 +135,8 @@ class RowReader:
         if name == DELIVER_TIMESTAMP:
             column = pc.divide(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), 1000)
         values: list[Any] = column.to_pylist()
+        if name == SHARDING_KEY and pa.types.is_integer(column.type) and column.type.bit_width < 64:
+            return [None if value is None else JavaInteger(value) for value in values]
         return values
 
     def _encode(
@@ -190,6 +193,10 @@ def _required(value: Any, column: str) -> Any:
 
 
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
+    if level is not None and not 0 <= level <= MAX_DELAY_LEVEL:
+        raise _BadRow(
+            f"its delayLevel is {level}; levels are 1 to {MAX_DELAY_LEVEL}, and 0 or null for no delay"
+        )
     if level and deliver_ms is not None:
         raise _BadRow("it has both a delayLevel and a deliverTimestamp; leave one of them null")
     if deliver_ms is not None:
@@ -197,7 +204,7 @@ def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
     return (names.DELAY, str(level)) if level else None
 
 
-def _shown(number: int, keys: str | None, sharding_key: str | None, msg_id: str | None) -> str:
+def _shown(number: int, keys: str | None, sharding_key: ShardingKey | None, msg_id: str | None) -> str:
     parts = [("keys", keys), ("shardingKey", sharding_key), ("msgId", msg_id)]
-    found = ", ".join(f"{name}={value!r}" for name, value in parts if value)
+    found = ", ".join(f"{name}={value!r}" for name, value in parts if value not in {None, ""})
     return f"row {number} of the task" + (f" ({found})" if found else "")

@@ -45,7 +45,7 @@ _TYPES: Final[Mapping[str, tuple[str, Callable[[DataType], bool]]]] = {
     BODY: ("binary or string", lambda kind: isinstance(kind, (BinaryType, StringType))),
     KEYS: ("string", _is_text),
     TAGS: ("string", _is_text),
-    SHARDING_KEY: ("string", _is_text),
+    SHARDING_KEY: ("string or an integer", lambda kind: _is_text(kind) or _is_number(kind)),
     BROKER_NAME: ("string", _is_text),
     QUEUE_ID: ("int", _is_number),
     DELAY_LEVEL: ("int", _is_number),

@@ -50,12 +50,20 @@ DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 OF_ONE_DELIVERY: Final = frozenset(
     {
         UNIQ_KEY, WAIT, MIN_OFFSET, MAX_OFFSET, CLUSTER, MSG_REGION, TRACE_ON, CONSUME_START_TIME, DELAY, TIMER_DELAY_SEC,
-        TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC, RECONSUME_TIME, MAX_RECONSUME_TIMES, PGROUP,
-        TRAN_MSG, INNER_NUM, INNER_BASE,
+        TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC, ORIGIN_MESSAGE_ID, RECONSUME_TIME,
+        MAX_RECONSUME_TIMES, PGROUP, TRAN_MSG, INNER_NUM, INNER_BASE,
+        "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
+        "__transactionId__", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET",
+        "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET",
+        "ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO", "DUP_INFO",
+        "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#",
     }
 )  # fmt: skip
-"""What clients and brokers wrote about a message's delivery and would act upon: a message that was read and is sent again is
-not delayed, retried or prepared anew. UNIQ_KEY is among them: who sends rows of a DataFrame gives each a key of its own."""
+"""What clients and brokers wrote about a message's delivery, much of which a broker would act upon: a message that was read and
+is sent again is not delayed, retried or prepared anew, and a new delay of its own holds. UNIQ_KEY is among them: who sends rows
+of a DataFrame gives each a key of its own.
+
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has TIMER_OUT_MS."""
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
