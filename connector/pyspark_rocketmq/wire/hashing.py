@@ -45,8 +45,7 @@ def java_hash(sharding_key: ShardingKey) -> int:
     """
     if isinstance(sharding_key, str):
         return java_string_hash(sharding_key)
-    is_number = isinstance(sharding_key, int) and not isinstance(sharding_key, bool)
-    if not is_number or not -_MOST <= sharding_key < _MOST:
+    if isinstance(sharding_key, bool) or not -_MOST <= sharding_key < _MOST:
         raise LocalProtocolError(
             f"Sharding key {sharding_key!r} is neither a text nor an integer of 64 bits; make it a text."
         )
