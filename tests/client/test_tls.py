@@ -47,8 +47,16 @@ def serve() -> Iterator[Serve]:
     """Start a peer behind TLS that sends back what it gets; it may require client certificates."""
     with ExitStack() as stack:
 
-        def start(certificate: Certificate, *, clients_of: Authority | None = None) -> ScriptedServer:
+        def start(
+            certificate: Certificate,
+            *,
+            clients_of: Authority | None = None,
+            newest: ssl.TLSVersion | None = None,
+        ) -> ScriptedServer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            if newest is not None:
+                context.set_ciphers("ALL:@SECLEVEL=0")
+                context.minimum_version = context.maximum_version = newest
             context.load_cert_chain(certificate.certificate, certificate.key)
             if clients_of is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
@@ -156,6 +164,32 @@ def test_a_server_of_another_authority_is_refused(
         assert isinstance(error, TlsFailed)
         assert "Set tlsCaFile to the authority" in str(error)
         assert server.address in str(error)
+
+
+@pytest.mark.parametrize("verify_hostname", [True, False])
+def test_a_certificate_that_has_expired_is_refused(
+    serve: Serve, authority: Authority, soon: Deadline, verify_hostname: bool
+) -> None:
+    """A5: and no authority is asked for that signed it."""
+    server = serve(authority.issue_expired(f"expired-{verify_hostname}"))
+    error = failure_of(trusting(authority, tls_verify_hostname=verify_hostname), server, soon)
+
+    assert isinstance(error, TlsFailed)
+    assert "is not valid now: certificate has expired. Have it renewed" in str(error)
+    assert "tlsCaFile" not in str(error)
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_a_server_of_an_older_tls_is_told(
+    serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline
+) -> None:
+    """A5: no client certificate would help."""
+    server = serve(certificate, newest=ssl.TLSVersion.TLSv1_1)
+    error = failure_of(trusting(authority), server, soon)
+
+    assert isinstance(error, TlsFailed)
+    assert "no version of TLS that is taken here: 1.2 or newer" in str(error)
+    assert "tlsCertFile" not in str(error)
 
 
 @pytest.mark.parametrize("host", ["IP:127.0.0.9", "DNS:broker.example"])

@@ -31,6 +31,21 @@ class Authority:
         """Sign a certificate for ``host`` (``IP:…`` or ``DNS:…``), good for servers and for clients."""
         return signed_by(self.own, self._folder, name, host, password=password)
 
+    def issue_expired(self, name: str) -> Certificate:
+        """Sign a certificate for 127.0.0.1 whose time is over."""
+        made, request, extension = (
+            _files(self._folder, name),
+            self._folder / f"{name}.csr",
+            self._folder / f"{name}.ext",
+        )
+        _openssl("req", "-new", *_new_key(made.key), "-noenc", "-subj", f"/CN={name}", "-out", request)
+        extension.write_text("subjectAltName=IP:127.0.0.1\n")
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.own.certificate, "-CAkey", self.own.key),
+            *("-days", "-1", "-extfile", extension, "-out", made.certificate),
+        )
+        return made
+
 
 def self_signed(folder: Path, name: str = "server") -> Certificate:
     """A certificate for 127.0.0.1 that vouches for itself; it serves as an authority too."""

@@ -244,3 +244,34 @@ def test_a_pickled_store_reads_the_same_files(folder: Path):
     store = filled(folder, 7)
 
     assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 7
+
+
+@pytest.mark.parametrize("group", [".", "..", "../x", "a/b", "%2E", "%2e%2e", "\uff0e\uff0e"])
+def test_no_name_of_a_group_leaves_the_folder(folder: Path, group: str):
+    """F1"""
+    store = FileOffsetStore(folder)
+    store.reset(group, {Q0: 3})
+
+    (file,) = folder.parent.rglob("offsets.json")
+    assert file.parent.parent == folder
+    assert store.groups() == (group,)
+    assert store.read(group)[Q0].next_offset == 3
+
+
+def test_a_group_without_a_name_is_refused(folder: Path):
+    with pytest.raises(OffsetError, match="has no name"):
+        FileOffsetStore(folder).reset("", {Q0: 3})
+    assert not folder.exists()
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_the_new_file(folder: Path, main: Path):
+    """F1"""
+    victim = folder.parent / "victim"
+    victim.write_text("precious")
+    main.parent.mkdir(parents=True)
+    main.with_name("offsets.json.tmp").symlink_to(victim)
+
+    FileOffsetStore(folder).reset(GROUP, {Q0: 3})
+
+    assert victim.read_text() == "precious"
+    assert FileOffsetStore(folder).read(GROUP)[Q0].next_offset == 3

@@ -29,6 +29,8 @@ _PIECE_BYTES: Final = 256 * 1024
 """Bytes encrypted in one go: bounds how long a reader waits for the lock."""
 _OTHER_HOST: Final = frozenset({62, 64})
 """``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
+_NOT_VALID_NOW: Final = frozenset({9, 10})
+"""``X509_V_ERR_CERT_NOT_YET_VALID`` and ``X509_V_ERR_CERT_HAS_EXPIRED``."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
 """What comes back from a server that answers something else than a handshake."""
 
@@ -99,6 +101,12 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
                 f"its certificate is for another host: {complaint}. Have the address in the "
                 "certificate's subjectAltName, or set tlsVerifyHostname=false.",
             )
+        if failure.verify_code in _NOT_VALID_NOW:
+            return TlsFailed(
+                address,
+                f"its certificate, or one that vouches for it, is not valid now: {complaint}. Have it renewed, and see that "
+                "this machine's clock is right.",
+            )
         return TlsFailed(
             address,
             f"its certificate is not trusted: {complaint}. Set tlsCaFile to the authority that signed it.",
@@ -119,6 +127,12 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
 
 def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
     reason = (alert.reason or "alert").lower().replace("_", " ")
+    if "protocol version" in reason:
+        return TlsFailed(
+            address,
+            "the server speaks no version of TLS that is taken here: 1.2 or newer. Run it on a newer Java, or let its Java "
+            "speak TLS 1.2 (jdk.tls.disabledAlgorithms).",
+        )
     return TlsFailed(
         address,
         f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and tlsKeyFile to "

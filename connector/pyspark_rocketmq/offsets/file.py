@@ -143,7 +143,13 @@ class FileOffsetStore(RuledOffsetStore):
             yield
 
     def _file_of(self, consumer_group: str) -> Path:
-        return self._folder / quote(consumer_group, safe=" @") / _NAME
+        if not consumer_group:
+            raise OffsetError(
+                "The consumer group has no name, so there is no folder for its offsets. Name it."
+            )
+        name = quote(consumer_group, safe=" @")
+        # These two are other folders, and quote() leaves dots as they are.
+        return self._folder / (name.replace(".", "%2E") if name in (".", "..") else name) / _NAME
 
 
 def _bak(main: Path) -> Path:
@@ -153,7 +159,9 @@ def _bak(main: Path) -> Path:
 def _replace(main: Path, content: bytes) -> None:
     """Write the new file whole, then let it take the old one's place, which becomes the ``.bak``."""
     new = main.with_name(f"{_NAME}.tmp")
-    with new.open("wb") as file:
+    # What lies there is left from a crash, or a link that somebody laid: nothing is written through it.
+    new.unlink(missing_ok=True)
+    with new.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
