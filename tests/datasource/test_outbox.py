@@ -142,6 +142,48 @@ def test_a_parcel_for_any_queue_goes_to_another_broker(outbox: Outbox, brokers: 
     assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
 
 
+@pytest.mark.parametrize("code", [1, 14, 16, 17, 204, 205, 1500])
+def test_what_one_broker_refuses_another_one_may_take(outbox: Outbox, brokers: Brokers, code: int) -> None:
+    """G3: the codes of Producer.send."""
+    refusal = BrokerError(code, "not here")
+    brokers.script = lambda queue: refusal if queue.broker_name == "a" else stored_at(queue)
+
+    send_all(outbox, *(parcel(number, "t") for number in range(4)))
+
+    assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
+    with pytest.raises(RowNotSent, match="not here"):
+        send_all(outbox, parcel(4, A0))
+
+
+def test_what_every_broker_refuses_is_refused(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: each is asked once, though one of them was busy first."""
+    answers = {"a": [BrokerError(16, "no")] * 2, "b": [BUSY, BrokerError(16, "no")]}
+    brokers.script = lambda queue: answers[queue.broker_name].pop(0)
+
+    with pytest.raises(RowNotSent, match="code 16"):
+        send_all(outbox, parcel(0, "t"))
+
+    assert {name: len(left) for name, left in answers.items()} == {"a": 1, "b": 0}
+
+
+def test_a_broker_that_hangs_holds_up_only_what_it_was_given(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: the other broker takes all the rest, however many there are; what hung goes there, too."""
+    brokers.script = lambda queue: None if queue.broker_name == "a" else stored_at(queue)
+    for number in range(50):
+        outbox.put(parcel(number, "t"), (A0, A1, B0))
+    assert len(brokers.kept) == 2
+    assert len(brokers.stored) >= 40
+
+    hung = [(number, queue) for number, queue in brokers.sends if queue.broker_name == "a"]
+    brokers.script = stored_at
+    for _, queue in hung:
+        outbox._outcomes.put((queue, RequestTimeout("h:1", "SEND", 5)))
+    outbox.finish()
+
+    assert sorted(number for number, _ in brokers.stored) == list(range(50))
+    assert all((number, B0) in brokers.stored for number, _ in hung)
+
+
 def test_parcels_for_any_queue_take_turns(outbox: Outbox, brokers: Brokers) -> None:
     """G3: round robin, past queues that have something to do."""
     brokers.script = lambda queue: None if queue == A1 else stored_at(queue)

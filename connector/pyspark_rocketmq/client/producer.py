@@ -68,7 +68,7 @@ from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
 
 T = TypeVar("T")
 
-_RETRIED_ELSEWHERE: Final = frozenset(
+RETRIED_ELSEWHERE: Final = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.SERVICE_NOT_AVAILABLE,
@@ -384,7 +384,7 @@ class Producer(Closing):
                 result = self._brokers.send(self._master(route, queue), message, queue, terms, deadline)
             except (TransportError, BrokerError) as error:
                 self._note(queue, begun_s, SendOutcome.of(error))
-                is_hopeless = isinstance(error, BrokerError) and error.code not in _RETRIED_ELSEWHERE
+                is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_ELSEWHERE
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
                     self._raise_as_told(message.topic, error)
                 failed_broker = queue.broker_name

@@ -4,8 +4,11 @@ Theory.  Everything here is done by the one thread that puts parcels in; the cal
 ``_outcomes``.  A parcel stays at the head of its queue's lane until it is acknowledged, so that nothing overtakes it.
 A retry after a lost answer may store a parcel twice, one copy behind the other.
 
-Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's queue (G3).
-Rule 2: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told of may or may
+Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's queue (G3), also
+after a refusal that another broker may not share, until each has refused it.
+Rule 2: a parcel that may go anywhere waits in a common line for a queue that has nothing to do, never behind a request that may
+hang: a broker that does not answer holds up what it was given, and nothing else.
+Rule 3: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told of may or may
 not be stored.
 """
 
@@ -21,12 +24,13 @@ from queue import Empty, SimpleQueue
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
 from pyspark_rocketmq.client.outcomes import next_outcome
+from pyspark_rocketmq.client.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.client.publishing import round_robin_queue
 from pyspark_rocketmq.client.retry import UNTIL_DEADLINE
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.datasource.sink_batches import Parcel
-from pyspark_rocketmq.errors import RocketMQError, RowNotSent
+from pyspark_rocketmq.errors import BrokerError, RocketMQError, RowNotSent
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 
 logger = logging.getLogger(__name__)
@@ -49,6 +53,10 @@ class _Sending:
     """When its last attempt was."""
     due_s: float = 0.0
     """When it may be tried (next)."""
+    choices: Sequence[MessageQueue] = ()
+    """Where it may go; of one for a queue of its own, none. Brokers that refused it are not among them any more."""
+    failed_broker: str | None = None
+    """Where its last attempt failed; another one is next, if there is any."""
 
 
 @dataclass(slots=True)
@@ -97,7 +105,10 @@ class Outbox:
         self._outcomes: Outcomes = SimpleQueue() if outcomes is None else outcomes
         self._bytes = 0
         self._turn = 0
-        self._choices: dict[str, Sequence[MessageQueue]] = {}
+        self._moved: list[_Sending] = []
+        """Failed at a broker and wait for an idle queue of another one; no more than were under way."""
+        self._lines: dict[str, deque[_Sending]] = {}
+        """By topic, in order: what waits for any idle queue."""
         self.messages = 0
         """Acknowledged."""
 
@@ -111,13 +122,12 @@ class Outbox:
         Raises:
             RowNotSent: If this or another parcel could not be sent.
         """
-        if isinstance(parcel.destination, str):
-            self._choices[parcel.destination] = queues
-            queue = self._idle_queue(queues)
-        else:
-            queue = parcel.destination
         self._bytes += parcel.size
-        self._append(queue, _Sending(parcel))
+        if isinstance(parcel.destination, str):
+            line = self._lines.setdefault(parcel.destination, deque())
+            line.append(_Sending(parcel, choices=queues))
+        else:
+            self._append(parcel.destination, _Sending(parcel))
         self._settle()
 
     def finish(self) -> None:
@@ -128,25 +138,38 @@ class Outbox:
         """
         while self._lanes:
             self._wait()
+        assert not self._moved
+        assert not self._lines
 
     def _settle(self) -> None:
         while not self._outcomes.empty():
             self._take_in(*self._outcomes.get())
         self._begin_due()
+        self._place()
         while self._bytes > self._max_bytes:
             self._wait()
 
-    def _idle_queue(self, queues: Sequence[MessageQueue], failed_broker: str | None = None) -> MessageQueue:
-        """The next in turn that has nothing to do; if all have, the next in turn."""
+    def _place(self) -> None:
+        """Give idle queues what may go there, those that have failed elsewhere first."""
+        self._moved = [sending for sending in self._moved if not self._is_placed(sending)]
+        for topic, line in list(self._lines.items()):
+            while line and self._is_placed(line[0]):
+                line.popleft()
+            if not line:
+                del self._lines[topic]
+
+    def _is_placed(self, sending: _Sending) -> bool:
+        """Whether a queue with nothing to do was found, the next in turn."""
+        queues, failed_broker = sending.choices, sending.failed_broker
         if self._faults is not None:
             queues = self._faults.preferred(queues, failed_broker)
-        self._turn += 1
-        for step in range(len(queues)):
+        for step in range(1, len(queues) + 1):
             queue = round_robin_queue(queues, self._turn + step, failed_broker)
             if queue not in self._lanes:
                 self._turn += step
-                return queue
-        return round_robin_queue(queues, self._turn, failed_broker)
+                self._append(queue, sending)
+                return True
+        return False
 
     def _append(self, queue: MessageQueue, sending: _Sending) -> None:
         lane = self._lanes.setdefault(queue, _Lane())
@@ -176,6 +199,7 @@ class Outbox:
         else:
             self._take_in(*next_outcome(self._outcomes, self._send_timeout_s))
         self._begin_due()
+        self._place()
 
     def _take_in(self, queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:
         lane = self._lanes[queue]
@@ -192,10 +216,10 @@ class Outbox:
             self._leave(queue, lane)
             return
         self._put_off(head, queue, outcome)
-        other = self._elsewhere(head.parcel, queue)
-        if other is not None:
+        if head.choices:
+            head.failed_broker = queue.broker_name
+            self._moved.append(head)
             self._leave(queue, lane)
-            self._append(other, head)
 
     def _leave(self, queue: MessageQueue, lane: _Lane) -> None:
         lane.waiting.popleft()
@@ -208,16 +232,16 @@ class Outbox:
         head.failures += 1
         pause_s = UNTIL_DEADLINE.pause_s(head.failures)
         assert head.deadline is not None
+        if not error.retryable and isinstance(error, BrokerError) and error.code in RETRIED_ELSEWHERE:
+            others = [other for other in head.choices if other.broker_name != queue.broker_name]
+            if others:
+                head.choices = others
+                logger.warning("send refused, trying another broker %s: %s", queue, error)
+                return
         if not error.retryable or pause_s >= head.deadline.remaining_s():
             raise RowNotSent(head.parcel.shown(), str(error)) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         head.due_s = self._clock.monotonic_s() + pause_s
-
-    def _elsewhere(self, parcel: Parcel, queue: MessageQueue) -> MessageQueue | None:
-        if not isinstance(parcel.destination, str):
-            return None
-        other = self._idle_queue(self._choices[parcel.destination], queue.broker_name)
-        return other if other.broker_name != queue.broker_name else None
 
     def _check_status(self, parcel: Parcel, queue: MessageQueue, result: SendResult) -> None:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
