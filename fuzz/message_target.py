@@ -10,11 +10,11 @@ import pyarrow as pa
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns, decode_in_turn, row_of
+from pyspark_rocketmq.wire.columnar_builder import END_TIMESTAMP_MS, FIRST_TIMESTAMP_MS
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.undecodable import Undecodable
 
 _BROKER = "broker-a"
-_MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
 _TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})
 
 
@@ -73,4 +73,4 @@ def _both(columns: pa.RecordBatch, messages: list[MessageExt]) -> Iterator[tuple
 
 
 def _microseconds(milliseconds: int) -> int | None:
-    return milliseconds * 1000 if abs(milliseconds) <= _MAX_TIMESTAMP_MS else None
+    return milliseconds * 1000 if FIRST_TIMESTAMP_MS <= milliseconds < END_TIMESTAMP_MS else None

@@ -154,7 +154,7 @@ class MessageExt(NamedTuple):
     """Decompressed; empty where Java shows null."""
     properties: Mapping[str, str]
     born_timestamp: int
-    """Milliseconds since the epoch at the producer; 0 when its claim cannot be held by Spark's timestamps."""
+    """Milliseconds since the epoch at the producer; 0 when its claim is not within the years 1 to 9999."""
     born_host: str
     """``host:port``; IPv6 hosts in brackets."""
     store_timestamp: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pyarrow as pa
 from hypothesis import strategies as st
 
@@ -23,7 +25,10 @@ from pyspark_rocketmq.wire.messages import (
     encode_stored_message,
 )
 
-MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
+FIRST_TIMESTAMP_MS, END_TIMESTAMP_MS = (
+    int(datetime(*day, tzinfo=UTC).timestamp()) * 1000 for day in ((1, 1, 2), (9999, 12, 31))
+)
+"""Within a day of what Python's times can hold."""
 SYS_FLAG_LOW_BYTE = 39
 I32 = st.integers(-(1 << 31), (1 << 31) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -148,7 +153,7 @@ def expected_rows(messages):
 
 
 def shown_timestamp(milliseconds):
-    return milliseconds if abs(milliseconds) <= MAX_TIMESTAMP_MS else None
+    return milliseconds if FIRST_TIMESTAMP_MS <= milliseconds < END_TIMESTAMP_MS else None
 
 
 def is_decoded_vectorised(data):

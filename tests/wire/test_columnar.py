@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import timedelta, timezone
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,8 @@ from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.wire.columnar_cases import (
-    MAX_TIMESTAMP_MS,
+    END_TIMESTAMP_MS,
+    FIRST_TIMESTAMP_MS,
     REGULAR_PROPERTIES,
     assert_same_reaction,
     encoded,
@@ -196,13 +198,28 @@ def test_rows_of_one_length_decode_as_by_the_scalar_codec(texts):
     assert_same_reaction(data)
 
 
-def test_a_timestamp_beyond_microseconds_is_null():
-    data = encoded(stored_message(born_timestamp=MAX_TIMESTAMP_MS + 1, store_timestamp=-MAX_TIMESTAMP_MS))
+@pytest.mark.parametrize(
+    ("milliseconds", "is_shown"),
+    [
+        (FIRST_TIMESTAMP_MS, True),
+        (FIRST_TIMESTAMP_MS - 1, False),
+        (-(2**63), False),
+        (END_TIMESTAMP_MS - 1, True),
+        (END_TIMESTAMP_MS, False),
+        (253_402_300_800_000, False),  # the year 10000
+        (2**63 - 1, False),
+    ],
+)
+def test_a_timestamp_that_python_cannot_hold_everywhere_is_null(milliseconds, is_shown):
+    """A producer chooses it: it must not have collect() fail, whatever the session's time zone is."""
+    data = encoded(stored_message(born_timestamp=milliseconds))
 
-    batch = decode_columns(data, "b")
+    (shown,) = decode_columns(data, "b").column("bornTimestamp").to_pylist()
 
-    assert batch.column("bornTimestamp").is_null().to_pylist() == [True]
-    assert batch.column("storeTimestamp").is_null().to_pylist() == [False]
+    assert (shown is not None) == is_shown
+    if shown is not None:
+        for hours in (-14, 14):
+            shown.astimezone(timezone(timedelta(hours=hours)))
 
 
 def test_very_many_distinct_property_names_take_the_vectorised_path():

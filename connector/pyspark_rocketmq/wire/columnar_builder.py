@@ -30,7 +30,10 @@ from pyspark_rocketmq.wire.message_id import offset_message_id
 from pyspark_rocketmq.wire.properties import decode_text
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
-_MAX_TIMESTAMP_MS: Final = ((1 << 63) - 1) // 1000
+FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
+"""0001-01-02 in UTC: Python's times begin a day before, and Spark shows them in any time zone."""
+END_TIMESTAMP_MS: Final = 253_402_214_400_000
+"""9999-12-31 in UTC, a day before Python's times end; one later would make ``collect()`` fail."""
 _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
 _FEW_ROWS: Final = 256
 """What Arrow does for more of them at once has a cost before the first."""
@@ -166,11 +169,11 @@ class ColumnBuilder:
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
-    """Microseconds of Spark; null if they cannot hold it."""
+    """Microseconds of Spark; null if Python's times cannot hold it in every time zone."""
     # As unsigned numbers those below zero are great too.
-    if not len(milliseconds) or milliseconds.view(np.uint64).max() <= _MAX_TIMESTAMP_MS:
+    if not len(milliseconds) or milliseconds.view(np.uint64).max() < END_TIMESTAMP_MS:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
-    fits = (milliseconds >= -_MAX_TIMESTAMP_MS) & (milliseconds <= _MAX_TIMESTAMP_MS)
+    fits = (milliseconds >= FIRST_TIMESTAMP_MS) & (milliseconds < END_TIMESTAMP_MS)
     return pa.array(np.where(fits, milliseconds, 0) * 1000, pa.int64(), mask=~fits).view(TIMESTAMP_TYPE)
 
 
