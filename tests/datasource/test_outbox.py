@@ -184,6 +184,21 @@ def test_a_broker_that_hangs_holds_up_only_what_it_was_given(outbox: Outbox, bro
     assert all((number, B0) in brokers.stored for number, _ in hung)
 
 
+def test_what_waits_for_its_next_attempt_keeps_no_queue_from_others(outbox: Outbox, brokers: Brokers) -> None:
+    """G3: those behind it need not wait for its pause, at the broker that answers."""
+    answers: deque[RocketMQError] = deque([RequestTimeout("h:1", "SEND", 5)])
+    brokers.script = lambda queue: answers.popleft() if queue == A0 and answers else stored_at(queue)
+    began_s = brokers.clock.monotonic_s()
+
+    for number in range(20):
+        outbox.put(parcel(number, "t"), (A0, B0))
+
+    assert len(brokers.stored) >= 17
+    assert brokers.clock.monotonic_s() == began_s
+    outbox.finish()
+    assert sorted(number for number, _ in brokers.stored) == list(range(20))
+
+
 def test_parcels_for_any_queue_take_turns(outbox: Outbox, brokers: Brokers) -> None:
     """G3: round robin, past queues that have something to do."""
     brokers.script = lambda queue: None if queue == A1 else stored_at(queue)

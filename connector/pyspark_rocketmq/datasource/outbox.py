@@ -106,7 +106,7 @@ class Outbox:
         self._bytes = 0
         self._turn = 0
         self._moved: list[_Sending] = []
-        """Failed at a broker and wait for an idle queue of another one; no more than were under way."""
+        """Failed at a broker; each waits for its time and then for an idle queue of another one."""
         self._lines: dict[str, deque[_Sending]] = {}
         """By topic, in order: what waits for any idle queue."""
         self.messages = 0
@@ -136,9 +136,8 @@ class Outbox:
         Raises:
             RowNotSent: If a parcel could not be sent.
         """
-        while self._lanes:
+        while self._lanes or self._moved:
             self._wait()
-        assert not self._moved
         assert not self._lines
 
     def _settle(self) -> None:
@@ -151,7 +150,8 @@ class Outbox:
 
     def _place(self) -> None:
         """Give idle queues what may go there, those that have failed elsewhere first."""
-        self._moved = [sending for sending in self._moved if not self._is_placed(sending)]
+        now_s = self._clock.monotonic_s()
+        self._moved = [one for one in self._moved if one.due_s > now_s or not self._is_placed(one)]
         for topic, line in list(self._lines.items()):
             while line and self._is_placed(line[0]):
                 line.popleft()
@@ -192,7 +192,9 @@ class Outbox:
 
     def _wait(self) -> None:
         """Until an outcome has come or a retry is due."""
+        now_s = self._clock.monotonic_s()
         dues = [lane.waiting[0].due_s for lane in self._lanes.values() if not lane.is_under_way]
+        dues += [one.due_s for one in self._moved if one.due_s > now_s]
         if dues:
             with suppress(Empty):
                 self._take_in(*self._outcomes.get(timeout=max(0.0, min(dues) - self._clock.monotonic_s())))
