@@ -249,6 +249,8 @@ def test_a_moment_is_told_in_milliseconds() -> None:
     ("given", "said"),
     [
         ({"body": None}, "its column 'body' is null"),
+        ({"body": ""}, "has an empty body"),
+        ({"body": "x" * (4 * 1024 * 1024 + 1)}, "has a body of 4194305 bytes; 4194304 can be sent"),
         ({"topic": None}, "its column 'topic' is null"),
         ({"tags": "a\x02b"}, "contains U\\+0001 or U\\+0002"),
         ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
@@ -330,8 +332,8 @@ def test_a_row_whose_queue_is_not_clear_is_refused(places: Places, given: dict[s
 
 
 def numbers(parcel: Parcel) -> list[int]:
-    if parcel.delayed is not None:
-        return [int(parcel.delayed.body)]
+    if parcel.single is not None:
+        return [int(parcel.single.body)]
     return [int(decompress(member.body, parcel.sys_flag)) for member in decode_batch(b"".join(parcel.parts))]
 
 
@@ -361,7 +363,7 @@ def test_every_row_is_in_one_request_and_in_order(
         found[parcel.destination] += numbers(parcel)
         assert 1 <= parcel.count == len(numbers(parcel)) <= most
         assert parcel.size <= 2_000
-        assert parcel.delayed is None or dict(parcel.delayed.properties) == {"a": "b", "DELAY": "1"}
+        assert parcel.single is None or dict(parcel.single.properties) == {"a": "b", "DELAY": "1"}
     assert found == expected
 
 
@@ -375,6 +377,7 @@ def test_a_message_larger_than_a_request_goes_alone() -> None:
     ]
 
     assert [parcel.count for parcel in sent] == [1, 1, 1]
+    assert all(parcel.single is not None for parcel in sent), "a batch's frame around it may be too much"
     assert list(gatherer.rest()) == []
 
 

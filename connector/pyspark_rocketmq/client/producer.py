@@ -43,6 +43,7 @@ from pyspark_rocketmq.client.sending import (
     EncodedBatch,
     SendResult,
     SendTerms,
+    check_body,
     retry_terms,
     transaction_terms,
 )
@@ -360,6 +361,7 @@ class Producer(Closing):
 
     def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
+        check_body(message.body, f"topic {message.topic}")
         prepared = replace(message, properties=self._with_key(message.properties))
         terms = transaction_terms(message, retry_terms(message, self._terms))
         if self._compression_type is None or len(message.body) < self._compress_over_bytes:

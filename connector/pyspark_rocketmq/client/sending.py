@@ -103,11 +103,7 @@ def send_command(
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
     """
-    if not message.body:
-        raise LocalProtocolError(
-            f"A message for {queue} has an empty body, which brokers refuse; send at least one byte."
-        )
-    _check_size(message.body, queue)
+    check_body(message.body, str(queue))
     return RemotingCommand(
         code=RequestCode.SEND_MESSAGE_V2,
         ext_fields=_header(message.properties, message.flag, queue, terms, born_timestamp_ms, is_batch=False),
@@ -141,6 +137,7 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
             )
+        check_body(message.body, str(queue))
         if not _OF_ITS_OWN.isdisjoint(message.properties):
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message that is delayed or transactional; send such messages one by one."
@@ -241,9 +238,28 @@ def _header(
     )
 
 
+def check_body(body: bytes, where: str) -> None:
+    """Of a message as its sender gave it, before it is compressed; ``where`` it was to go.
+
+    Raises:
+        LocalProtocolError: If it is empty or too large.
+
+    Source: RocketMQ 5.3.3 ``Validators.checkMessage``.
+    """
+    if not body:
+        raise LocalProtocolError(
+            f"A message for {where} has an empty body, which consumers would get as null; send at least one byte."
+        )
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise LocalProtocolError(
+            f"A message for {where} has a body of {len(body)} bytes; {MAX_MESSAGE_BYTES} can be sent, counted before it is "
+            "compressed. Send smaller messages."
+        )
+
+
 def _check_size(body: bytes, queue: MessageQueue) -> None:
     if len(body) > MAX_MESSAGE_BYTES:
         raise LocalProtocolError(
-            f"A message or batch for {queue} has {len(body)} bytes; brokers take at most {MAX_MESSAGE_BYTES}. "
-            "Send smaller messages or smaller batches."
+            f"A batch for {queue} has {len(body)} bytes; brokers take at most {MAX_MESSAGE_BYTES}. "
+            "Send smaller batches."
         )

@@ -40,8 +40,8 @@ class Parcel:
     """Bytes, as stored."""
     first: SinkRow | None = None
     last: SinkRow | None = None
-    delayed: Message | None = None
-    """The one message in place of members: brokers take no batch of delayed ones."""
+    single: Message | None = None
+    """The one message in place of members: brokers take no batch of delayed ones, and a batch has no room for the largest."""
 
     def shown(self) -> str:
         """Which rows these are."""
@@ -73,14 +73,15 @@ class Gatherer:
         """Take in the next row; what is now complete, in the order in which it must be sent."""
         body, sys_flag = self._compressed(row)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
+        is_single = row.delay is not None or size > self._most_bytes
         parcel = self._open.get(destination)
         # All members of a batch have its flags; to keep the order, others begin a new one.
         if parcel is not None and (
-            row.delay is not None or parcel.sys_flag != sys_flag or parcel.size + size > self._most_bytes
+            is_single or parcel.sys_flag != sys_flag or parcel.size + size > self._most_bytes
         ):
             yield self._open.pop(destination)
             parcel = None
-        if row.delay is not None:
+        if is_single:
             yield _alone(row, destination, size)
             return
         if parcel is None:
@@ -103,11 +104,11 @@ class Gatherer:
 
 
 def _alone(row: SinkRow, destination: Destination, size: int) -> Parcel:
-    assert row.delay is not None
-    name, text = row.delay
+    properties = decode_properties(row.properties_data)
+    if row.delay is not None:
+        name, text = row.delay
+        properties[name] = text
     parcel = Parcel(destination, 0)
-    parcel.delayed = Message(
-        topic=row.topic, body=row.body, properties={**decode_properties(row.properties_data), name: text}
-    )
+    parcel.single = Message(topic=row.topic, body=row.body, properties=properties)
     parcel._add(row, size)  # noqa: SLF001 - of this module
     return parcel

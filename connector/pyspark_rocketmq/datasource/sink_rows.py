@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.client.sending import check_body
 from pyspark_rocketmq.datasource.sink_schema import (
     BODY,
     BROKER_NAME,
@@ -112,7 +113,7 @@ class RowReader:
                 yield SinkRow(
                     number,
                     _required(topics[at], TOPIC),
-                    _required(bodies[at], BODY),
+                    _body(bodies[at], topics[at]),
                     self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
                     sharding_keys[at],
                     queue_ids[at],
@@ -190,6 +191,12 @@ def _required(value: Any, column: str) -> Any:
     if value is None:
         raise _BadRow(f"its column '{column}' is null")
     return value
+
+
+def _body(value: bytes | None, topic: str) -> bytes:
+    body: bytes = _required(value, BODY)
+    check_body(body, f"topic {topic}")
+    return body
 
 
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:

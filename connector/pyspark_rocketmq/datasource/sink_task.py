@@ -98,11 +98,11 @@ class _Sends:
     producer: Producer
 
     def begin(self, parcel: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
-        if parcel.delayed is None:
+        if parcel.single is None:
             batch = EncodedBatch(queue=queue, body=b"".join(parcel.parts), sys_flag=parcel.sys_flag)
             self.producer.send_encoded(batch, on_result)
             return
         try:
-            self.producer.send_async(parcel.delayed, on_result, queue=queue)
+            self.producer.send_async(parcel.single, on_result, queue=queue)
         except RocketMQError as error:
             on_result(error)
