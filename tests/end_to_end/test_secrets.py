@@ -21,16 +21,21 @@ MESSAGES = 40
 STEPS = (
     f"batch {MESSAGES}",
     f"sink {MESSAGES}",
+    f"database {MESSAGES}",
     "sent back 1",
     "written 20",
     "there is no queue 99",
     "check signature failed",
     "lag ended with 0",
     "misspelt ended with 2",
+    *(
+        f"{how} ended with 2"
+        for how in ("colon", "blank", "in two words", "nameless", "beside a server", "in a URI")
+    ),
 )
 LEFT = {
     *("checkpoint", "concurrent-checkpoint", "stream-checkpoint", "refused-checkpoint"),
-    *("events", "offsets", "concurrent-offsets", "sink", "concurrent-sink"),
+    *("events", "offsets", "concurrent-offsets", "sink", "concurrent-sink", "rows.sqlite"),
 }
 
 
@@ -41,7 +46,8 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
     """A5 ★: batches, streams, consumers and jobs read and write a secured topic; everything they left is searched.
 
     Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event log,
-    checkpoints, tables, error texts, and the reprs of options, readers, writers and partitions.
+    checkpoints, tables, a database, error texts, what the command line says of settings typed nearly right, and the reprs
+    of options, readers, writers, partitions, consumers, sinks and stores.
     """
     with secured_sim(tmp_path) as cluster:
         with Producer(cluster.name_servers, "P", settings=cluster.settings, send_timeout_s=60.0) as producer:

@@ -7,16 +7,19 @@ searched for the credentials by the test that runs it. It prints ``done`` when a
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import logging
 import os
 import pickle
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -29,11 +32,14 @@ from pyspark_rocketmq.model import (
     MessageExt,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.streaming.database_sink import DatabaseSink
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.streaming.several_sinks import SeveralSinks
 from pyspark_rocketmq.write_options import WriteOptions
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.secured import RETRYING_GROUP
@@ -134,13 +140,30 @@ def _consumer(spark: SparkSession, options: Mapping[str, str], folder: Path) -> 
     )
     consumer.subscribe(options["topic"])
     consumer.register_message_listener(on_order, output_schema="body string")
-    sink = DeltaSink(str(folder / "sink"))
+    connect = functools.partial(_connect, options["secretKey"], folder / "rows.sqlite")
+    with contextlib.closing(connect()) as connection:
+        connection.execute("CREATE TABLE bodies (body TEXT)")
+    sinks = [DeltaSink(str(folder / "sink")), DatabaseSink(connect, _insert)]
     query = consumer.start(
-        spark, sink=sink, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+        spark, sink=sinks, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
     )
-    _say(repr(consumer), repr(sink))
+    _say(repr(consumer), consumer._settings, repr(sinks), SeveralSinks(sinks))
     _finish(query)
+    with contextlib.closing(connect()) as connection:
+        _say("database", connection.execute("SELECT count(*) FROM bodies").fetchone()[0])
+    _say_error(lambda: SeveralSinks([DatabaseSink(connect, _insert), DatabaseSink(connect, _insert)]))
     _say("sink", spark.read.format("delta").load(str(folder / "sink")).count())
+
+
+def _connect(password: str, file: Path) -> sqlite3.Connection:
+    """As to a database that asks for a password."""
+    if not password:
+        raise PermissionError("There is no password.")
+    return sqlite3.connect(file)
+
+
+def _insert(cursor: sqlite3.Cursor, rows: pa.Table) -> None:
+    cursor.executemany("INSERT INTO bodies VALUES (?)", [(body,) for body in rows["body"].to_pylist()])
 
 
 def _concurrent(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
@@ -188,14 +211,23 @@ def _with_wrong_secret(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jobs(options: Mapping[str, str], folder: Path) -> None:
-    """A job with a file of settings, which is not searched, and with a misspelt one."""
+    """A job with a file of settings, which is not searched, and with settings that are misspelt or nearly right."""
     conf = folder.parent / "job.toml"
     entries = [f"{key} = {json.dumps(value)}" for key, value in options.items() if key != "topic"]
     conf.write_text(
         "\n".join([*entries, f'offsetStore = "{folder / "concurrent-offsets"}"']), encoding="utf-8"
     )
-    unknown = f"secretKei={options['secretKey']}"
-    for name, arguments in (("lag", []), ("misspelt", ["--option", unknown])):
+    secret = options["secretKey"]
+    refused = {
+        "misspelt": ["--option", f"secretKei={secret}"],
+        "colon": ["--option", f"secretKey:{secret}"],
+        "blank": ["--option", f"secretKey {secret}"],
+        "in two words": ["--option", "secretKey", secret],
+        "nameless": ["--option", f"={secret}"],
+        "beside a server": ["--option", f"nameServers=user:{secret}@host"],
+        "in a URI": ["--option", f"offsetStore=postgres://user:{secret}@host/offsets"],
+    }
+    for name, arguments in {"lag": [], **refused}.items():
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
             exit_code = main_of_jobs(["offsets", "lag", "--conf", str(conf), *arguments])
@@ -215,6 +247,13 @@ def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> N
     query = writer.start()
     _say_error(query.awaitTermination)
     _say(query.exception())
+    uri = f"s3://user:{options['secretKey']}@bucket/offsets"
+    _say(
+        ReadOptions.parse({**options, "consumerGroup": "billing", "offsetStore": uri}),
+        DeltaSink(uri),
+        DeltaOffsetStore(uri),
+    )
+    _say_error(lambda: open_offset_store(f"postgres{uri[2:]}"))
 
 
 def _objects(options: Mapping[str, str]) -> None:
