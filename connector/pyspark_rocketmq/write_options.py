@@ -145,7 +145,8 @@ class WriteOptions(ConnectionOptions):
         parse=int_between(0, 2**31 - 1),
         default=4096,
         unit="bytes",
-        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs `compressionType`.",
+        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs `compressionType`. "
+        "Shorter ones are, too, where they join a batch that is compressed.",
     )
     require_send_ok: bool = write_option(
         "requireSendOk",

@@ -367,6 +367,17 @@ def test_every_row_is_in_one_request_and_in_order(
     assert found == expected
 
 
+def test_short_bodies_join_a_compressed_batch() -> None:
+    """G2: rows of long and short bodies in turn would make a request each."""
+    gatherer = Gatherer(options(batchSize=50, compressionType="zlib", compressOverBytes=100))
+    bodies = [b"%d" % number + b" " * (200 * (number % 2)) for number in range(200)]
+    sent = [parcel for at, body in enumerate(bodies) for parcel in gatherer.add(row(at, body), A0)]
+    sent += gatherer.rest()
+
+    assert len(sent) <= 2 * 200 / 50
+    assert [number for parcel in sent for number in numbers(parcel)] == list(range(200))
+
+
 def test_a_message_larger_than_a_request_goes_alone() -> None:
     """G2: the broker then decides."""
     gatherer = Gatherer(options(batchBytes=1_000))

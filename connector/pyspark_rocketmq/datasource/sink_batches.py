@@ -71,10 +71,10 @@ class Gatherer:
 
     def add(self, row: SinkRow, destination: Destination) -> Iterator[Parcel]:
         """Take in the next row; what is now complete, in the order in which it must be sent."""
-        body, sys_flag = self._compressed(row)
+        parcel = self._open.get(destination)
+        body, sys_flag = self._compressed(row, into_compressed=parcel is not None and parcel.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         is_single = row.delay is not None or size > self._most_bytes
-        parcel = self._open.get(destination)
         # All members of a batch have its flags; to keep the order, others begin a new one.
         if parcel is not None and (
             is_single or parcel.sys_flag != sys_flag or parcel.size + size > self._most_bytes
@@ -91,9 +91,14 @@ class Gatherer:
         if parcel.count >= self._most_messages or parcel.size >= self._most_bytes:
             yield self._open.pop(destination)
 
-    def _compressed(self, row: SinkRow) -> tuple[bytes, int]:
-        """The body as a member of a batch, and its flags; the producer does it for a message that goes alone."""
-        if self._compression is None or row.delay is not None or len(row.body) < self._compress_over:
+    def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
+        """The body as a member of a batch, and its flags; the producer does it for a message that goes alone.
+
+        A batch that is compressed takes short bodies compressed, too, instead of ending before each of them.
+        """
+        if self._compression is None or row.delay is not None:
+            return row.body, 0
+        if len(row.body) < self._compress_over and not into_compressed:
             return row.body, 0
         return compress(row.body, self._compression)
 
