@@ -72,7 +72,8 @@ _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
 _DRAIN_S = 300.0
 _GET_BROKER_CLUSTER_INFO = 106
-_EXIT_S = 90.0
+_EXIT_S = 210.0
+"""A slow application learns of its planner's end with its next micro-batch."""
 _MEMBER_S = 120.0
 _LOG_TAIL = 2500
 

@@ -163,7 +163,9 @@ class FreshTopic:
             (self._cluster.name_servers, _DELETE_AT_NAME_SERVER),
         ):
             answer = plain_remoting.call(where, code, {"topic": FRESH_TOPIC})
-            assert answer.code == 0, f"{where} did not delete topic {FRESH_TOPIC}: {answer.remark}"
+            # A broker without timers fails when it has deleted everything but their counts.
+            is_done = answer.code == 0 or "getTimerMetrics" in str(answer.remark)
+            assert is_done, f"{where} did not delete topic {FRESH_TOPIC}: {answer.remark}"
 
     def _make(self) -> None:
         self._cluster.create_topic(FRESH_TOPIC, queues=_QUEUES, brokers=[_BROKER])
