@@ -21,8 +21,8 @@ from jobs.session import spark_session
 from jobs.stop_signals import StopSignals
 from pyspark_rocketmq.streaming import lost_offsets
 
-_STOP_WITHIN_S: Final = 30.0
-"""What a supervisor gives a job to end, such as Kubernetes."""
+_STOP_WITHIN_S: Final = 20.0
+"""Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of them."""
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:

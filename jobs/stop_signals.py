@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from py4j.protocol import Py4JError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
+
+_SAME_S: Final = 1.0
+"""Who sends SIGTERM to all processes of a group sends it to this one, and again by way of the JVM."""
 
 
 class StopSignals:
@@ -27,6 +31,7 @@ class StopSignals:
         """Take the signals from the session's JVM; before a query starts, whose planner inherits what is ignored."""
         self.received: signal.Signals | None = None
         """The first one."""
+        self._at_s = 0.0
         self._before: dict[int, Any] = {}
         try:
             _take_from_jvm(spark)
@@ -48,9 +53,11 @@ class StopSignals:
             signal.signal(number, before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's
-        if self.received is not None:
+        now_s = time.monotonic()
+        if self.received is None:
+            self.received, self._at_s = signal.Signals(number), now_s
+        elif number != self.received or now_s - self._at_s > _SAME_S:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
 
 
 def _take_from_jvm(spark: SparkSession) -> None:

@@ -78,7 +78,7 @@ class ConsumerOptions(OptionSet):
         parse=int_between(1, 2**62),
         default=100_000,
         unit="messages",
-        doc="Most messages of one micro-batch; a task has a queue's share in memory.",
+        doc="Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).",
     )
     mirror_offsets: bool = option(
         "mirrorOffsets",

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.turns import HANDICAP_S, PATIENCE_S, SLOW_S, TURN_S, Rest, TaskTurns, Turn
+from pyspark_rocketmq.consume.turns import (
+    HANDICAP_S,
+    PATIENCE_S,
+    SLOW_S,
+    TURN_S,
+    Memory,
+    Rest,
+    TaskTurns,
+    Turn,
+)
 
 _EXAMPLES = int(os.environ.get("TURNS_EXAMPLES", "300"))
 
@@ -52,18 +61,32 @@ def test_a_range_is_read_last_where_memory_is_short_and_calls_are_quick() -> Non
     turns.arrived("a", 0.0)
     turns.yielded("a", 1.0)
 
-    assert turns.next(1.6, is_memory_short=True) == Turn("a", TURN_S)
+    assert turns.next(1.6, memory=Memory.SHORT) == Turn("a", TURN_S)
     turns.suspended("a", 3.0)
-    assert turns.next(1.7, is_memory_short=True) == Turn(None, 3.0 - 1.7)
+    assert turns.next(1.7, memory=Memory.SHORT) == Turn(None, 3.0 - 1.7)
 
 
-def test_a_range_is_read_beside_a_slow_call_however_short_memory_is() -> None:
+def test_a_range_is_read_beside_a_slow_call_though_memory_is_short() -> None:
     """D3: its queue does not wait for that of the slow call."""
     turns: TaskTurns[str] = TaskTurns(0.0)
     turns.next(0.0)
     turns.arrived("a", 0.0)
 
-    assert turns.next(1.0, calls_s=[1.0], is_memory_short=True) == Turn(None, inf)
+    assert turns.next(1.0, calls_s=[1.0], memory=Memory.SHORT) == Turn(None, inf)
+
+
+def test_no_range_is_read_beside_others_where_memory_is_gone() -> None:
+    """D3: not beside a slow call, and not while others wait."""
+    turns: TaskTurns[str] = TaskTurns(0.0)
+    turns.next(0.0)
+    turns.arrived("a", 0.0)
+
+    assert turns.next(1.0, calls_s=[1.0], memory=Memory.GONE) == Rest(inf)
+    turns.suspended("a", 3.0)
+    assert turns.is_range_left
+    assert turns.next(2.0, memory=Memory.GONE) == Rest(3.0)
+    turns.withdrawn("a")
+    assert turns.next(2.0, memory=Memory.GONE) == Turn(None, inf)
 
 
 def test_a_turn_has_no_end_while_nobody_waits() -> None:
@@ -207,7 +230,7 @@ class World:
     def __init__(self, draw: random.Random) -> None:
         self.now_s = 0.0
         self.draw = draw
-        self.short_of_memory = draw.choice([0.0, 0.5, 1.0])
+        self.memory = draw.choice([[Memory.PLENTY], [Memory.SHORT], [Memory.GONE], list(Memory)])
         self.unread = [self._queue(draw, number) for number in range(draw.randint(1, 6))]
         self.queues = {each.name: each for each in self.unread}
         self.turns: TaskTurns[str] = TaskTurns(0.0)
@@ -243,9 +266,7 @@ class World:
             self.now_s = max(self.now_s, coming_s) + 1e-6
 
     def _ask(self, worker: _Worker) -> None:
-        found = self.turns.next(
-            self.now_s, calls_s=self._calls_s(), is_memory_short=self.draw.random() < self.short_of_memory
-        )
+        found = self.turns.next(self.now_s, calls_s=self._calls_s(), memory=self.draw.choice(self.memory))
         if isinstance(found, Rest):
             assert found.until_s > self.now_s
             worker.free_s = found.until_s

@@ -12,6 +12,7 @@ from pyspark_rocketmq.datasource.driver_line import DriverLine
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.state import Slots
 
 
 def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
@@ -21,7 +22,7 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         "127.0.0.1",
         "127.0.0.1",
         must_ask=True,
-        slots=7,
+        slots=Slots(9, 7),
         commit=lambda _: None,
         look=lambda: None,
         clock=clock,

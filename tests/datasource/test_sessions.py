@@ -14,6 +14,7 @@ from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
 from pyspark_rocketmq.datasource.sessions import is_speculative, task_slots
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.hub.state import Slots
 
 
 def session(*, with_copies: bool) -> Any:
@@ -58,21 +59,34 @@ def test_whoever_registers_the_source_there_is_warned(
 @pytest.mark.spark
 def test_how_many_tasks_run_at_the_same_time_is_a_matter_of_cores(spark: SparkSession) -> None:
     """D3: ``defaultParallelism`` can be set to any number."""
-    assert task_slots(spark) == 2
+    assert task_slots(spark) == Slots(2, 2)
 
 
-def test_nobody_knows_how_many_tasks_run_where_executors_come_when_tasks_wait() -> None:
+def classic_session(**conf: str) -> Any:
+    """A cluster with four executors of two cores."""
+    classic = create_autospec(SparkSession, instance=True)
+    classic.conf = {key.replace("_", "."): value for key, value in conf.items()}
+    classic.sparkContext._jsc.sc().maxNumConcurrentTasks.return_value = 8
+    classic.sparkContext.defaultParallelism = 9
+    return classic
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"spark_dynamicAllocation_enabled": "true"},
+        {"spark_databricks_clusterUsageTags_clusterScalingType": "autoscaling"},
+    ],
+)
+def test_any_number_of_tasks_is_planned_where_executors_come_when_tasks_wait(setting: dict[str, str]) -> None:
     """D3: fewer tasks would keep them away."""
-    classic = create_autospec(SparkSession, instance=True)
-    classic.conf = {"spark.dynamicAllocation.enabled": "true"}
-
-    assert task_slots(classic) == 0
+    assert task_slots(classic_session(**setting)) == Slots(8, 0)
+    assert task_slots(classic_session()) == Slots(8, 8)
 
 
-def test_nobody_knows_how_many_tasks_run_where_a_platform_does_not_tell() -> None:
-    """D3"""
-    classic = create_autospec(SparkSession, instance=True)
-    classic.conf = {}
+def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_can_run() -> None:
+    """D3: what is known of the cores still says whether a task may wait for others to begin."""
+    classic = classic_session(spark_task_cpus="2")
     classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
 
-    assert task_slots(classic) == 0
+    assert task_slots(classic) == Slots(4, 0)

@@ -15,7 +15,7 @@ from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.client import HubClient
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, Message
-from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.state import Part, Slots
 from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -34,6 +34,7 @@ class Driver:
             "127.0.0.1",
             "127.0.0.1",
             must_ask=True,
+            slots=Slots(),
             commit=self.parts.append,
             look=self._look,
             clock=SystemClock(),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pyspark_rocketmq.hub.state import Action, Beginning, Commit, HubState, Part, Tell
+from pyspark_rocketmq.hub.state import Action, Beginning, Commit, HubState, Part, Slots, Tell
 from pyspark_rocketmq.model import MessageQueue
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
@@ -256,18 +256,20 @@ def test_a_planner_that_comes_back_in_time_changes_nothing() -> None:
 
 def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_changes() -> None:
     """D3: it makes no more."""
-    state = HubState(must_ask=True, slots=2)
-    assert state.slots_are(3) == []
+    state = HubState(must_ask=True, slots=Slots(2, 2))
+    assert state.slots_are(Slots(3, 3)) == []
 
     assert state.planner_came("planner") == [Tell("planner", {"is": "slots", "slots": 3})]
-    assert state.slots_are(3) == []
-    assert state.slots_are(4) == [Tell("planner", {"is": "slots", "slots": 4})]
+    assert state.slots_are(Slots(3, 3)) == []
+    assert state.slots_are(Slots(4, 4)) == [Tell("planner", {"is": "slots", "slots": 4})]
+    assert state.slots_are(Slots(9, 0)) == [Tell("planner", {"is": "slots", "slots": 0})]
 
 
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
     """A batch of ``tasks``, of which two have begun."""
     driver = Driver()
-    driver.state.slots_are(slots)
+    # Where executors come when tasks wait, any number is planned.
+    driver.state.slots_are(Slots(slots, 0))
     driver.state.batch_begins(7)
     driver.begins("one", A, tasks=tasks)
     driver.begins("two", B, partition=1, tasks=tasks)

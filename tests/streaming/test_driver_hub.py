@@ -12,7 +12,7 @@ from pyspark_rocketmq.hub import task_line
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.client import HubClient
 from pyspark_rocketmq.hub.session import Message
-from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.state import Part, Slots
 from pyspark_rocketmq.hub.task_line import Fate, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.driver_hub import BatchEnd, DriverHub
@@ -26,7 +26,7 @@ class Query:
 
     def __init__(self) -> None:
         self.epochs = {A: 1, B: 1}
-        self.slots = 2
+        self.slots = Slots(2, 2)
         self.heard: list[Message] = []
         self.hub = DriverHub(
             "127.0.0.1",
@@ -82,9 +82,11 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
         return [said["slots"] for said in query.heard if said["is"] == "slots"]
 
     wait_until(lambda: told() == [2], PATIENCE_S, reason="the first number of slots")
-    query.slots = 5
+    query.slots = Slots(5, 5)
+    wait_until(lambda: told() == [2, 5], PATIENCE_S, reason="the number of slots between two batches")
+    query.slots = Slots(7, 7)
     query.hub.begin(3, lambda _: None)
-    wait_until(lambda: told() == [2, 5], PATIENCE_S, reason="the number of slots of the batch")
+    wait_until(lambda: told()[-1] == 7, PATIENCE_S, reason="the number of slots of the batch")
 
 
 def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> None:

@@ -125,6 +125,20 @@ def test_a_suspended_queue_is_delivered_again_while_another_queues_listener_is_s
     assert brought[SLOW].ack.next_offset == 1
 
 
+def test_a_suspended_queue_makes_room_for_ranges_that_are_not_read_yet() -> None:
+    """D3: where the ranges at hand take too much memory; it comes again with the next micro-batch."""
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        return suspended_once(message, 10, context) if message.message_queue == OTHER else SUCCESS
+
+    task = Task(listener)
+    large = range_of(OTHER)._replace(nbytes=orderly_task.OUT_OF_MEMORY_BYTES)
+    brought = task.run([large, range_of(THIRD), range_of(SLOW)], OtherTasks())
+
+    assert task.delivered == {OTHER: [(0, 0)], THIRD: [(0, 0)], SLOW: [(0, 0)]}
+    assert {queue: each.ack.next_offset for queue, each in brought.items()} == {OTHER: 0, THIRD: 1, SLOW: 1}
+
+
 def test_ranges_behind_one_whose_listener_is_slow_are_read_and_delivered() -> None:
     """D3: other queues do not wait for a slow one."""
     passed = {queue: threading.Event() for queue in (OTHER, THIRD)}

@@ -37,12 +37,14 @@ def test_a_uri_is_one_place_however_it_is_written() -> None:
 
 def test_a_uri_with_a_single_slash_is_no_folder_of_that_name(tmp_path: Path) -> None:
     """H8: Hadoop's way to write a path of this machine is that path; of other storage it names nothing."""
-    assert DeltaSink(f"file:{tmp_path}/data%20lake").path == f"{tmp_path}/data lake"
+    assert DeltaSink(f"file:{tmp_path}/data%20lake").path == f"{tmp_path}/data%20lake"
     assert DeltaOffsetStore(f"file:{tmp_path}").spec == f"delta:{tmp_path}"
 
     for make in (DeltaSink, DeltaOffsetStore):
         with pytest.raises(OptionError, match=r"'hdfs:/lake' is neither .* write hdfs://AUTHORITY/lake"):
             make("hdfs:/lake")
+        with pytest.raises(OptionError, match=r"'dbfs:/mnt/lake' .* write /dbfs/mnt/lake"):
+            make("dbfs:/mnt/lake")
 
 
 @pytest.mark.parametrize(

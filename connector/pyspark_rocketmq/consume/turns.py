@@ -8,7 +8,8 @@ as long as calls of the listener are quick, and several do when they are slow. T
    where there has been such a call, when a queue has waited for 0.1 s.
 3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when another queue's
    suspension is over.
-4. The next range is read only when there is nothing else to do, if those in hand take much memory and calls are quick.
+4. If the ranges at hand take much memory, and calls are quick, the next one is read only when there is nothing else to do; if they
+   take too much, when none is left. Suspended queues stop then, and come again with the next micro-batch.
 5. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as due half a second
    later than they are, so that a queue whose suspension is over does not wait for all of them.
 6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when the others have
@@ -20,6 +21,7 @@ Times are seconds of one monotonic clock, which is passed in. Not thread-safe; n
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from enum import Enum, auto
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -33,6 +35,14 @@ HANDICAP_S: Final = 0.5
 """What a suspended queue has ahead of those that had a turn."""
 
 QueueT = TypeVar("QueueT", bound=Hashable)
+
+
+class Memory(Enum):
+    """What the ranges at hand leave for the next one."""
+
+    PLENTY = auto()
+    SHORT = auto()
+    GONE = auto()
 
 
 class Turn(NamedTuple, Generic[QueueT]):
@@ -86,6 +96,11 @@ class TaskTurns(Generic[QueueT]):
         """Whether something is without a worker, so that there is, or will be, something to do for another one."""
         return bool(self._waiting)
 
+    @property
+    def is_range_left(self) -> bool:
+        """Whether there may be a range to read, which nobody is at."""
+        return None in self._waiting
+
     def is_suspended(self, queue: QueueT) -> bool:
         """Whether the queue waits and was suspended in this task."""
         return queue in self._waiting and queue not in self._leading
@@ -96,7 +111,7 @@ class TaskTurns(Generic[QueueT]):
         *,
         calls_s: Sequence[float] = (),
         is_batch_at_work: bool = False,
-        is_memory_short: bool = False,
+        memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
         """What a worker that has nothing in hand is to do.
 
@@ -104,15 +119,18 @@ class TaskTurns(Generic[QueueT]):
             now_s: Now.
             calls_s: How long what is with other workers has lasted: each one's call of the listener, or its reading of a range.
             is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this one is over.
-            is_memory_short: Whether the ranges in hand take much memory.
+            memory: What the ranges at hand leave.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
         if not self._waiting or not (self._leading or is_batch_at_work):
             return Rest(inf)
-        due = [each for each in self._waiting.values() if each.due_s <= now_s]
+        waiting = list(self._waiting.values())
+        if memory is Memory.GONE and (self._in_hand or len(waiting) > 1):
+            waiting = [each for each in waiting if each.queue is not None]
+        due = [each for each in waiting if each.due_s <= now_s]
         if not due:
-            return Rest(min(each.due_s for each in self._waiting.values()))
-        reads_last = is_memory_short and not self._has_been_slow
+            return Rest(min((each.due_s for each in waiting), default=inf))
+        reads_last = memory is not Memory.PLENTY and not self._has_been_slow
         first = min(due, key=lambda each: (reads_last and each.queue is None, each.place_s))
         begins_s = now_s + self._waits_s(now_s - first.due_s, calls_s)
         if begins_s > now_s:

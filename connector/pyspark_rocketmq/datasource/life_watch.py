@@ -109,15 +109,20 @@ class PullingLifeWatch:
             if target is not None:
                 self._told.add(queue, target)
             return Found(bounds, None, is_reset=target is not None)
-        return Found(bounds, _message_at(offset, pulled.body))
+        return Found(bounds, _message_at(queue, offset, pulled.body))
 
 
-def _message_at(offset: int, data: PulledBody) -> LastMessage | None:
+def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
     """Of the stored messages in ``data`` the one at an offset; None if its layout is broken, for which nothing can be told."""
     try:
         messages = decode_stored_messages(data)
     except RemoteProtocolError as error:
-        logger.warning("message at offset %d cannot be decoded: %s", offset, error)
+        logger.warning(
+            "the message that tells whether offsets begin again cannot be decoded %s queueOffset=%d: %s",
+            queue,
+            offset,
+            error,
+        )
         return None
     # Bodies are left as they are: one that cannot be decompressed has its place, too.
     for one in messages:

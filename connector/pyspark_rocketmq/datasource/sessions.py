@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.hub.state import Slots
 
 logger = logging.getLogger(__name__)
+
+_GROWS_WITH_TASKS: Final = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
+}
+"""Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
 
 
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
@@ -62,17 +69,21 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
     return host, settings.get("spark.driver.bindAddress") or host, False
 
 
-def task_slots(spark: SparkSession) -> int:
-    """How many tasks can run at the same time, as of now; 0 if that is not known, or depends on how many there are."""
-    if str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).strip().lower() == "true":
-        # Executors come when tasks wait for them.
-        return 0
+def task_slots(spark: SparkSession) -> Slots:
+    """How many tasks can run at the same time, as of now."""
     try:
         context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - spark.default.parallelism may be any number
-        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-    except Exception:
-        logger.info("how many tasks can run at the same time could not be asked", exc_info=True)
-        return 0
+        at_once = int(
+            context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
+        )
+    except Exception as error:  # noqa: BLE001 - a platform may forbid it
+        logger.info("how many tasks can run at the same time cannot be asked: %s", error)
+        cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
+        return Slots(spark.sparkContext.defaultParallelism // cpus)
+    is_growing = any(
+        str(spark.conf.get(key, "")).strip().lower() == value for key, value in _GROWS_WITH_TASKS.items()
+    )
+    return Slots(at_once, 0 if is_growing else at_once)
 
 
 def is_active(query: StreamingQuery) -> bool:

@@ -16,7 +16,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.line_loop import LineLoop, Link
 from pyspark_rocketmq.hub.session import Message, queue_list
-from pyspark_rocketmq.hub.state import Action, Beginning, Commit, Ended, HubState, Part, Tell
+from pyspark_rocketmq.hub.state import Action, Beginning, Commit, Ended, HubState, Part, Slots, Tell
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class QueryHub:
         bind_host: str,
         *,
         must_ask: bool,
-        slots: int = 0,
+        slots: Slots,
         commit: Callable[[Part], None],
         look: Callable[[], None],
         clock: Clock,
@@ -75,14 +75,13 @@ class QueryHub:
 
     # --- the driver, from any of its threads ---------------------------------------------------------------------
 
-    def batch_begins(self, batch_id: int, *, slots: int = 0) -> bool:
-        """Before the job of a batch, with :meth:`HubState.slots_are`; see :meth:`HubState.batch_begins`."""
+    def slots_are(self, slots: Slots) -> None:
+        """See :meth:`HubState.slots_are`."""
+        self._loop.call(lambda: self._act(self._state.slots_are(slots)))
 
-        def begin() -> bool:
-            self._act(self._state.slots_are(slots))
-            return self._state.batch_begins(batch_id)
-
-        return self._answered(begin)
+    def batch_begins(self, batch_id: int) -> bool:
+        """Before the job of a batch; see :meth:`HubState.batch_begins`."""
+        return self._answered(lambda: self._state.batch_begins(batch_id))
 
     def batch_ends(self, *, could_ask: bool | None) -> Ended:
         """After the job; see :meth:`HubState.batch_ends`."""

@@ -69,6 +69,15 @@ class Ended(NamedTuple):
     """Ids of the parts that were handed over: they are committed, or to be."""
 
 
+class Slots(NamedTuple):
+    """How many tasks can run at the same time."""
+
+    at_once: int = 0
+    """As of now; 0 if that is not known."""
+    most_planned: int = 0
+    """Tasks that a batch is to have at most; 0 for any number."""
+
+
 class Beginning(NamedTuple):
     """What a task says of itself before it delivers anything."""
 
@@ -105,12 +114,12 @@ class _Task:
 class HubState:
     """One query's. Not thread-safe; no method waits."""
 
-    def __init__(self, *, must_ask: bool, slots: int = 0) -> None:
+    def __init__(self, *, must_ask: bool, slots: Slots = Slots()) -> None:  # noqa: B008 - it does not change
         """Begin with no batch.
 
         Args:
             must_ask: Every task will be able to ask, from the first batch on.
-            slots: How many tasks can run at the same time; 0 if that is not known.
+            slots: As of now.
         """
         self.must_ask = must_ask
         """Whether a task that cannot ask must leave its ranges as they are."""
@@ -156,12 +165,11 @@ class HubState:
 
     # --- the driver ----------------------------------------------------------------------------------------------
 
-    def slots_are(self, slots: int) -> list[Action]:
-        """How many tasks can run at the same time, as of now; 0 if that is not known."""
-        if slots == self._slots:
-            return []
+    def slots_are(self, slots: Slots) -> list[Action]:
+        """What has become of the number of tasks that can run at the same time."""
+        is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
-        return self._tell_slots()
+        return self._tell_slots() if is_news else []
 
     def batch_begins(self, batch_id: int) -> bool:
         """A job begins; whether its tasks must ask before they begin with their queues."""
@@ -316,7 +324,9 @@ class HubState:
 
     def _tell_slots(self) -> list[Action]:
         """The planner is to make no more tasks."""
-        return [] if self._planner is None else [Tell(self._planner, {"is": "slots", "slots": self._slots})]
+        if self._planner is None:
+            return []
+        return [Tell(self._planner, {"is": "slots", "slots": self._slots.most_planned})]
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]
@@ -329,7 +339,7 @@ class HubState:
         if len(begun) >= max((task.said.tasks for task in running), default=0):
             return any(task.idle_s is None for task in running)
         first_idle_s = min((task.idle_s for task in running if task.idle_s is not None), default=now_s)
-        return len(running) < self._slots and now_s - first_idle_s < _BEGIN_WITHIN_S
+        return len(running) < self._slots.at_once and now_s - first_idle_s < _BEGIN_WITHIN_S
 
     def _end_idle(self, now_s: float) -> list[Action]:
         """Tell idle tasks that nobody is left whom they could wait for."""

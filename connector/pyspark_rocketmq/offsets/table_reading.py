@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -48,9 +47,14 @@ def table_uri(path: str | Path) -> str:
     if scheme is None or isinstance(path, Path):
         return text if "://" in text else str(Path(path).absolute())
     if scheme[1].lower() == "file":
-        # As Hadoop writes it.
-        return unquote(text[scheme.end() - 1 :])
+        # As Hadoop writes it, for which a percent sign is one.
+        return text[scheme.end() - 1 :]
     rest = text[scheme.end() :]
+    if scheme[1].lower() == "dbfs":
+        problem = (
+            f"'{text}' is a path of Spark's alone; write /dbfs/{rest}, or a folder of a volume: /Volumes/…"
+        )
+        raise OptionError((problem,), where="path of a table")
     problem = f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder of that name ./{text}"
     raise OptionError((problem,), where="path of a table")
 

@@ -217,9 +217,13 @@ class BatchCommitter:
         queues = {queue: row.generation for queue, row in rows.items()}
         try:
             begun = sink.begin(self._group, queues)
-        except RocketMQError:
+        except RocketMQError as error:
             # Of a table that is gone, or another one, the ways forward are told rather than what was wrong with it first.
-            check_has_all(self._group, rows, sink.standings(self._group, queues), store=self._store.spec)
+            try:
+                standings = sink.standings(self._group, queues)
+            except Exception:  # noqa: BLE001 - such as storage that is away
+                raise error from None
+            check_has_all(self._group, rows, standings, store=self._store.spec)
             raise
         check_has_all(self._group, rows, begun.standings, store=self._store.spec)
         return begun

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.state import Part, Slots
 from pyspark_rocketmq.hub.task_line import HubTerms
 from pyspark_rocketmq.model import MessageQueue
 
@@ -52,7 +52,7 @@ class DriverHub:
         bind_host: str,
         *,
         must_ask: bool,
-        slots: Callable[[], int],
+        slots: Callable[[], Slots],
         read_epochs: Callable[[], Mapping[MessageQueue, int]],
         clock: Clock,
         look_every_s: float = _LOOK_EVERY_S,
@@ -63,7 +63,7 @@ class DriverHub:
             host: Where planner and tasks find this process.
             bind_host: Where it listens.
             must_ask: Whether every task can reach this process for sure.
-            slots: How many tasks can run at the same time, as of now; 0 if that is not known.
+            slots: How many tasks can run at the same time, as of now.
             read_epochs: The epochs that the offset store has.
             clock: The system's.
             look_every_s: Pause between two looks at the store.
@@ -139,7 +139,8 @@ class DriverHub:
             return None
         self._commit = commit
         self._left = []
-        must_ask = self._hub.batch_begins(batch_id, slots=self._slots())
+        self._hub.slots_are(self._slots())
+        must_ask = self._hub.batch_begins(batch_id)
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask)
 
@@ -211,6 +212,9 @@ class DriverHub:
             looks += 1
             try:
                 self._look(is_asked=is_asked)
+                if self._has_no_batch.is_set():
+                    # Executors come and go; the next plan is to know.
+                    self._hub.slots_are(self._slots())
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
                     self._is_closed = True
             except Exception:

@@ -20,15 +20,16 @@ from typing import Final
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.range_orders import RangeOrders
-from pyspark_rocketmq.consume.turns import TaskTurns, Turn
+from pyspark_rocketmq.consume.turns import Memory, TaskTurns, Turn
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
 from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row
 from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
 
-MUCH_MEMORY_BYTES: Final = 64 << 20
-"""Of the messages of ranges in hand: then no other range is read while there is something else to do and calls are quick."""
+SHORT_OF_MEMORY_BYTES: Final = 64 << 20
+OUT_OF_MEMORY_BYTES: Final = 256 << 20
+"""What the messages of the ranges at hand take; a single range may take any number."""
 
 
 class OrderlyTask:
@@ -122,13 +123,14 @@ class OrderlyTask:
         with self._changed:
             while not self._is_over and not (gives_out and self._done):
                 now_s = self._clock.monotonic_s()
-                if self._end_given_up():
+                memory = self._memory()
+                if self._end_suspended(all_of_them=memory is Memory.GONE and self._turns.is_range_left):
                     continue
                 found = self._turns.next(
                     now_s,
                     calls_s=self._in_hand_s(worker, now_s),
                     is_batch_at_work=self._orders.is_batch_at_work(),
-                    is_memory_short=self._held_bytes() >= MUCH_MEMORY_BYTES,
+                    memory=memory,
                 )
                 if isinstance(found, Turn):
                     worker.begin(None, now_s)
@@ -140,12 +142,17 @@ class OrderlyTask:
                 worker.begin(None, self._clock.monotonic_s())
             return None
 
-    def _end_given_up(self) -> bool:
-        """End what is suspended and given up: whoever gets the queue is not to wait until it is due; whether there was any."""
+    def _end_suspended(self, *, all_of_them: bool) -> bool:
+        """End what is suspended and given up: whoever gets the queue is not to wait until it is due; whether there was any.
+
+        All of them make room for ranges that are not read yet.
+        """
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if one is not None and self._turns.is_suspended(queue) and self._orders.is_given_up(queue)
+            if one is not None
+            and self._turns.is_suspended(queue)
+            and (all_of_them or self._orders.is_given_up(queue))
         ]
         for queue, one in found:
             self._turns.withdrawn(queue)
@@ -159,8 +166,11 @@ class OrderlyTask:
         self._workers[0].stop()
         self._changed.notify_all()
 
-    def _held_bytes(self) -> int:
-        return sum(one.arrived.nbytes for one in self._begun.values() if one is not None)
+    def _memory(self) -> Memory:
+        held_bytes = sum(one.arrived.nbytes for one in self._begun.values() if one is not None)
+        if held_bytes < SHORT_OF_MEMORY_BYTES:
+            return Memory.PLENTY
+        return Memory.SHORT if held_bytes < OUT_OF_MEMORY_BYTES else Memory.GONE
 
     def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
         return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]

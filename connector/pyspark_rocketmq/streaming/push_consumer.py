@@ -33,6 +33,7 @@ from pyspark_rocketmq.datasource.sessions import (
     task_slots,
 )
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
     MessageModel,
@@ -448,7 +449,7 @@ class PushConsumer:
                 bind_host,
                 must_ask=is_local and options.hand_over_ranges and self._table is None,
                 # With more tasks than that a task with a suspended queue would have to end for one that is to begin.
-                slots=lambda: task_slots(spark) if takes_turns else 0,
+                slots=lambda: task_slots(spark) if takes_turns else Slots(),
                 read_epochs=epochs,
                 clock=SystemClock(),
             )
