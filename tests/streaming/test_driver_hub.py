@@ -84,9 +84,9 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
     wait_until(lambda: told() == [2], PATIENCE_S, reason="the first number of slots")
     query.slots = Slots(5, 5)
     wait_until(lambda: told() == [2, 5], PATIENCE_S, reason="the number of slots between two batches")
-    query.slots = Slots(7, 7)
     query.hub.begin(3, lambda _: None)
-    wait_until(lambda: told()[-1] == 7, PATIENCE_S, reason="the number of slots of the batch")
+    query.slots = Slots(7, 7)
+    wait_until(lambda: told() == [2, 5, 7], PATIENCE_S, reason="the number of slots during a batch")
 
 
 def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> None:

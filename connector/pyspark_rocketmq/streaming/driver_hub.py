@@ -139,7 +139,6 @@ class DriverHub:
             return None
         self._commit = commit
         self._left = []
-        self._hub.slots_are(self._slots())
         must_ask = self._hub.batch_begins(batch_id)
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask)
@@ -212,9 +211,8 @@ class DriverHub:
             looks += 1
             try:
                 self._look(is_asked=is_asked)
-                if self._has_no_batch.is_set():
-                    # Executors come and go; the next plan is to know.
-                    self._hub.slots_are(self._slots())
+                # Executors come and go. Not at a batch's beginning: the JVM takes milliseconds to say it.
+                self._hub.slots_are(self._slots())
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
                     self._is_closed = True
             except Exception:
