@@ -26,6 +26,12 @@ def run_driver(module: str, config: Mapping[str, object], log: Path, *, timeout_
         return driver.wait(timeout=timeout_s)
 
 
+def consume_command(options: Mapping[str, str]) -> list[str]:
+    """Runs job ``consume`` as a user does."""
+    words = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
+    return [str(REPO / "spark-submit.sh"), "consume", *words]
+
+
 @contextmanager
 def running(
     command: Sequence[str], log: Path, *, folder: Path, environment: Mapping[str, str]

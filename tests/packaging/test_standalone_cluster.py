@@ -14,7 +14,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from tests.helpers import doomed_listener
-from tests.helpers.driver_process import REPO, running
+from tests.helpers.driver_process import consume_command, running
 from tests.helpers.orders import OUTPUT_SCHEMA, Orders, check_sink, produce_orders
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.standalone_cluster import SPARK_HOME, StandaloneCluster, kill_machine_of
@@ -96,14 +96,12 @@ def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
         "offsetStore": str(tmp_path / "offsets"),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
-    command = [str(REPO / "spark-submit.sh"), "consume"]
-    command += [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     environment = environment_of(
         spark_cluster,
         SPARK_SUBMIT_ARGS=f"--conf spark.executor.memory=512m --conf spark.executorEnv.{doomed_listener.FOLDER}={tmp_path}",
     )
 
-    with running(command, log, folder=tmp_path, environment=environment) as job:
+    with running(consume_command(options), log, folder=tmp_path, environment=environment) as job:
         doomed = tmp_path / "doomed"
         wait_until(
             lambda: doomed.exists() or job.poll() is not None, PATIENCE_S, reason="a worker that waits"

@@ -15,7 +15,7 @@ from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.helpers import held_listener
-from tests.helpers.driver_process import ENVIRONMENT, REPO, running
+from tests.helpers.driver_process import ENVIRONMENT, consume_command, running
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
 
@@ -59,8 +59,6 @@ def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
         "offsetStore": str(tmp_path / "offsets"),
         "checkpoint": str(tmp_path / "checkpoint"),
     }
-    command = [str(REPO / "spark-submit.sh"), "consume"]
-    command += [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     environment = ENVIRONMENT | {
         "JDK_JAVA_OPTIONS": QUICK_JVM,
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -68,7 +66,7 @@ def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
         held_listener.FOLDER: str(tmp_path),
     }
 
-    with running(command, log, folder=tmp_path, environment=environment) as job:
+    with running(consume_command(options), log, folder=tmp_path, environment=environment) as job:
         wait_until(
             lambda: (tmp_path / "first").exists() or job.poll() is not None, PATIENCE_S, reason="A call"
         )

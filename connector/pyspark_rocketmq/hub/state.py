@@ -324,9 +324,7 @@ class HubState:
 
     def _tell_slots(self) -> list[Action]:
         """The planner is to make no more tasks."""
-        if self._planner is None:
-            return []
-        return [Tell(self._planner, {"is": "slots", "slots": self._slots.most_planned})]
+        return self._to_planner({"is": "slots", "slots": self._slots.most_planned})
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]

@@ -5,7 +5,7 @@
 | ``rocketmq-hub`` | talks to planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
 | ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, and ends it all with the query |
+| ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, asks how many tasks can run, and ends it all with the query |
 
 While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is over, and the end waits for
 those that were taken.

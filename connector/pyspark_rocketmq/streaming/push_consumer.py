@@ -435,8 +435,7 @@ class PushConsumer:
         """What planner and tasks are connected with; None where nothing can listen."""
         name = progress_name(options)
         host, bind_host, is_local = driver_address(spark)
-
-        takes_turns = self._is_orderly and options.hand_over_ranges and self._table is None
+        has_engine = options.hand_over_ranges and self._table is None
 
         def epochs() -> dict[MessageQueue, int]:
             # Brokers as a store have none.
@@ -447,9 +446,9 @@ class PushConsumer:
             return DriverHub(
                 host,
                 bind_host,
-                must_ask=is_local and options.hand_over_ranges and self._table is None,
+                must_ask=is_local and has_engine,
                 # With more tasks than that a task with a suspended queue would have to end for one that is to begin.
-                slots=lambda: task_slots(spark) if takes_turns else Slots(),
+                slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 read_epochs=epochs,
                 clock=SystemClock(),
             )
