@@ -10,7 +10,6 @@ from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.sending import (
     AUTO_CREATE_TOPIC,
     DEFAULT_TOPIC_QUEUE_NUMS,
-    MAX_MESSAGE_BYTES,
     SendTerms,
     send_command,
 )
@@ -73,7 +72,7 @@ PRODUCER_DEFAULTS = {
     "getCompressType": _default(Producer, "compression_type").name,
     "getCreateTopicKey": AUTO_CREATE_TOPIC,
     "getDefaultTopicQueueNums": DEFAULT_TOPIC_QUEUE_NUMS,
-    "getMaxMessageSize": MAX_MESSAGE_BYTES,
+    "getMaxMessageSize": _default(Producer, "max_message_size"),
     "getRetryTimesWhenSendAsyncFailed": _default(Producer, "retry_times_when_send_async_failed"),
     "getRetryTimesWhenSendFailed": _default(Producer, "retry_times_when_send_failed"),
     "getSendMsgTimeout": _default(Producer, "send_timeout_s") * 1000,

@@ -19,6 +19,10 @@ BrokerAddress = NewType("BrokerAddress", str)
 PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
 
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+"""Body of a message or of a batch, if a producer is not told otherwise (``DefaultMQProducer.maxMessageSize``, the brokers'
+default too)."""
+
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 

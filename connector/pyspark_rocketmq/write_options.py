@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from pyspark_rocketmq.connection_options import ConnectionOptions
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES
 from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
     boolean,
@@ -22,6 +23,8 @@ from pyspark_rocketmq.option_set import write_option
 
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Producer group of a sink that names none."""
+MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+"""What decoders make of one body at most (``wire.compression.MAX_BODY_BYTES``)."""
 MAX_DELAY_LEVEL: Final = 18
 """By a broker's defaults (``messageDelayLevel``)."""
 
@@ -124,6 +127,14 @@ class WriteOptions(ConnectionOptions):
         default=1024 * 1024,
         unit="bytes",
         doc="Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message goes alone.",
+    )
+    max_message_size: int = write_option(
+        "maxMessageSize",
+        parse=int_between(1, MOST_MESSAGE_BYTES),
+        default=MAX_MESSAGE_BYTES,
+        unit="bytes",
+        doc="The largest body that a row may have, before it is compressed, as of Java's producer; a request takes no more either. "
+        "Raise it where the brokers' own `maxMessageSize` is larger, or where bodies are compressed. Readers of this package take 128 MiB.",
     )
     max_in_flight_bytes: int = write_option(
         "maxInFlightBytes",

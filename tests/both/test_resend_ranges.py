@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from pyspark_rocketmq.replay.sending import Sending
 from pyspark_rocketmq.replay.target_topic import TargetTopic
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -36,8 +38,8 @@ ONE_TASK = pa.RecordBatch.from_pydict({"id": [0]})
 class Killed(ResendRanges):
     """Dies after its second batch is stored and before it knows."""
 
-    def store(self, producer: Producer, messages: Sequence[Message], target: MessageQueue) -> SendResult:
-        result = super().store(producer, messages, target)
+    def store(self, producer: Producer, messages: Sequence[Message], part: Resending) -> SendResult:
+        result = super().store(producer, messages, part)
         if any(message.body == b"12" for message in messages):
             raise RocketMQError("killed")
         return result
@@ -153,6 +155,48 @@ def test_a_message_that_cannot_be_decoded_is_copied_with_the_bytes_that_are_stor
     kept = messages[-1]
     assert (kept.body, kept.sys_flag, kept.keys) == (GARBAGE, 0, "poison")
     assert "marked as zlib but is not" in kept.properties["UNDECODABLE"]
+
+
+@pytest.mark.parametrize("kind", [CompressionType.ZLIB, CompressionType.ZSTD, CompressionType.LZ4])
+def test_messages_that_no_batch_has_room_for_are_copied_as_they_are_stored(
+    cluster, client, queue, copy, kind
+):
+    """H3, G2 ★: one that expands beyond what brokers store, and one that fills what they store."""
+    random = Random(0)
+    half = random.randbytes(2 << 20)
+    bodies = [half + bytes(4 << 20) + half[:1000], random.randbytes((4 << 20) - 10), b"small"]
+    with Producer(
+        (cluster.name_servers,),
+        "p",
+        send_timeout_s=ANSWER_S,
+        compression_type=kind,
+        compress_over_bytes=5 << 20,
+        max_message_size=8 << 20,
+    ) as producer:
+        ids = [producer.send(Message(topic=queue.topic, body=body), queue=queue).msg_id for body in bodies]
+    await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES + 3)
+
+    sent = resend(cluster, part_of(cluster, queue, copy))
+
+    assert sent == MESSAGES + 3
+    [messages] = read_topic(client, cluster, [copy], MESSAGES + 3).values()
+    assert [(m.body, m.msg_id) for m in messages[-3:]] == list(zip(bodies, ids, strict=True))
+    compression = [m.sys_flag >> COMPRESSION_TYPE_SHIFT for m in messages[-3:]]
+    assert compression == [kind, 0, 0]
+
+
+@SIM_ONLY
+def test_a_message_that_the_target_does_not_take_is_named(cluster, client, queue, copy):
+    """H3: its broker may take less than that of the source."""
+    cluster.backend.faults.add(
+        "answer-code",
+        on=int(RequestCode.SEND_BATCH_MESSAGE),
+        response_code=ResponseCode.MESSAGE_ILLEGAL,
+        remark="the message is illegal",
+    )
+
+    with pytest.raises(RocketMQError, match=rf"{queue.topic}/broker-a/0/0.*Raise maxMessageSize"):
+        resend(cluster, part_of(cluster, queue, copy))
 
 
 def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -23,7 +24,7 @@ from pyspark_rocketmq.errors import (
     TopicAway,
     TopicNotFound,
 )
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, decompress
@@ -410,6 +411,26 @@ def test_batches_to_several_queues_have_outcomes_of_their_own(
     assert isinstance(outcomes[A0], SendResult)
     assert isinstance(outcomes[A1], SendResult)
     assert isinstance(outcomes[B0], ChannelClosed)
+
+
+def test_one_message_of_the_largest_size_may_be_sent_in_order(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """G1, G2: a batch of one would have no room for it."""
+    large = random.Random(0).randbytes(MAX_MESSAGE_BYTES)
+
+    assert producer.send_ordered([("k", message(b"1")), ("k", message(large)), ("k", message(b"3"))]) == 3
+
+    [stored] = [bodies for broker in cluster.brokers.values() for bodies in broker.stored.values()]
+    assert stored == [b"1", large, b"3"]
+
+
+def test_a_body_may_be_as_large_as_the_producer_is_told(cluster: ScriptedCluster) -> None:
+    """G2: max_message_size, as Java's maxMessageSize."""
+    with Producer(cluster.name_server.address, "P", max_message_size=5 << 20) as producer:
+        producer.send(message(bytes(5 << 20)))
+        with pytest.raises(LocalProtocolError, match="body of 5242881 bytes; 5242880 can be sent"):
+            producer.send(message(bytes((5 << 20) + 1)))
 
 
 def test_many_keyed_messages_keep_their_order_in_every_queue(

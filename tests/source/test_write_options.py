@@ -23,10 +23,11 @@ from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound, T
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.messages import BatchMember, decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.write_options import MOST_MESSAGE_BYTES, WriteOptions
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer
@@ -152,6 +153,21 @@ def test_a_request_has_as_many_messages_and_bytes_as_it_may(cluster: ScriptedClu
 
     send(cluster, *[b"x" * 10_000] * 4, shardingKey="k", batchBytes=25_000)
     assert [len(decode_batch(request.body)) for request in requests(cluster)][3:] == [2, 2]
+
+
+def test_a_body_may_be_as_large_as_the_option_says(cluster: ScriptedCluster) -> None:
+    """maxMessageSize; G2: counted before it is compressed, and of a whole request."""
+    send(cluster, b"x" * 600, b"x" * 600, shardingKey="k", maxMessageSize=1000)
+    assert [request.code for request in requests(cluster)] == 2 * [RequestCode.SEND_BATCH_MESSAGE]
+
+    with pytest.raises(RowNotSent, match=r"body of 1001 bytes; 1000 can be sent.*raise maxMessageSize"):
+        send(cluster, b"x" * 1001, compressionType="zlib", compressOverBytes=0, maxMessageSize=1000)
+    with pytest.raises(RowNotSent, match="4194304 can be sent"):
+        send(cluster, bytes(5 << 20))
+
+    send(cluster, bytes(5 << 20), maxMessageSize=8 << 20)
+    assert sorted(len(request.body) for request in requests(cluster))[2:] == [5 << 20]
+    assert MOST_MESSAGE_BYTES == MAX_BODY_BYTES
 
 
 def test_no_more_is_under_way_than_may_be(cluster: ScriptedCluster) -> None:

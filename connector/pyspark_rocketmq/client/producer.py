@@ -60,7 +60,7 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
     TransportError,
 )
-from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.option_parsers import address_list
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.compression import CompressionType, compress
@@ -103,6 +103,7 @@ class Producer(Closing):
         retry_times_when_send_async_failed: int = 2,
         compress_over_bytes: int = 4096,
         compression_type: CompressionType | None = CompressionType.ZLIB,
+        max_message_size: int = MAX_MESSAGE_BYTES,
         send_latency_fault_enable: bool = False,
         settings: ConnectionSettings | None = None,
         pool: ChannelPool | None = None,
@@ -119,6 +120,8 @@ class Producer(Closing):
             retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
             compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
+            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB of what is sent if they are not
+                told otherwise (their ``maxMessageSize``), and readers of this package 128 MiB.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
                 :class:`FaultTable` says.
             settings: Credentials and TLS of the producer's own connections.
@@ -135,7 +138,7 @@ class Producer(Closing):
             addresses, shared, self._clock, send_timeout_s, namespace=namespace
         )
         self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
-        self._terms = SendTerms(producer_group=producer_group)
+        self._terms = SendTerms(producer_group=producer_group, max_message_bytes=max_message_size)
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed
         self._async_retries = retry_times_when_send_async_failed
@@ -283,7 +286,7 @@ class Producer(Closing):
     def send_batches(
         self, batches: Mapping[MessageQueue, Sequence[Message]]
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
-        """Send one batch to each of several queues at the same time; the outcome of each.
+        """Send one batch to each of several queues at the same time; the outcome of each. A batch of one goes as a message.
 
         Call it again for the next batches: within a queue the order of calls is the order of messages.
         """
@@ -301,6 +304,23 @@ class Producer(Closing):
         try:
             route = self._publication(batch.queue.topic, self._deadline())[0]
             self._brokers.send_encoded(self._master(route, batch.queue), batch, self._terms, told)
+        except RocketMQError as error:
+            told(error)
+
+    def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
+        """Send a message with the body that a broker has stored, in one attempt; ``on_result`` is called exactly once.
+
+        Args:
+            message: With its UNIQ_KEY, if it is to have one.
+            queue: Where it goes.
+            sys_flag: Bits of ``MessageSysFlag``: how the body is compressed.
+            on_result: Told what became of it.
+        """
+        told = self._watching_route(queue.topic, on_result)
+        try:
+            route = self._publication(queue.topic, self._deadline())[0]
+            terms = replace(self._terms, sys_flag=sys_flag)
+            self._brokers.send_async(self._master(route, queue), message, queue, terms, told)
         except RocketMQError as error:
             told(error)
 
@@ -361,12 +381,15 @@ class Producer(Closing):
 
     def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
-        check_body(message.body, f"topic {message.topic}")
+        check_body(message.body, f"topic {message.topic}", self._terms.max_message_bytes)
         prepared = replace(message, properties=self._with_key(message.properties))
         terms = transaction_terms(message, retry_terms(message, self._terms))
         if self._compression_type is None or len(message.body) < self._compress_over_bytes:
             return prepared, terms
         body, sys_flag = compress(message.body, self._compression_type)
+        if len(body) > self._terms.max_message_bytes:
+            # What does not shrink grows a little, beyond what can be sent.
+            return prepared, terms
         return replace(prepared, body=body), replace(terms, sys_flag=terms.sys_flag | sys_flag)
 
     def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
@@ -416,8 +439,13 @@ class Producer(Closing):
         told = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
-            batch = self._batch(queue, messages)
-            self._brokers.send_batch_async(self._master(route, queue), batch, self._terms, told)
+            master = self._master(route, queue)
+            if len(messages) == 1:
+                # A batch of one has no room for the largest body there may be.
+                message, terms = self._prepare(messages[0])
+                self._brokers.send_async(master, message, queue, terms, told)
+            else:
+                self._brokers.send_batch_async(master, self._batch(queue, messages), self._terms, told)
         except RocketMQError as error:
             told(error)
 

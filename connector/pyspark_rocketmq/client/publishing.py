@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
-from pyspark_rocketmq.client.sending import DEFAULT_TOPIC_QUEUE_NUMS, MAX_MESSAGE_BYTES
-from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
+from pyspark_rocketmq.client.sending import DEFAULT_TOPIC_QUEUE_NUMS
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.hashing import ShardingKey, select_by_hash
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD
 from pyspark_rocketmq.wire.properties import encode_properties

@@ -22,6 +22,7 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageExt, TopicRoute, retry_topic
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.namespace import with_namespace
 from pyspark_rocketmq.wire.properties import (
     DELAY,
@@ -91,6 +92,8 @@ class SendBack:
             settings.name_servers,
             CLIENT_INNER_PRODUCER_GROUP,
             send_timeout_s=settings.send_timeout_s,
+            # A broker has stored the message, and stores it compressed again.
+            max_message_size=MAX_BODY_BYTES,
             pool=pool,
             clock=self._clock,
             namespace=settings.namespace,

@@ -8,7 +8,7 @@ from typing import Final
 
 from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.errors import LocalProtocolError, RocketMQError
-from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, Message, MessageQueue, SendStatus
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, RETRY_TOPIC_PREFIX, Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.headers import (
@@ -34,8 +34,6 @@ AUTO_CREATE_TOPIC: Final = "TBW102"
 """Template of topics that brokers make at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Queues per broker of a topic made so (``DefaultMQProducer.defaultTopicQueueNums``)."""
-MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""Body of a message or of a batch (``DefaultMQProducer.maxMessageSize``, the brokers' default too)."""
 _OF_ITS_OWN: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
 """Properties that a broker looks at in single messages only, and would ignore in a batch."""
 _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
@@ -68,6 +66,8 @@ class SendTerms:
     """Set when a consumer sends to its group's retry topic."""
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Of a body, or of the members of a batch together."""
 
 
 def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
@@ -103,7 +103,7 @@ def send_command(
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
     """
-    check_body(message.body, str(queue))
+    check_body(message.body, str(queue), terms.max_message_bytes)
     return RemotingCommand(
         code=RequestCode.SEND_MESSAGE_V2,
         ext_fields=_header(message.properties, message.flag, queue, terms, born_timestamp_ms, is_batch=False),
@@ -137,13 +137,13 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
             )
-        check_body(message.body, str(queue))
+        check_body(message.body, str(queue), terms.max_message_bytes)
         if not _OF_ITS_OWN.isdisjoint(message.properties):
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message that is delayed or transactional; send such messages one by one."
             )
     body = encode_batch(batch.messages)
-    _check_size(body, queue)
+    _check_size(body, queue, terms)
     return RemotingCommand(
         code=RequestCode.SEND_BATCH_MESSAGE,
         ext_fields=_header(batch.properties, 0, queue, terms, born_timestamp_ms, is_batch=True),
@@ -171,7 +171,7 @@ def encoded_batch_command(batch: EncodedBatch, terms: SendTerms, born_timestamp_
     Raises:
         LocalProtocolError: If it is too large.
     """
-    _check_size(batch.body, batch.queue)
+    _check_size(batch.body, batch.queue, terms)
     terms = replace(terms, sys_flag=batch.sys_flag)
     return RemotingCommand(
         code=RequestCode.SEND_BATCH_MESSAGE,
@@ -238,8 +238,8 @@ def _header(
     )
 
 
-def check_body(body: bytes, where: str) -> None:
-    """Of a message as its sender gave it, before it is compressed; ``where`` it was to go.
+def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
+    """Of a message as its sender gave it, before it is compressed; ``where`` it was to go, and how many bytes it may have.
 
     Raises:
         LocalProtocolError: If it is empty or too large.
@@ -250,16 +250,16 @@ def check_body(body: bytes, where: str) -> None:
         raise LocalProtocolError(
             f"A message for {where} has an empty body, which consumers would get as null; send at least one byte."
         )
-    if len(body) > MAX_MESSAGE_BYTES:
+    if len(body) > most:
         raise LocalProtocolError(
-            f"A message for {where} has a body of {len(body)} bytes; {MAX_MESSAGE_BYTES} can be sent, counted before it is "
-            "compressed. Send smaller messages."
+            f"A message for {where} has a body of {len(body)} bytes; {most} can be sent, counted before it is "
+            "compressed. Send smaller messages, or raise maxMessageSize here and at the brokers."
         )
 
 
-def _check_size(body: bytes, queue: MessageQueue) -> None:
-    if len(body) > MAX_MESSAGE_BYTES:
+def _check_size(body: bytes, queue: MessageQueue, terms: SendTerms) -> None:
+    if len(body) > terms.max_message_bytes:
         raise LocalProtocolError(
-            f"A batch for {queue} has {len(body)} bytes; brokers take at most {MAX_MESSAGE_BYTES}. "
+            f"A batch for {queue} has {len(body)} bytes; at most {terms.max_message_bytes} can be sent. "
             "Send smaller batches."
         )

@@ -64,7 +64,7 @@ class Gatherer:
 
     def __init__(self, options: WriteOptions) -> None:
         self._most_messages = options.batch_size
-        self._most_bytes = options.batch_bytes
+        self._most_bytes = min(options.batch_bytes, options.max_message_size)
         self._compress_over = options.compress_over_bytes
         self._compression = compression_of(options)
         self._open: dict[Destination, Parcel] = {}

@@ -113,7 +113,7 @@ class RowReader:
                 yield SinkRow(
                     number,
                     _required(topics[at], TOPIC),
-                    _body(bodies[at], topics[at]),
+                    self._body(bodies[at], topics[at]),
                     self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
                     sharding_keys[at],
                     queue_ids[at],
@@ -139,6 +139,11 @@ class RowReader:
         if name == SHARDING_KEY and pa.types.is_integer(column.type) and column.type.bit_width < 64:
             return [None if value is None else JavaInteger(value) for value in values]
         return values
+
+    def _body(self, value: bytes | None, topic: str) -> bytes:
+        body: bytes = _required(value, BODY)
+        check_body(body, f"topic {topic}", self.options.max_message_size)
+        return body
 
     def _encode(
         self,
@@ -191,12 +196,6 @@ def _required(value: Any, column: str) -> Any:
     if value is None:
         raise _BadRow(f"its column '{column}' is null")
     return value
-
-
-def _body(value: bytes | None, topic: str) -> bytes:
-    body: bytes = _required(value, BODY)
-    check_body(body, f"topic {topic}")
-    return body
 
 
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:

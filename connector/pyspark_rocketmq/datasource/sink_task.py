@@ -54,6 +54,7 @@ def send_rows(
         retry_times_when_send_async_failed=0,
         compress_over_bytes=options.compress_over_bytes,
         compression_type=compression_of(options),
+        max_message_size=options.max_message_size,
         pool=process_pool(ConnectionSettings.of(options)),
         clock=clock,
         namespace=options.namespace or "",

@@ -10,28 +10,34 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.outcomes import next_outcome
 from pyspark_rocketmq.client.process_pool import process_pool
 from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.publishing import split_batch
+from pyspark_rocketmq.client.pull import PullRequest
 from pyspark_rocketmq.client.sending import EncodedBatch, SendResult
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue
-from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, SendStatus, TopicRoute
+from pyspark_rocketmq.errors import BrokerError, RocketMQError
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.queue_sender import QueueSender
-from pyspark_rocketmq.replay.resent_message import resent_message
+from pyspark_rocketmq.replay.resent_message import REPLAYED_BY, REPLAYED_FROM, resent_message
 from pyspark_rocketmq.replay.sending import Sending
 from pyspark_rocketmq.replay.target_tail import TargetTail
-from pyspark_rocketmq.wire.messages import encode_batch
+from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
+from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
+from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
 
+_COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
 RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
 SENT_SCHEMA = "task bigint, sent bigint"
 FOUND_SCHEMA = "task bigint, sending bigint, highest bigint, minOffset bigint, maxOffset bigint"
@@ -98,6 +104,35 @@ class Resending:
     sending: Sending
     tail: TargetTail
 
+    def as_stored(self, message: Message) -> tuple[Message, int]:
+        """``message`` with the body that the source's broker has stored, and the bits of its sysFlag that tell the compression.
+
+        What expands beyond the limit of a message was stored, and is stored again, compressed.
+
+        Raises:
+            RocketMQError: If the broker does not answer.
+        """
+        if len(message.body) <= MAX_MESSAGE_BYTES:
+            return message, 0
+        how, properties = self.partition, message.properties
+        queue_offset = self.sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
+        assert queue_offset is not None
+        brokers = BrokerClient(
+            process_pool(how.connection), SystemClock(), how.request_timeout_s, namespace=how.namespace
+        )
+        pull = PullRequest(
+            consumer_group=how.consumer_group,
+            queue=how.planned.queue,
+            queue_offset=queue_offset,
+            max_msg_nums=1,
+        )
+        for stored in decode_stored_messages(brokers.pull(how.address, pull).body):
+            # An inner batch holds more than this message; a body that could not be decoded was given on as it is.
+            whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH
+            if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
+                return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
+        return message, 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResendRanges:
@@ -134,6 +169,8 @@ class ResendRanges:
             f"{partition.consumer_group}-replay",
             pool=process_pool(partition.connection),
             send_timeout_s=self.send_timeout_s,
+            # A broker has stored each message; whether another one does is for it to say.
+            max_message_size=MAX_BODY_BYTES,
             namespace=partition.namespace,
         )
         producer.know(part.sending.target.topic, self.route)
@@ -158,12 +195,23 @@ class ResendRanges:
                 sent += len(messages)
         return sent
 
-    def store(self, producer: Producer, messages: Sequence[Message], target: MessageQueue) -> SendResult:
-        """Send a batch whose messages keep their UNIQ_KEYs."""
+    def store(self, producer: Producer, messages: Sequence[Message], part: Resending) -> SendResult:
+        """Send a batch whose messages keep their UNIQ_KEYs; alone, and as it is stored, one that is too large for a batch."""
         body = encode_batch(messages)
+        target = part.sending.target
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
-        producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
+        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
+            alone, sys_flag = part.as_stored(messages[0])
+            producer.send_as_stored(alone, target, sys_flag, outcomes.put)
+        else:
+            producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
         outcome = next_outcome(outcomes, self.send_timeout_s)
+        if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
+            origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
+            raise RocketMQError(
+                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the last of the request): "
+                f"{outcome} Raise maxMessageSize at the brokers of the target, or replay without it."
+            ) from outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
@@ -175,12 +223,13 @@ class _Target:
     def __init__(self, resend: ResendRanges, producer: Producer, part: Resending) -> None:
         self._resend = resend
         self._producer = producer
+        self._part = part
         self._tail = part.tail
         self._sending = part.sending
         self._fail_on_data_loss = part.partition.fail_on_data_loss
 
     def send(self, messages: Sequence[Message]) -> None:
-        result = self._resend.store(self._producer, messages, self._tail.queue)
+        result = self._resend.store(self._producer, messages, self._part)
         if result.status is not SendStatus.SEND_OK:
             raise RocketMQError(
                 f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, less durably than "
