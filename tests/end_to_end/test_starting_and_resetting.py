@@ -133,7 +133,7 @@ def test_a_new_group_that_begins_at_a_time_skips_what_was_stored_before_it(
     with watched.running(
         spark,
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
-        consume_timestamp=datetime.fromtimestamp(begin_s, UTC).strftime("%Y%m%d%H%M%S"),
+        consume_timestamp=datetime.fromtimestamp(begin_s, UTC).strftime("%Y%m%d%H%M%SZ"),
     ):
         wait_until(lambda: watched.progress() == 150, TIMEOUT_S, reason="What was stored since then")
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer_options import consume_time
 from pyspark_rocketmq.datasource.sessions import check_speculation
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
@@ -86,10 +90,60 @@ def test_an_option_that_a_parameter_sets_is_refused_by_name(key: str, instead: s
     assert problem == f"options={{'{key}': …}} would override what this consumer sets itself; use {instead}"
 
 
-@pytest.mark.parametrize("time", ["19700101000000", "19700201000000", "20260101000000"])
-def test_a_group_may_begin_at_any_time(time: str) -> None:
+@pytest.mark.parametrize("written", ["19700101000000", "19700201000000", "20260101000000"])
+def test_a_group_may_begin_at_any_time(written: str) -> None:
     """F5: in 1970 too, whose milliseconds are few as seconds are."""
-    assert not problems_of(consume_from_where="CONSUME_FROM_TIMESTAMP", consume_timestamp=time)
+    assert not problems_of(consume_from_where="CONSUME_FROM_TIMESTAMP", consume_timestamp=written)
+
+
+@pytest.fixture
+def in_shanghai(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process's local time is that of Shanghai, UTC+8."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Shanghai")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_shanghai")
+@pytest.mark.parametrize(
+    "written",
+    [
+        "20261122180000",
+        "20261122180000+08:00",
+        "20261122180000+0800",
+        "20261122100000Z",
+        "20261122050000-05:00",
+    ],
+)
+def test_a_time_to_begin_at_is_local_time_unless_it_names_a_zone(written: str) -> None:
+    """F2: read as UTC it would pass over eight hours of messages."""
+    ten_o_clock = datetime(2026, 11, 22, 10, tzinfo=UTC)
+
+    assert consume_time(written) == ten_o_clock
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        consume_from_where="CONSUME_FROM_TIMESTAMP",
+        consume_timestamp=written,
+    )
+    options = consumer._settings.source_options({"orders": "*"}, None, orderly=True, problems=[])
+    assert options["startingTimestamp"] == str(int(ten_o_clock.timestamp() * 1000))
+
+
+@pytest.mark.parametrize(
+    "written", ["2026112218000", "20261322180000", "20261122180000+8", "20261122180000CET"]
+)
+def test_what_is_no_time_to_begin_at_is_refused_with_what_to_write(written: str) -> None:
+    """F2."""
+    [problem] = problems_of(consume_from_where="CONSUME_FROM_TIMESTAMP", consume_timestamp=written)
+
+    assert problem == (
+        f"consume_timestamp='{written}' is not a time written as yyyyMMddHHmmss, "
+        "perhaps with a zone (20261122180000+08:00, 20261122100000Z)"
+    )
 
 
 def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:

@@ -117,7 +117,7 @@ def test_a_broker_s_configuration_is_lines_of_properties() -> None:
         b"[]",
         (
             b'{"connectionSet":3,"consumeType":"CONSUME_ODDLY","messageModel":1,"offsetTable":{1:2},'
-            b'"topicName":7,"groupName":[],"clientId":1,"topicList":[1],"groupList":"x","brokerAddrTable":{"b":1}}'
+            b'"topicName":7,"groupName":[],"clientId":1,"topicList":[{}],"groupList":"x","brokerAddrTable":{"b":1}}'
         ),
     ],
 )

@@ -187,16 +187,16 @@ class TestHeartbeat:
         "consumer",
         [
             {},
-            {"groupName": 1},
-            {"groupName": "G", "messageModel": "SHARED"},
-            {"groupName": "G", "consumeType": "PUSH"},
-            {"groupName": "G", "consumeFromWhere": "HERE"},
-            {"groupName": "G", "unitMode": "true"},
+            {"groupName": {}},
+            {"groupName": "G", "messageModel": 7},
+            {"groupName": "G", "consumeType": True},
+            {"groupName": "G", "consumeFromWhere": {}},
+            {"groupName": "G", "unitMode": "yes"},
             {"groupName": "G", "subscriptionDataSet": {}},
             {"groupName": "G", "subscriptionDataSet": [1]},
             {"groupName": "G", "subscriptionDataSet": [{"topic": "T"}]},
-            {"groupName": "G", "subscriptionDataSet": [{"topic": "T", "subString": "*", "tagsSet": [1]}]},
-            {"groupName": "G", "subscriptionDataSet": [{"topic": "T", "subString": "*", "codeSet": [True]}]},
+            {"groupName": "G", "subscriptionDataSet": [{"topic": "T", "subString": "*", "tagsSet": [{}]}]},
+            {"groupName": "G", "subscriptionDataSet": [{"topic": "T", "subString": "*", "codeSet": ["1.9"]}]},
         ],
         ids=str,
     )
@@ -205,6 +205,113 @@ class TestHeartbeat:
 
         with pytest.raises(RemoteProtocolError, match=r"HeartbeatData\.consumerDataSet"):
             bodies.decode_heartbeat(body)
+
+
+class TestScalarsOfOtherClients:
+    """What RocketMQ 5.3.3 made of these texts (``RemotingSerializable.decode``, fastjson 1.2.83)."""
+
+    def subscription(self, **fields: str) -> SubscriptionData:
+        written = {"topic": '"T"', "subString": '"a"', **fields}
+        text = ",".join(f'"{name}":{value}' for name, value in written.items())
+        body = (
+            f'{{"clientID":"c","consumerDataSet":[{{"groupName":"G","subscriptionDataSet":[{{{text}}}]}}]}}'
+        )
+        return bodies.decode_heartbeat(body.encode()).consumers[0].subscriptions[0]
+
+    def consumer(self, field: str, value: str) -> ConsumerData:
+        body = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"G","{field}":{value}}}]}}'
+        return bodies.decode_heartbeat(body.encode()).consumers[0]
+
+    def test_a_go_client_s_tags_are_read(self):
+        """A4: it writes their hash codes as texts."""
+        body = (
+            b'{"clientID":"10.0.0.1@7","producerDataSet":[],"consumerDataSet":[{"groupName":"G",'
+            b'"consumeType":"CONSUME_PASSIVELY","messageModel":"Clustering",'
+            b'"consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","subscriptionDataSet":[{"classFilterMode":false,'
+            b'"topic":"T","subString":"created","tagsSet":["created"],"codeSet":["1028554472"],'
+            b'"subVersion":1795396573988,"expressionType":"TAG"}],"unitMode":false}]}'
+        )
+
+        consumer = bodies.decode_heartbeat(body).consumers[0]
+
+        assert consumer.message_model is MessageModel.CLUSTERING
+        assert consumer.subscriptions == (build_subscription("T", "created", sub_version=1795396573988),)
+
+    @pytest.mark.parametrize(
+        ("written", "codes"),
+        [
+            ('["112785"]', {112785}),
+            ("[1.9]", {1}),
+            ("[true]", {1}),
+            ('["1,234"]', {1234}),
+            ('["+5"]', {5}),
+            ('["-5"]', {-5}),
+            ('[null,3,"","null"]', {3}),
+        ],
+    )
+    def test_whole_numbers_in_a_list(self, written, codes):
+        assert self.subscription(codeSet=written).code_set == codes
+
+    @pytest.mark.parametrize(
+        ("written", "version"), [('"5"', 5), ("5.7", 5), ("true", 1), ("1e3", 1000), ('""', 0), ('"null"', 0)]
+    )
+    def test_a_whole_number(self, written, version):
+        assert self.subscription(subVersion=written).sub_version == version
+
+    @pytest.mark.parametrize("written", ['"x"', '"5.7"', '" 5 "', '"1e3"', "[]", "{}", '"+"', "1e999"])
+    def test_what_is_no_whole_number_is_refused_by_name(self, written):
+        with pytest.raises(RemoteProtocolError, match="subVersion"):
+            self.subscription(subVersion=written)
+
+    @pytest.mark.parametrize(("written", "text"), [("5", "5"), ("true", "true"), ("1.5", "1.5")])
+    def test_a_text(self, written, text):
+        subscription = self.subscription(subString=written, tagsSet=f"[{written},null]")
+
+        assert subscription.sub_string == text
+        assert subscription.tags_set == {text}
+
+    @pytest.mark.parametrize(
+        ("written", "flag"),
+        [
+            *[(text, True) for text in ('"true"', '"TRUE"', '"1"', "1", "1.0", '"Y"', '"T"')],
+            *[(text, False) for text in ('"false"', '"0"', "0", "2", '"N"', '"F"', '""', '"null"')],
+        ],
+    )
+    def test_a_boolean(self, written, flag):
+        assert self.consumer("unitMode", written).unit_mode is flag
+
+    @pytest.mark.parametrize(
+        ("written", "model"),
+        [
+            ('"Broadcasting"', MessageModel.BROADCASTING),
+            ("0", MessageModel.BROADCASTING),
+            ("1", MessageModel.CLUSTERING),
+            ('"X"', MessageModel.CLUSTERING),
+            ('""', MessageModel.CLUSTERING),
+        ],
+    )
+    def test_a_name_of_an_enum(self, written, model):
+        assert self.consumer("messageModel", written).message_model is model
+
+    def test_places_in_enums_are_java_s(self):
+        assert self.consumer("consumeType", "2").consume_type is ConsumeType.CONSUME_POP
+        start = self.consumer("consumeFromWhere", "4").consume_from_where
+        assert start is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+    @pytest.mark.parametrize("queue_id", ['"3"', "3.0", "3"])
+    def test_a_queue(self, queue_id):
+        body = f'{{"clientId":1,"consumerGroup":true,"mqSet":[{{"topic":5,"brokerName":true,"queueId":{queue_id}}}]}}'
+
+        request = bodies.decode_lock_request(body.encode())
+
+        assert request == LockBatchRequest(
+            consumer_group="true", client_id="1", queues=frozenset({MessageQueue("5", "true", 3)})
+        )
+
+    def test_an_offset(self):
+        body = b'{"offsetTable":{{"brokerName":"b","queueId":"3","topic":"T"}:"7"}}'
+
+        assert bodies.decode_offset_table(body) == {MessageQueue("T", "b", 3): 7}
 
 
 class TestLocks:
@@ -370,14 +477,14 @@ class TestTablesByQueue:
             '{"\\ud800":{"minOffset":0,"maxOffset":1}}',
             "{{}:1}",
             '{{"brokerName":"b","queueId":0}:{"minOffset":0,"maxOffset":1}}',
-            '{{"brokerName":"b","queueId":"0","topic":"T"}:{"minOffset":0,"maxOffset":1}}',
-            '{{"brokerName":"b","queueId":true,"topic":"T"}:{"minOffset":0,"maxOffset":1}}',
+            '{{"brokerName":"b","queueId":"x","topic":"T"}:{"minOffset":0,"maxOffset":1}}',
+            '{{"brokerName":"b","queueId":{},"topic":"T"}:{"minOffset":0,"maxOffset":1}}',
             '{{"brokerName":null,"queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":1}}',
             '{{"brokerName":"b","queueId":2147483648,"topic":"T"}:{"minOffset":0,"maxOffset":1}}',
             '{{"brokerName":["b"],"queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":1}}',
             '{[1]:{"minOffset":0,"maxOffset":1}}',
             '{{"brokerName":"b","queueId":0,"topic":"T"}:{"minOffset":0}}',
-            '{{"brokerName":"b","queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":"1"}}',
+            '{{"brokerName":"b","queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":"x"}}',
             '{{"brokerName":"b","queueId":0,"topic":"T"}:{"minOffset":0,"maxOffset":9223372036854775808}}',
             '{{"brokerName":"b","queueId":0,"topic":"T"}:[0,1]}',
             '{{"brokerName":"b","queueId":0,"topic":"T"}:"x"}',

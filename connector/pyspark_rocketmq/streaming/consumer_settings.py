@@ -12,6 +12,7 @@ from typing import Final
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.consumer_options import consume_time
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -241,10 +242,8 @@ class ConsumerSettings:
         at = datetime.now(UTC) - _DEFAULT_LOOK_BACK
         if self.consume_timestamp is not None:
             try:
-                at = datetime.strptime(self.consume_timestamp, "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-            except ValueError:
-                problems.append(
-                    f"consume_timestamp='{self.consume_timestamp}' is not a time written as yyyyMMddHHmmss"
-                )
+                at = consume_time(self.consume_timestamp)
+            except ValueError as exc:
+                problems.append(f"consume_timestamp='{self.consume_timestamp}' {exc}")
         # Nothing is stored from 1970, whose milliseconds option startingTimestamp takes for seconds.
         return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

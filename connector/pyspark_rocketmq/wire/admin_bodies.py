@@ -17,6 +17,9 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.wire.bodies import (
+    CONSUME_TYPES,
+    MESSAGE_MODELS,
+    STARTS,
     ConsumeType,
     queue_from_json,
     queue_to_json,
@@ -88,19 +91,16 @@ def decode_consumer_connection(body: bytes) -> ConsumerConnection:
         RemoteProtocolError: If the body is something else.
     """
     connection = read_object(body, "ConsumerConnection")
-    try:
-        return ConsumerConnection(
-            connections=tuple(map(_client_from_json, connection.objects("connectionSet"))),
-            consume_type=ConsumeType(connection.text("consumeType")),
-            message_model=MessageModel(connection.text("messageModel")),
-            consume_from_where=ConsumeFromWhere(connection.text("consumeFromWhere")),
-            subscriptions={
-                topic: subscription_from_json(as_object(value, f"{connection.where}.subscriptionTable"))
-                for topic, value in connection.text_pairs("subscriptionTable")
-            },
-        )
-    except ValueError as exc:
-        raise RemoteProtocolError(f"A consumer connection holds a name nobody knows: {exc}.") from exc
+    return ConsumerConnection(
+        connections=tuple(map(_client_from_json, connection.objects("connectionSet"))),
+        consume_type=connection.choice("consumeType", CONSUME_TYPES),
+        message_model=connection.choice("messageModel", MESSAGE_MODELS),
+        consume_from_where=connection.choice("consumeFromWhere", STARTS),
+        subscriptions={
+            topic: subscription_from_json(as_object(value, f"{connection.where}.subscriptionTable"))
+            for topic, value in connection.text_pairs("subscriptionTable")
+        },
+    )
 
 
 def _client_from_json(client: JsonObject) -> ClientConnection:

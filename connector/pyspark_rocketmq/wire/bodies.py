@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.brief import brief
-from pyspark_rocketmq.wire.json_fields import JsonObject, checked_int64, read_object
+from pyspark_rocketmq.wire.json_fields import JsonObject, as_text, checked_int64, read_object
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java, loads
 from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData
 
@@ -70,14 +70,21 @@ class LockBatchRequest:
 
 _INT32_END: Final = 1 << 31
 
-# Deprecated names; Java's consumers treat them as the last offset (RebalancePushImpl.computePullFromWhere).
-_FROM_LAST_OFFSET: Final = frozenset(
-    {
-        "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
-        "CONSUME_FROM_MIN_OFFSET",
-        "CONSUME_FROM_MAX_OFFSET",
-    }
-)
+# In the order of Java's enums, because a number stands for its place there.
+CONSUME_TYPES: Final = {choice.name: choice for choice in ConsumeType}
+MESSAGE_MODELS: Final = {
+    "BROADCASTING": MessageModel.BROADCASTING,
+    "CLUSTERING": MessageModel.CLUSTERING,
+}
+STARTS: Final = {
+    "CONSUME_FROM_LAST_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    # Deprecated names; Java's consumers treat them as the last offset (RebalancePushImpl.computePullFromWhere).
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    "CONSUME_FROM_MIN_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    "CONSUME_FROM_MAX_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+    "CONSUME_FROM_FIRST_OFFSET": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+    "CONSUME_FROM_TIMESTAMP": ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
+}
 
 
 # --- heartbeat -----------------------------------------------------------------------------------------------
@@ -124,20 +131,16 @@ def _consumer_to_json(consumer: ConsumerData) -> dict[str, object]:
 
 
 def _consumer_from_json(consumer: JsonObject) -> ConsumerData:
-    where = consumer.text("consumeFromWhere", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET.value)
-    if where in _FROM_LAST_OFFSET:
-        where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET.value
-    try:
-        return ConsumerData(
-            group_name=consumer.text("groupName"),
-            consume_type=ConsumeType(consumer.text("consumeType", ConsumeType.CONSUME_PASSIVELY.value)),
-            message_model=MessageModel(consumer.text("messageModel", MessageModel.CLUSTERING.value)),
-            consume_from_where=ConsumeFromWhere(where),
-            subscriptions=tuple(map(subscription_from_json, consumer.objects("subscriptionDataSet"))),
-            unit_mode=consumer.flag("unitMode", default=False),
-        )
-    except ValueError as exc:
-        raise RemoteProtocolError(f"{consumer.where}: {exc}.") from exc
+    return ConsumerData(
+        group_name=consumer.text("groupName"),
+        consume_type=consumer.choice("consumeType", CONSUME_TYPES, ConsumeType.CONSUME_PASSIVELY),
+        message_model=consumer.choice("messageModel", MESSAGE_MODELS, MessageModel.CLUSTERING),
+        consume_from_where=consumer.choice(
+            "consumeFromWhere", STARTS, ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        ),
+        subscriptions=tuple(map(subscription_from_json, consumer.objects("subscriptionDataSet"))),
+        unit_mode=consumer.flag("unitMode", default=False),
+    )
 
 
 def subscription_to_json(subscription: SubscriptionData) -> dict[str, object]:
@@ -298,10 +301,16 @@ def queue_from_json(value: Any, where: str) -> MessageQueue:
     try:
         members = loads(value.encode(errors="surrogatepass")) if type(value) is str else value
         queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])
+        if tuple(map(type, queue)) != (str, str, int):
+            queue = MessageQueue(
+                as_text(queue.topic, where),
+                as_text(queue.broker_name, where),
+                checked_int64(queue.queue_id, where),
+            )
     except (KeyError, TypeError, RemoteProtocolError) as exc:
         raise RemoteProtocolError(
             f"{where} holds something that is no message queue: {brief(value)}."
         ) from exc
-    if tuple(map(type, queue)) != (str, str, int) or not -_INT32_END <= queue.queue_id < _INT32_END:
+    if not -_INT32_END <= queue.queue_id < _INT32_END:
         raise RemoteProtocolError(f"{where} holds something that is no message queue: {brief(value)}.")
     return queue

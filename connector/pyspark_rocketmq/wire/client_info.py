@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.bodies import (
     offsets_from_json,
@@ -23,7 +22,6 @@ from pyspark_rocketmq.wire.bodies import (
     subscription_from_json,
     subscription_to_json,
 )
-from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.json_fields import JsonObject, as_object, read_object
 from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java
 from pyspark_rocketmq.wire.subscription import SubscriptionData
@@ -195,6 +193,9 @@ class ConsumeResult(StrEnum):
     CR_RETURN_NULL = "CR_RETURN_NULL"
 
 
+_RESULTS: Final = {result.name: result for result in ConsumeResult}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeMessageDirectlyResult:
     """Body of the answer to 309 CONSUME_MESSAGE_DIRECTLY."""
@@ -227,13 +228,8 @@ def decode_directly_result(body: bytes) -> ConsumeMessageDirectlyResult:
         RemoteProtocolError: If the body is something else.
     """
     result = read_object(body, "ConsumeMessageDirectlyResult")
-    name = result.text("consumeResult")
-    try:
-        consume_result = ConsumeResult(name)
-    except ValueError as exc:
-        raise RemoteProtocolError(f"{result.where}: {brief(name)} is no result of consuming.") from exc
     return ConsumeMessageDirectlyResult(
-        consume_result=consume_result,
+        consume_result=result.choice("consumeResult", _RESULTS),
         order=result.flag("order", default=False),
         auto_commit=result.flag("autoCommit", default=True),
         remark=result.optional_text("remark"),
