@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
@@ -40,3 +42,20 @@ def test_a_batch_is_what_one_group_has_consumed_and_another_has_not(
     late = json.dumps({queue.topic: {"broker-a": {"0": 5}}})
     assert offsets(startingOffsets=late, endingOffsets="group", endingGroup=behind) == []
     assert [client.query_consumer_offset(address, group, queue) for group in stands] == [2, 5]
+
+
+def test_a_group_without_offsets_is_told_of(
+    cluster: ClusterUnderTest, queue: MessageQueue, put: Put, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H3: whose name may be mistyped; everything is read, or nothing."""
+    put(b"0", b"1")
+    nobody = cluster.unique_name("nobody")
+    told = f"group {nobody} has no offset in any of 1 queue(s), so it stands before their first messages; is its name right?"
+
+    for options, count in (
+        ({"startingOffsets": "group", "startingGroup": nobody}, 2),
+        ({"endingOffsets": "group", "endingGroup": nobody}, 0),
+    ):
+        caplog.clear()
+        assert len(read_batch(nameServers=cluster.name_servers, topic=queue.topic, **options)) == count
+        assert told in caplog.text

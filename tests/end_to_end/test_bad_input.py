@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.datasource import format as source_format
 from pyspark_rocketmq.datasource.format import DefaultSource, register
-from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
+from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, TopicNotFound
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -96,24 +96,28 @@ def test_a_wrong_address_says_which_and_what_to_check(spark: SparkSession, close
         frame.count()
 
 
-def test_a_consumer_with_a_wrong_address_ends_instead_of_idling(
+def start(consumer: PushConsumer, spark: SparkSession, folder: Path) -> None:
+    consumer.start(spark, sink=DeltaSink(folder / "sink"), checkpoint=str(folder / "checkpoint"))
+
+
+def test_a_consumer_with_a_wrong_address_does_not_start(
     spark: SparkSession, closed_port: int, tmp_path: Path
 ) -> None:
-    consumer = consumer_of(tmp_path, f"127.0.0.1:{closed_port}")
-    query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
+    """And leaves nothing behind: no sink, no checkpoint, no offsets."""
+    with pytest.raises(RocketMQError, match=f"Could not connect to 127.0.0.1:{closed_port}"):
+        start(consumer_of(tmp_path, f"127.0.0.1:{closed_port}"), spark, tmp_path)
 
-    with pytest.raises(StreamingQueryException, match=f"Could not connect to 127.0.0.1:{closed_port}"):
-        query.awaitTermination(240)
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_topic_is_named(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    consumer = consumer_of(tmp_path, cluster.name_servers)
-    query = consumer.start(spark, sink=DeltaSink(tmp_path / "sink"), checkpoint=str(tmp_path / "checkpoint"))
+def test_a_consumer_of_an_unknown_topic_does_not_start(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """And leaves nothing behind."""
+    with pytest.raises(TopicNotFound, match=r"no-such-topic.*Create the topic or correct option 'topic'"):
+        start(consumer_of(tmp_path, cluster.name_servers), spark, tmp_path)
 
-    with pytest.raises(
-        StreamingQueryException, match=r"no-such-topic.*Create the topic or correct option 'topic'"
-    ):
-        query.awaitTermination(240)
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:

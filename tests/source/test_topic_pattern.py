@@ -23,14 +23,16 @@ def topics_read(topics: Topics, pattern: str) -> list[str]:
     return sorted(set(topics.read("", topicPattern=pattern).column("topic").to_pylist()))
 
 
-def test_a_pattern_matches_whole_names(topics: Topics) -> None:
-    """topicPattern"""
+def test_a_pattern_matches_whole_names(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
+    """topicPattern; one that matches nothing is told of."""
     wanted = [topics.make(1, topic=name) for name in ("pat-orders", "pat-payments")]
     topics.make(1, topic="pat-orders-old")
     topics.make(1, topic="not-pat-orders")
 
     assert topics_read(topics, "pat-(orders|payments)") == wanted
+    assert "no topic matches" not in caplog.text
     assert topics_read(topics, "nothing.like.it") == []
+    assert "no topic matches topicPattern='nothing.like.it', so nothing is read" in caplog.text
 
 
 def test_rocketmq_s_own_topics_match_no_pattern() -> None:

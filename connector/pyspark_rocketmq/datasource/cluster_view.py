@@ -6,6 +6,8 @@ per queue.  Knows nothing of Spark, groups or offsets.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +16,10 @@ from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.retry import RetryPolicy
+from pyspark_rocketmq.client.process_pool import process_pool
+from pyspark_rocketmq.client.retry import RetryPolicy, call_with_retry
+from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
@@ -35,6 +40,7 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
     TransportError,
 )
+from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.registry import open_offset_store
@@ -43,6 +49,8 @@ from pyspark_rocketmq.position_options import NoMatchStrategy
 from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+
+logger = logging.getLogger(__name__)
 
 FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
@@ -274,9 +282,19 @@ class ClusterView:
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
             name = str(ProgressName(self._options.namespace or "", group, None))
             rows = open_offset_store(store).read(name)
-            return {queue: rows[queue].next_offset for queue in queues if queue in rows}
-        known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
-        return {queue: offset for queue, offset in known.items() if offset >= 0}
+            found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
+        else:
+            known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
+            found = {queue: offset for queue, offset in known.items() if offset >= 0}
+        if queues and not found and len(queues) == len(snapshot.bounds):
+            logger.warning(
+                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is its name right? It "
+                "was looked up %s",
+                group,
+                len(queues),
+                "at the brokers" if store is None else f"in offsetStore={masked(store)}",
+            )
+        return found
 
     def _refuse(
         self, problems: Sequence[str], snapshot: Snapshot, named: Mapping[str, QueuePositions]
@@ -330,6 +348,19 @@ class ClusterView:
                     min_offset=low, max_offset=self._brokers.max_offset(address, queue)
                 )
         return found
+
+
+def check_topics(options: ReadOptions) -> None:
+    """See that the topics of a query are there, before it makes anything.
+
+    Raises:
+        TopicNotFound: If no living broker has one of them.
+        RocketMQError: If no name server, or not a single broker, answers.
+    """
+    clock = SystemClock()
+    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock)
+    patience = Deadline.after(clock, options.retry_timeout_ms / 1000)
+    call_with_retry(view.snapshot, FIRST_CONTACT, patience, time.sleep)
 
 
 def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:

@@ -50,6 +50,11 @@ class MatchingTopics:
         self._look_at_s = now_s + self._max_age_s
         if found != self._known:
             logger.info("topics of pattern %s: %s", self._pattern.pattern, ", ".join(sorted(found)) or "none")
+            if not found:
+                logger.warning(
+                    "no topic matches topicPattern=%r, so nothing is read; a pattern must match the whole name, as '.*' does",
+                    self._pattern.pattern,
+                )
         self._known = found
         return found
 

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.orderly import UNLIMITED
+from pyspark_rocketmq.datasource.cluster_view import check_topics
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
 from pyspark_rocketmq.datasource.group_member import progress_name
@@ -256,7 +257,9 @@ class PushConsumer:
             OptionError: With everything that is wrong with the configuration.
             SchemaError: If the sink's table does not fit the listener's output.
             StorageNotShared: If an executor has another folder at the path of a table.
-            RocketMQError: If the executors' Python lacks this package, or the session is one of Spark Connect.
+            TopicNotFound: If a topic is not there; nothing was made then.
+            RocketMQError: If the cluster does not answer, the executors' Python lacks this package, or the session is one of
+                Spark Connect.
         """
         options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
         check_classic(
@@ -334,6 +337,8 @@ class PushConsumer:
         rows, engine, schema = self._rows(messages, parsed)
         tables = _tables(sink, store)
         check_apart(tables)
+        # Before anything is made that would be left behind.
+        check_topics(parsed)
         if sink is not None:
             check_sink(store, sink, progress_name(parsed))
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
