@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consume.duties import AskMembers, Heartbeat, Lock, Unlock, Unregister
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.consume.queue_tenure import TRANSITIONS, Effect, Event, Phase, after
@@ -19,8 +20,8 @@ ME, OTHER = "me", "other"
 class Driver:
     """A member whose calls all succeed, unless a test answers itself."""
 
-    def __init__(self, **kwargs):
-        self.machine = Membership(ME, average, **kwargs)
+    def __init__(self, *, allocate=average, **kwargs):
+        self.machine = Membership(ME, allocate, **kwargs)
         self.now_s = 100.0
         self.members = [ME]
         self.refused = set()
@@ -53,6 +54,16 @@ class Driver:
     @property
     def plannable(self):
         return set(self.machine.plannable(self.now_s))
+
+
+class Shares:
+    """Averagely, but for topics where that fails."""
+
+    def __init__(self, fails_at=()):
+        self.fails_at = fails_at
+
+    def __call__(self, client_id, queues, members):
+        return None if queues[0].topic in self.fails_at else average(client_id, queues, members)
 
 
 @pytest.fixture
@@ -546,3 +557,45 @@ def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver):
     driver.refused = set()
     driver.after(1.0)
     assert driver.machine.must_leave() == set()
+
+
+def test_a_share_that_cannot_be_computed_leaves_the_queues_as_they_are():
+    """B2: a strategy of the user's own may fail; locks are renewed meanwhile, and the next look asks it again."""
+    shares = Shares()
+    driver = Driver(allocate=shares)
+    driver.work()
+    shares.fails_at = {"T"}
+    driver.members = [ME, OTHER]
+
+    driver.machine.notified(driver.now_s + 2.0)
+    driver.after(2.0)
+
+    assert driver.plannable == set(QUEUES)
+    assert not driver.machine.is_settled
+    assert kinds(driver.after(18.0)) == [Lock, Lock]
+    shares.fails_at = set()
+    driver.after(2.0)
+    assert driver.plannable == set(QUEUES[::2])
+    assert driver.machine.is_settled
+
+
+def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others():
+    """B2: as Java, which rebalances topic by topic."""
+    shares = Shares(fails_at={"T"})
+    driver = Driver(allocate=shares)
+    other_topic = [MessageQueue("U", "a", 0)]
+    driver.machine.route_changed([*QUEUES, *other_topic], driver.now_s)
+
+    driver.work()
+
+    assert driver.plannable == set(other_topic)
+    assert not driver.machine.is_settled
+
+
+def test_a_member_that_is_listed_twice_counts_twice():
+    """B1: brokers list a member once per connection, and Java's members count it so: another share would be taken for ours."""
+    driver = Driver(allocate=Averagely().allocate)
+    driver.members = [OTHER, ME, ME, "you"]
+    driver.work()
+
+    assert driver.plannable == {QUEUES[0]}

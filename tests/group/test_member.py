@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
 
 from broker_sim.cluster import SimCluster
+from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
@@ -341,3 +343,85 @@ def test_a_member_that_never_started_can_be_stopped_and_stopping_twice_is_once(
     one.stop(SOON_S)
 
     assert plannable(one) == set()
+
+
+# --- what nobody expects ------------------------------------------------------------------------------------------
+
+
+class MoodyStrategy:
+    """A strategy of the user's own that may fail, and counts how often it did."""
+
+    fails = False
+    failed = 0
+
+    name = "MOODY"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        if MoodyStrategy.fails:
+            MoodyStrategy.failed += 1
+            raise LookupError("the table of shares cannot be read")
+        return Averagely().allocate(client_id, queues, members)
+
+
+def test_a_strategy_that_fails_for_a_while_costs_no_queue(
+    members: Members, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B2, C2: it is asked again at each rebalance, and the locks are renewed meanwhile."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=2)
+        strategy = f"{__name__}:MoodyStrategy"
+        one = members.join(
+            cluster.name_servers, "T", "one", timing=QUICK, allocateMessageQueueStrategy=strategy
+        )
+        await_plannable(one, queues_of(cluster, "T"))
+
+        monkeypatch.setattr(MoodyStrategy, "fails", True)
+        wait_until(lambda: MoodyStrategy.failed > 3, SOON_S, reason="rebalances that fail")
+        await_renewed(one)
+
+        assert plannable(one) == queues_of(cluster, "T")
+        assert "queues cannot be allocated, this member keeps those it has" in caplog.text
+        assert "the table of shares cannot be read" in caplog.text
+        monkeypatch.setattr(MoodyStrategy, "fails", False)
+        wait_until(lambda: one.await_settled(0.0), SOON_S, reason="a share that is known again")
+
+
+@pytest.mark.parametrize("call", ["lock_batch", "consumer_list"])
+def test_a_call_that_fails_as_nobody_expects_is_made_again(
+    call: str, members: Members, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B1, C2: one broker's answer that cannot be understood stops neither renewals nor rebalances."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=2)
+        one = members.join(cluster.name_servers, "T", "one", timing=QUICK)
+        await_plannable(one, queues_of(cluster, "T"))
+        right, failed = getattr(one._calls.brokers, call), []
+
+        def fail(*args: object, **kwargs: object) -> object:
+            failed.append(args)
+            if len(failed) < 3:
+                raise LookupError("an answer without what it always has")
+            return right(*args, **kwargs)
+
+        monkeypatch.setattr(one._calls.brokers, call, fail)
+        two = members.join(cluster.name_servers, "T", "two", timing=QUICK)
+        await_shares(queues_of(cluster, "T"), one, two)
+        two.stop(SOON_S)
+        await_plannable(one, queues_of(cluster, "T"))
+
+        wait_until(lambda: len(failed) >= 3, SOON_S, reason="calls that fail")
+        await_renewed(one)
+        assert plannable(one) == queues_of(cluster, "T")
+        assert "group member failed, going on" in caplog.text
+
+
+def await_renewed(member: RunningMember) -> None:
+    """Wait until each lock that the member has now was renewed."""
+    before = member.held()
+    wait_until(
+        lambda: before and all(member.held().get(queue, 0) > at_s for queue, at_s in before.items()),
+        SOON_S,
+        reason="locks that are renewed",
+    )

@@ -5,7 +5,8 @@ members, an answer to a lock call) with the monotonic second of the moment, take
 does it, and reports the result.  What a single queue goes through is the table of :mod:`.queue_tenure`.
 
 Rule 1: what is not known changes nothing. A list of members that cannot be had, or is empty, leaves the
-allocation as it is (B4); a lock call that fails leaves the locks as they are until they expire (C2).
+allocation as it is (B4), and so does a share that cannot be computed, for its topic (B2); a lock call that fails leaves the
+locks as they are until they expire (C2).
 Rule 2: bad news is looked at twice. Who is missing from the list for the first time, this member included, still
 counts as a member; who is new counts at once (B4).
 Rule 3: a lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
@@ -22,6 +23,7 @@ Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstan
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.allocation import sorted_members, sorted_queues
@@ -37,8 +39,8 @@ from pyspark_rocketmq.consume.duties import (
 from pyspark_rocketmq.consume.queue_tenure import Effect, Event, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 
-Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue]]
-"""This member's share: ``(client_id, sorted queues, sorted members)``; see :mod:`.allocation`."""
+Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
+"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see :mod:`.allocation`. None if it cannot be said."""
 
 
 class Tenure(NamedTuple):
@@ -77,6 +79,9 @@ class Membership:
         self._timing = timing or MembershipTiming()
         self._queues: tuple[MessageQueue, ...] = ()
         self._members: tuple[str, ...] | None = None
+        """As often as they are listed: a member has an entry for each of its connections."""
+        self._is_share_known = True
+        """Whether the last rebalance could say what is this member's of every topic."""
         self._missing: frozenset[str] = frozenset()
         """Who was not in the last list although a member."""
         self._phases: dict[MessageQueue, Phase] = {}
@@ -186,7 +191,7 @@ class Membership:
     def is_settled(self) -> bool:
         """Whether this member's share is known and every queue of it is held."""
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
-        return is_known and Phase.WANTED not in self._phases.values()
+        return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
     # --- what the driver does and reports ----------------------------------------------------------------------
 
@@ -246,8 +251,8 @@ class Membership:
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:
         """The answer to :class:`AskMembers`."""
-        in_order = tuple(client_ids)
-        listed = frozenset(in_order)
+        entries = tuple(client_ids)
+        listed = frozenset(entries)
         if not listed:
             self.members_unknown(now_s)
             return
@@ -259,7 +264,7 @@ class Membership:
             self._heartbeat_at_s = now_s
         wait_s = self._timing.second_look_s if spared else self._timing.rebalance_s
         self._look_at_s = now_s + wait_s
-        self._members = tuple(sorted_members(listed | spared))
+        self._members = tuple(sorted_members((*entries, *spared)))
         self._rebalance(now_s)
 
     def members_unknown(self, now_s: float) -> None:
@@ -326,11 +331,18 @@ class Membership:
         by_topic: dict[str, list[MessageQueue]] = {}
         for queue in self._queues:
             by_topic.setdefault(queue.topic, []).append(queue)
-        return frozenset(
+        shares = {
+            topic: self._allocate(self._client_id, queues, self._members)
+            for topic, queues in by_topic.items()
+        }
+        unknown = {topic for topic, share in shares.items() if share is None}
+        self._is_share_known = not unknown
+        kept = (
             queue
-            for queues in by_topic.values()
-            for queue in self._allocate(self._client_id, queues, self._members)
+            for queue, phase in self._phases.items()
+            if queue.topic in unknown and phase is not Phase.LEAVING
         )
+        return frozenset(chain(kept, *(share for share in shares.values() if share is not None)))
 
     def _happened(
         self, queue: MessageQueue, event: Event, now_s: float, asked_at_s: float | None = None

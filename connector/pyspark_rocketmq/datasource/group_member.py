@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
+from collections.abc import Collection, Sequence
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
@@ -12,19 +14,22 @@ from pyspark_rocketmq.client.server_requests import ServerRequests
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.client.topic_routes import TopicRoutes
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.allocation import AllocationStrategy
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.consume.membership import Allocate, Membership
 from pyspark_rocketmq.datasource.driver_line import DriverLine
 from pyspark_rocketmq.datasource.expressions import subscription_data
 from pyspark_rocketmq.datasource.member_desk import MemberDesk
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
+
+logger = logging.getLogger(__name__)
 
 
 def progress_name(options: ReadOptions) -> str:
@@ -66,7 +71,7 @@ def join_group(
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     machine = Membership(
         member_id,
-        allocation_strategy(options.allocate_message_queue_strategy).allocate,
+        _whatever_happens(allocation_strategy(options.allocate_message_queue_strategy), group),
         needs_locks=options.needs_locks(),
         is_broadcast=is_broadcast,
         timing=timing,
@@ -110,6 +115,33 @@ def join_group(
         desk.tell_resets(line.was_reset)
         line.start(member)
     return member
+
+
+def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
+    """The strategy, which may be the user's own: what it raises is logged, and the topic's queues stay where they are.
+
+    Source: ``RebalanceImpl.rebalanceByTopic``.
+    """
+
+    def allocate(
+        client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Collection[MessageQueue] | None:
+        try:
+            share = tuple(strategy.allocate(client_id, queues, members))
+            if not all(isinstance(queue, MessageQueue) for queue in share):
+                raise TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+        except Exception:
+            logger.exception(
+                "queues cannot be allocated, this member keeps those it has and asks again at the next rebalance "
+                "group=%s topic=%s strategy=%s",
+                group,
+                queues[0].topic,
+                type(strategy).__name__,
+            )
+            return None
+        return share
+
+    return allocate
 
 
 def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:

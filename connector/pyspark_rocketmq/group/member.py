@@ -257,6 +257,20 @@ class RunningMember:
             at_once([partial(self._do, duty) for duty in alike])
 
     def _do(self, duty: Duty) -> None:
+        """Do it, and have the machine hear of it whatever happens: it gives no duty out again that was not reported."""
+        try:
+            self._done(duty)
+        except Exception:
+            # Not of this thread always, and other duties are to be done beside it.
+            logger.exception(
+                "group member failed, going on group=%s client_id=%s duty=%s",
+                self._group,
+                self._client_id,
+                type(duty).__name__,
+            )
+            self._not_done(duty)
+
+    def _done(self, duty: Duty) -> None:
         match duty:
             case Heartbeat():
                 self._beat()
@@ -268,6 +282,12 @@ class RunningMember:
                 self._unlock(duty)
             case Unregister():
                 self._unregister()
+
+    def _not_done(self, duty: Duty) -> None:
+        if isinstance(duty, AskMembers):
+            self._ask(lambda machine, now_s: machine.members_unknown(now_s))
+        elif isinstance(duty, Lock):
+            self._ask(lambda machine, now_s: machine.locks_unknown(duty.queues, now_s))
 
     def _beat(self) -> None:
         """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
