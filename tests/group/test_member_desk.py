@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,6 +188,10 @@ def answering(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) ->
     context.auto_commit = message.keys != "ROLLBACK"
     if message.keys == "raise":
         raise ValueError("not today")
+    if message.keys == "leave":
+        sys.exit(3)
+    if message.keys == "cancelled":
+        raise asyncio.CancelledError
     return None if message.keys == "None" else message.keys
 
 
@@ -218,6 +223,16 @@ def test_a_listener_that_has_a_name_consumes_one_message_directly(
     assert told.spent_time_mills >= 0
     assert SEEN == [3]
     assert at.store.read("progress") == before
+
+
+@pytest.mark.parametrize("key", ["leave", "cancelled"])
+def test_what_is_no_exception_ends_the_call_alone(key: str, clock: FakeClock) -> None:
+    """D12: sys.exit in a listener would end the thread that answers the broker, for good and unseen."""
+    told = Desk(clock, listener=f"{__name__}:answering").desk.consume_directly("g", message_at(3, keys=key))
+
+    assert told is not None
+    assert told.consume_result is ConsumeResult.CR_THROW_EXCEPTION
+    assert told.remark in {"SystemExit: 3", "CancelledError: "}
 
 
 async def answering_later(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -174,7 +175,7 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
 
 
-@pytest.mark.parametrize("ending", ["raise", "none", "unknown"])
+@pytest.mark.parametrize("ending", ["raise", "cancelled", "none", "unknown"])
 def test_an_exception_none_and_nonsense_count_as_suspend(
     ending: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +185,8 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
         context.emit(name="void")
         if ending == "raise":
             raise ValueError("the database is away")
+        if ending == "cancelled":
+            raise asyncio.CancelledError
         return None if ending == "none" else "RECONSUME_LATER"
 
     run = run_of(listener)
@@ -195,6 +198,8 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
     if ending == "raise":
         assert "the database is away" in caplog.text
         assert "queue=3 queueOffset=10" in caplog.text
+    if ending == "cancelled":
+        assert "CancelledError" in caplog.text
     if ending == "unknown":
         assert "'RECONSUME_LATER' of type str, which is no ConsumeOrderlyStatus" in caplog.text
 

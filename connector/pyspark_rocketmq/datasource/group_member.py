@@ -129,7 +129,7 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
         try:
             share = tuple(strategy.allocate(client_id, queues, members))
             if not all(isinstance(queue, MessageQueue) for queue in share):
-                raise TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+                raise _no_queues(share)
         except Exception:
             logger.exception(
                 "queues cannot be allocated, this member keeps those it has and asks again at the next rebalance "
@@ -142,6 +142,10 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
         return share
 
     return allocate
+
+
+def _no_queues(share: object) -> TypeError:
+    return TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
 
 
 def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:

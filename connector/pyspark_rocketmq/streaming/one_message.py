@@ -55,7 +55,8 @@ class OneMessageConsumer:
         try:
             with self._form.lease() as listener:
                 answer = _answer(listener, messages, context)
-        except Exception as error:
+        except BaseException as error:
+            # SystemExit, too: it would end the thread that answers this broker, and nothing else.
             logger.exception("message not consumed directly msgId=%s", message.msg_id)
             result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         else:

@@ -5,6 +5,7 @@ No Spark here: messages in, rows and an ack out, the clock passed in.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import inf
@@ -239,7 +240,7 @@ class OrderlyRun:
         answer: object = None
         try:
             answer = self.listener(context.follow(messages), context)
-        except Exception as error:  # noqa: BLE001 - the machine decides what it means
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides what it means
             if context.broken is not None:
                 raise context.broken_at(self._describe(messages)) from context.broken
             self._last_error = tell_failure("listener failed", self._describe(messages), error)
