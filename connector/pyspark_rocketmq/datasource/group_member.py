@@ -127,9 +127,7 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
         client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Collection[MessageQueue] | None:
         try:
-            share = tuple(strategy.allocate(client_id, queues, members))
-            if not all(isinstance(queue, MessageQueue) for queue in share):
-                raise _no_queues(share)
+            share = _checked(strategy.allocate(client_id, queues, members))
         except Exception:
             logger.exception(
                 "queues cannot be allocated, this member keeps those it has and asks again at the next rebalance "
@@ -144,8 +142,10 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
     return allocate
 
 
-def _no_queues(share: object) -> TypeError:
-    return TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+def _checked(share: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
+    if not all(isinstance(queue, MessageQueue) for queue in share):
+        raise TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+    return tuple(share)
 
 
 def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:
