@@ -121,6 +121,21 @@ def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_life(
     assert stays.generation == 1
 
 
+def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
+    stays: Stays, put: Put, make_anew: Callable[[int], None]
+) -> None:
+    """F4: told by the message before the group's beginning, which is gone."""
+    put(b"1", b"2", b"3")
+    query = stays.come(startingOffsets="latest")
+    wait_until(lambda: not query.consumed() and stays.queue in stays.store.read(stays.group), SOON_S)
+    stays.go()
+    make_anew(5)
+
+    assert stays.offsets(stays.come(failOnDataLoss="false"), 5) == list(range(5))
+
+    assert stays.generation == 1
+
+
 def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_life(
     stays: Stays, put: Put, make_anew: Callable[[int], None]
 ) -> None:

@@ -16,6 +16,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.starting_offsets import StartingOffsets
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.datasource.test_queue_claims import FakeBrokerOffsets, handed_over
 
@@ -72,13 +73,20 @@ class FakeLog:
 class Lives:
     """A planner over such a log, of one queue unless more are given."""
 
-    def __init__(self, stored: Mapping[MessageQueue, list[int]], **options: str) -> None:
+    def __init__(
+        self,
+        stored: Mapping[MessageQueue, list[int]],
+        *,
+        start: StartingOffsets | None = None,
+        **options: str,
+    ) -> None:
         self.log = FakeLog()
         self.log.stored = {queue: list(times) for queue, times in stored.items()}
         self.brokers = FakeBrokerOffsets()
         self.planning = Planning(
             {queue: self.log.bounds(queue) for queue in stored},
             group=True,
+            start=start or StartingOffsets.earliest(),
             life_watch=self.log,
             broker_offsets=self.brokers,
             **options,
@@ -134,6 +142,41 @@ def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next
 
     assert lives.next() == [(A0, 0, 9)]
     assert lives.generations() == {A0: 1}
+
+
+def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> None:
+    """F4: by the message that the group's beginning passed over."""
+    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false", start=StartingOffsets.latest())
+    assert lives.next() is None
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(9)]
+
+    assert lives.next() == [(A0, 0, 9)]
+    assert lives.generations() == {A0: 1}
+
+
+def test_a_group_that_consumed_nothing_is_told_of_the_loss() -> None:
+    """F4: loud unless told otherwise."""
+    lives = Lives({A0: [1, 2, 3]}, start=StartingOffsets.latest())
+    assert lives.next() is None
+    lives.restart()
+    lives.log.stored[A0] = [100 + at for at in range(9)]
+
+    with pytest.raises(OffsetsBeganAgain, match="offsets 0 to 9"):
+        lives.next()
+
+
+def test_a_group_that_consumed_nothing_goes_on_where_it_was_in_the_same_life() -> None:
+    """F4, F5: a reset, too, passes over messages."""
+    lives = Lives({A0: [1, 2, 3], A1: [1, 2, 3]}, start=StartingOffsets.latest())
+    assert lives.next() is None
+    lives.planning.store.reset("g", {A1: 2})
+    assert lives.next() == [(A1, 2, 3)]
+    lives.restart()
+    lives.log.stored[A0] += [4]
+
+    assert lives.next() == [(A0, 3, 4), (A1, 2, 3)]
+    assert lives.generations() == {A0: 0, A1: 0}
 
 
 def test_it_is_found_at_once_where_the_broker_has_less_than_at_the_last_look() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, NewLife, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import TAKEN_OVER, NewLife, OffsetRow, OffsetStore, Passed, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -238,6 +238,19 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 3, epoch=3, last_message="[2,1,1]")], query_id="q", batch_id=3)
 
         assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
+
+    def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(self, store: OffsetStore):
+        """F4: only of the life, and under the epoch, that was looked at; nothing moves."""
+        before = store.claim(GROUP, "client-1", {Q0: 5, Q1: 5})
+
+        store.note_passed(
+            GROUP, {Q0: Passed(1, "[4,1,1]"), Q1: Passed(2, "[4,1,1]"), Q2: Passed(1, "[4,1,1]")}
+        )
+
+        assert store.read(GROUP) == {**before, Q0: before[Q0]._replace(last_message="[4,1,1]")}
+        store.commit(GROUP, [committed(Q0, 6, last_message="[5,2,2]")], query_id="q", batch_id=1)
+        store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
+        assert store.read(GROUP)[Q0].last_message == "[5,2,2]"
 
     def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore):
         """F5: before it is sent; what cannot be there any more is forgotten."""

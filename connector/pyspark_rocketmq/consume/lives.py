@@ -5,6 +5,8 @@ were there before: the queue's next *life* (``consume.watermark``).  Bounds alon
 grown past the old offsets.  So the offset row remembers the newest message consumed: its queue offset, and two numbers that
 masters and replicas share and that no other message at this offset has.
 
+A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it has consumed one.
+
 Rule 1: the queue ends before what was consumed, or another message is in that place: a new life.
 Rule 2: the same message is there, or it cannot be known because it has expired: the same life.
 Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator has set it.
@@ -55,13 +57,13 @@ class Standing(NamedTuple):
 
     next_offset: int
     last: LastMessage | None
-    """The newest message consumed in this life; None when none was."""
+    """The newest message consumed in this life, or the last one passed over at its beginning; None when there was none."""
     was_reset: bool
     """Whether an operator moved the row last."""
 
     def place_to_look_at(self) -> int:
-        """The offset whose message tells; of a life without a message only the bounds there do."""
-        return self.next_offset if self.last is None else self.last.queue_offset
+        """The offset whose message tells; of a life without one, that of the last message passed over."""
+        return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 
 
 def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None) -> Beginning | None:

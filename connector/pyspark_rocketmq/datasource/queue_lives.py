@@ -11,7 +11,7 @@ from pyspark_rocketmq.datasource.cluster_view import Snapshot
 from pyspark_rocketmq.datasource.life_watch import Found, LifeWatch
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, LogTailLost, OffsetsBeganAgain
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore, Passed
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class QueueLives:
         places = {
             queue: standing.place_to_look_at()
             for queue, standing in standings.items()
-            if standing.last is not None or not snapshot.bounds[queue].allow(standing.next_offset)
+            if standing.last is not None or standing.next_offset != snapshot.bounds[queue].min_offset
         }
         found = self._watch.look(places, snapshot.addresses) if places else {}
         reset = {queue for queue, each in found.items() if each.is_reset}
@@ -62,6 +62,13 @@ class QueueLives:
             and (start := self._start(queue, standings[queue], each, snapshot)) is not None
         }
         begun = self._store.begin_lives(self._group, lives) if lives else {}
+        passed = {
+            queue: Passed(rows[queue].epoch, each.message.to_text())
+            for queue, each in found.items()
+            if standings[queue].last is None and each.message is not None and queue not in lives
+        }
+        if passed:
+            self._store.note_passed(self._group, passed)
         for queue, row in begun.items():
             logger.warning(
                 "offsets begin again, other messages are under them: the sink gets every one from here on group=%s %s "

@@ -18,7 +18,7 @@ from typing import Protocol
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
-from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, Passed, QueueCommit
 
 _ONLY_EPOCH = 1
 """Of every row: brokers know no epochs, so none is ever outdated."""
@@ -129,6 +129,9 @@ class BrokerOffsetStore:
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
         """Nothing: brokers have what they have."""
+
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+        """Nothing: brokers remember no message."""
 
     def begin_lives(
         self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]

@@ -16,9 +16,10 @@ from pyspark_rocketmq.offsets.rules import (
     apply_begin_lives,
     apply_claim,
     apply_commit,
+    apply_passed,
     apply_reset,
 )
-from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, Passed, QueueCommit
 
 
 class RuledOffsetStore(ABC):
@@ -76,6 +77,10 @@ class RuledOffsetStore(ABC):
         self._change(
             consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
         )
+
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+        """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
+        self._change(consumer_group, lambda rows: apply_passed(rows, passed), "messages passed over")
 
     def begin_lives(
         self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]

@@ -24,6 +24,7 @@ from pyspark_rocketmq.offsets.store import (
     CommitResult,
     NewLife,
     OffsetRow,
+    Passed,
     QueueCommit,
 )
 
@@ -128,6 +129,16 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
         queue: before[queue]._replace(shown=to_text(since(from_text(before[queue].shown), offset)))
         for queue, offset in arrived.items()
         if queue in before and before[queue].shown
+    }
+    return Change({**before, **known}, None)
+
+
+def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
+    """Remember what was passed over in queues that know of no message yet and whose epoch is the stored one."""
+    known = {
+        queue: before[queue]._replace(last_message=each.last_message)
+        for queue, each in passed.items()
+        if queue in before and before[queue].epoch == each.epoch and not before[queue].last_message
     }
     return Change({**before, **known}, None)
 

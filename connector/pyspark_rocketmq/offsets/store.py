@@ -62,7 +62,8 @@ class OffsetRow(NamedTuple):
     generation: int = 0
     """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never else."""
     last_message: str = ""
-    """The newest message consumed in this life, as ``consume.lives`` writes it; empty when none was."""
+    """The newest message consumed in this life, or the last one that its beginning passed over, as ``consume.lives`` writes it;
+    empty when there was none."""
     shown: str = ""
     """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty when that was
     never looked at."""
@@ -101,6 +102,15 @@ class NewLife(NamedTuple):
     epoch: int
     """The stored one, as of the look at the queue: whoever claims or resets it meanwhile looks himself."""
     next_offset: int
+
+
+class Passed(NamedTuple):
+    """What stood before a queue of which nothing was consumed in its life."""
+
+    epoch: int
+    """The stored one, as of the look at the queue."""
+    last_message: str
+    """As ``consume.lives`` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +180,14 @@ class OffsetStore(Protocol):
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
         """Remember what queues' brokers have taken of what they were to be shown; moves nothing.
+
+        Raises:
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+        """Remember the last message before queues of which nothing was consumed, where their epochs hold; moves nothing.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.
