@@ -6,7 +6,7 @@ Nothing here reads a clock; :class:`pyspark_rocketmq.client.system_clock.SystemC
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Clock(Protocol):
@@ -42,3 +42,30 @@ class Deadline:
     def has_passed(self) -> bool:
         """Whether no time is left."""
         return self.clock.monotonic_s() >= self.at_s
+
+
+class SleepWatch:
+    """How long the machine has slept since this was made, for what others' clocks go on to count meanwhile. Not thread-safe.
+
+    A laptop that is closed and a virtual machine that is stopped have a monotonic clock that stands still; the wall clock is ahead of it
+    afterwards, at the latest when it was corrected. So a wall clock that is set forward counts as a sleep; one set back does not.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lead_s = self._lead()
+        self._slept_s = 0.0
+
+    def slept_s(self) -> float:
+        """Seconds of all sleeps; never fewer than before."""
+        before_s, self._lead_s = self._lead_s, self._lead()
+        # Between two readings a process may wait for its turn, and a wall clock is corrected by little all the time.
+        if self._lead_s - before_s > _SHORTEST_SLEEP_S:
+            self._slept_s += self._lead_s - before_s
+        return self._slept_s
+
+    def _lead(self) -> float:
+        return self._clock.now_s() - self._clock.monotonic_s()
+
+
+_SHORTEST_SLEEP_S: Final = 1.0

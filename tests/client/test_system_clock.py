@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import datetime as dt
 
+import pytest
+
 from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SleepWatch
+from tests.helpers.fake_clock import FakeClock
 
 
 def test_the_system_clock_tells_both_times() -> None:
@@ -14,3 +17,20 @@ def test_the_system_clock_tells_both_times() -> None:
     assert abs(clock.now_s() - dt.datetime.now(dt.UTC).timestamp()) < 60
     assert clock.monotonic_s() >= first
     assert Deadline.after(clock, 0.0).has_passed
+
+
+def test_a_sleep_is_what_the_wall_clock_has_counted_alone() -> None:
+    """C2: time goes on for others while a machine sleeps; corrections of the wall clock, and setting it back, are no sleep."""
+    clock = FakeClock()
+    watch = SleepWatch(clock)
+
+    clock.advance(100.0)
+    clock.step(0.9)
+    assert watch.slept_s() == 0.0
+    clock.step(60.0)
+    assert watch.slept_s() == pytest.approx(60.0)
+    clock.step(-3600.0)
+    clock.advance(5.0)
+    assert watch.slept_s() == pytest.approx(60.0)
+    clock.step(30.0)
+    assert watch.slept_s() == pytest.approx(90.0)

@@ -10,6 +10,7 @@ import pytest
 
 from fuzz.reconnects import Held
 from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.duties import MembershipTiming
 from pyspark_rocketmq.datasource.group_member import join_group
 from pyspark_rocketmq.errors import BrokerError
@@ -41,6 +42,7 @@ class Members:
         name: str,
         *,
         timing: MembershipTiming | None = None,
+        clock: Clock | None = None,
         **options: str,
     ) -> RunningMember:
         """Start a member called ``name``."""
@@ -53,7 +55,7 @@ class Members:
                 **options,
             }
         )
-        member = join_group(parsed, name, self.store, SystemClock(), timing=timing)
+        member = join_group(parsed, name, self.store, clock or SystemClock(), timing=timing)
         self._all.append(member)
         member.start()
         return member

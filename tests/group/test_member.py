@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from itertools import chain
 
@@ -343,6 +344,46 @@ def test_a_member_that_never_started_can_be_stopped_and_stopping_twice_is_once(
     one.stop(SOON_S)
 
     assert plannable(one) == set()
+
+
+# --- a machine that sleeps ---------------------------------------------------------------------------------------
+
+
+class MachineClock:
+    """The system's clock, on a machine that was asleep: its monotonic clock has not counted that."""
+
+    slept_s = 0.0
+
+    def now_s(self) -> float:
+        return time.time() + self.slept_s
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+def test_a_machine_that_slept_plans_nothing_by_the_locks_it_had_before(members: Members) -> None:
+    """C2: a laptop that was closed, a virtual machine that was stopped: the lock counts 30 s of everybody's time, as in Java."""
+    clock, broker_clock = MachineClock(), FakeClock()
+    with SimCluster(brokers=1, clock=broker_clock) as cluster:
+        cluster.create_topic("T", queues=2)
+        everything = queues_of(cluster, "T")
+        one = members.join(cluster.name_servers, "T", "one", clock=clock)
+        await_plannable(one, everything)
+        one.planned(one.begin_plan())
+        assert all(one.holds(queue) for queue in everything)
+        (address,) = cluster.broker_addresses.values()
+        brokers = one._calls.brokers
+
+        broker_clock.advance(100.0)
+        assert set(brokers.lock_batch(address, members.group, "rival", everything)) >= everything
+        clock.slept_s = 100.0
+
+        assert not any(one.holds(queue) for queue in everything)
+        assert not plannable(one)
+        brokers.unlock_batch(address, members.group, "rival", everything)
+        await_plannable(one, everything)
+        locked_s_ago = [clock.monotonic_s() - at_s for at_s in one.held().values()]
+        assert all(0.0 <= ago_s < SOON_S for ago_s in locked_s_ago), locked_s_ago
 
 
 # --- what nobody expects ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline, SleepWatch
 from pyspark_rocketmq.consume.duties import AskMembers, Duty, Heartbeat, Lock, Unlock, Unregister
 from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
@@ -90,6 +90,8 @@ class RunningMember:
         self._group = heartbeat.consumers[0].group_name
         self._calls = calls
         self._clock = clock
+        self._sleeps = SleepWatch(clock)
+        """Brokers' clocks go on while this machine sleeps, and so does the machine's time: all that was due meanwhile is."""
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
@@ -179,7 +181,12 @@ class RunningMember:
 
     def held(self) -> Mapping[MessageQueue, float]:
         """Queues held, and the monotonic second at which the lock of each was asked for last."""
-        return self._ask(lambda machine, _: machine.locked_at_s())
+
+        def locked_at_s(machine: Membership, now_s: float) -> dict[MessageQueue, float]:
+            ahead_s = now_s - self._clock.monotonic_s()
+            return {queue: at_s - ahead_s for queue, at_s in machine.locked_at_s().items()}
+
+        return self._ask(locked_at_s)
 
     def _tell(self, change: Callable[[Membership, float], T]) -> T:
         outcome = self._ask(change)
@@ -188,7 +195,7 @@ class RunningMember:
 
     def _ask(self, question: Callable[[Membership, float], T]) -> T:
         with self._guard:
-            return question(self._machine, self._clock.monotonic_s())
+            return question(self._machine, self._sleeps.slept_s() + self._clock.monotonic_s())
 
     # --- the thread ----------------------------------------------------------------------------------------------
 
@@ -209,8 +216,8 @@ class RunningMember:
         self._leave()
 
     def _sleep_s(self) -> float:
-        next_s = self._ask(lambda machine, _: machine.next_due_s())
-        return min(max(next_s - self._clock.monotonic_s(), 0.0), _LONGEST_SLEEP_S)
+        due_in_s = self._ask(lambda machine, now_s: machine.next_due_s() - now_s)
+        return min(max(due_in_s, 0.0), _LONGEST_SLEEP_S)
 
     def _look_at_routes(self) -> None:
         try:
