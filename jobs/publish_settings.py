@@ -54,6 +54,7 @@ class PublishSettings(ClusterAccess):
     producer_group: str = like_sink("producer_group", default=SINK_GROUP)
     batch_size: int = like_sink("batch_size", default=256)
     batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
+    max_message_size: int = like_sink("max_message_size", default=4 * 1024 * 1024)
     max_in_flight_bytes: int = like_sink("max_in_flight_bytes", default=32 * 1024 * 1024)
     compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
     compress_over_bytes: int = like_sink("compress_over_bytes", default=4096)
@@ -74,6 +75,7 @@ class PublishSettings(ClusterAccess):
             "producerGroup": self.producer_group,
             "batchSize": str(self.batch_size),
             "batchBytes": str(self.batch_bytes),
+            "maxMessageSize": str(self.max_message_size),
             "maxInFlightBytes": str(self.max_in_flight_bytes),
             "compressionType": self.compression_type,
             "compressOverBytes": str(self.compress_over_bytes),

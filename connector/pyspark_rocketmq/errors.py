@@ -314,13 +314,18 @@ class TooManySends(RocketMQError):
 class RowNotSent(RocketMQError):
     """Rows of a DataFrame are no messages, or no broker has acknowledged them; those before them may be stored."""
 
-    def __init__(self, rows: str, problem: str) -> None:
+    def __init__(self, rows: str, problem: str, *, is_no_message: bool = False) -> None:
         super().__init__(rows, problem)
         self.rows = rows
         self.problem = problem
+        self.is_no_message = is_no_message
+        """Whether the row itself is wrong, so that no retry can send it."""
 
     def __str__(self) -> str:
-        return f"Not sent: {self.rows}: {self.problem.rstrip('.')}. Rows before may be stored, and come again with a retry."
+        again = "come again with a retry"
+        if self.is_no_message:
+            again = "come again with each retry, which fails at this row: correct it or leave it out"
+        return f"Not sent: {self.rows}: {self.problem.rstrip('.')}. Rows before may be stored, and {again}."
 
 
 class KeysOutOfOrder(RocketMQError):

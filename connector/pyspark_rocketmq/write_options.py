@@ -188,7 +188,7 @@ class WriteOptions(ConnectionOptions):
         default_text="stream: the query's id; batch: a new one",
         doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, in the same "
         "partitions, written again under the same `writeId` have the same ones, so that readers can tell. Different rows "
-        "must not share one.",
+        "must not share one; those of different micro-batches, within `foreachBatch`, too, do not.",
     )
 
     def cross_field_problems(self) -> list[str]:

@@ -166,6 +166,29 @@ def test_what_every_broker_refuses_is_refused(outbox: Outbox, brokers: Brokers) 
     assert {name: len(left) for name, left in answers.items()} == {"a": 1, "b": 0}
 
 
+def test_what_a_queue_that_is_gone_refuses_goes_to_those_there_are(brokers: Brokers) -> None:
+    """G3: also what waits; a parcel of a queue of its own goes nowhere else, and a queue that is there refuses for another reason."""
+    illegal = BrokerError(29, "request queueId[1] is illegal")
+    asked: list[MessageQueue] = []
+
+    def instead_of(queue: MessageQueue) -> tuple[MessageQueue, ...]:
+        asked.append(queue)
+        return (A0,) if queue == A1 else ()
+
+    brokers.script = lambda queue: illegal if queue == A1 else stored_at(queue)
+    outbox = outbox_of(brokers, instead_of=instead_of)
+    for number in range(6):
+        outbox.put(parcel(number, "t"), (A0, A1))
+    outbox.finish()
+
+    assert sorted(brokers.stored) == [(number, A0) for number in range(6)]
+    brokers.script = lambda queue: illegal
+    for refused in (parcel(6, "t"), parcel(7, A1)):
+        with pytest.raises(RowNotSent, match="is illegal"):
+            send_all(outbox_of(brokers, instead_of=instead_of), refused)
+    assert asked[-1] == B0
+
+
 def test_a_broker_that_hangs_holds_up_only_what_it_was_given(outbox: Outbox, brokers: Brokers) -> None:
     """G3: the other broker takes all the rest, however many there are; what hung goes there, too."""
     brokers.script = lambda queue: None if queue.broker_name == "a" else stored_at(queue)

@@ -265,6 +265,35 @@ def test_a_row_that_is_no_message_is_told_with_its_keys(given: dict[str, Any], s
         read_rows([{"body": "x", "topic": "t"}, {"body": "x", "topic": "t", "keys": "k"} | given], ALL)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a b", "its topic 'a b' is not a topic name: only letters, digits"),
+        ("a\nb", r"its topic 'a.*nb' is not a topic name"),
+        (" ", "its topic ' ' is empty"),
+        ("x" * 128, "is longer than the 127 characters"),
+        ("x" * 123, "is longer than 127 characters together with its namespace 'shop%'"),
+    ],
+)
+def test_a_topic_of_a_row_is_looked_at_as_strictly_as_the_option(name: str, said: str) -> None:
+    """G2: brokers would refuse it in words of their own, for the whole request."""
+    rows = [{"body": "x", "topic": name}]
+    with pytest.raises(RowNotSent, match=f"{said}.*fails at this row: correct it or leave it out"):
+        read_rows(rows, ALL, namespace="shop")
+
+
+def test_a_topic_of_a_row_may_have_blanks_around_it() -> None:
+    """G2: as the option."""
+    assert read_rows([{"body": "x", "topic": " orders "}], ALL)[0].topic == "orders"
+
+
+def test_only_a_row_that_is_no_message_is_said_to_fail_again() -> None:
+    """G2"""
+    assert str(RowNotSent("row 1 of the task", "the broker is busy")) == (
+        "Not sent: row 1 of the task: the broker is busy. Rows before may be stored, and come again with a retry."
+    )
+
+
 @given(*[st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=8))] * 2)
 def test_keys_and_tags_are_read_back_or_refused(keys: str | None, tags: str | None) -> None:
     """G2: also by the quick way for rows without other properties."""

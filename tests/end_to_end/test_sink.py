@@ -185,6 +185,36 @@ def test_the_same_write_again_has_the_same_message_ids(
 
 
 @SIM_ONLY
+def test_micro_batches_of_one_write_id_have_message_ids_of_their_own(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H6: written in foreachBatch; the same micro-batch again has the same ones."""
+    topic = cluster.create_topic(queues=1, brokers=["broker-a"])
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / name).write_text(name)
+
+    def keep(rows: DataFrame, batch_id: int) -> None:
+        for _ in range(1 + (batch_id == 1)):
+            write(rows, cluster, topic=topic, writeId="load")
+
+    query = (
+        spark.readStream.option("maxFilesPerTrigger", 1)
+        .text(str(tmp_path / "in"))
+        .selectExpr("value AS body")
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(TIMEOUT_S)
+
+    found = stored(spark, cluster, topic)
+    assert len(found) == 4
+    assert len({row.msgId for row in found}) == len({bytes(row.body) for row in found}) == 3
+
+
+@SIM_ONLY
 def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

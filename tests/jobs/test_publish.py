@@ -111,6 +111,7 @@ def test_every_setting_of_the_sink_reaches_it() -> None:
         "producerGroup": "p",
         "batchSize": "7",
         "batchBytes": "9000",
+        "maxMessageSize": "9500",
         "maxInFlightBytes": "10000",
         "compressionType": "lz4",
         "compressOverBytes": "100",

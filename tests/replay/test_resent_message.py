@@ -35,6 +35,13 @@ def test_what_a_broker_would_act_upon_again_is_left_out():
     assert message.properties.keys() == {"REPLAYED_FROM", "REPLAYED_BY"}
 
 
+def test_a_run_that_an_original_names_is_kept_under_another_name():
+    """H3: its producer's own property, or an earlier replay's."""
+    message = resent(REPLAYED_BY="alice")
+
+    assert (message.properties["REPLAYED_BY"], message.properties["REPLAYED_BY_BEFORE"]) == ("r1", "alice")
+
+
 def test_dead_letters_keep_where_they_came_from():
     """E4, H3"""
     message = resent(DLQ_ORIGIN_TOPIC="orders", DLQ_ORIGIN_MESSAGE_ID="AC10")

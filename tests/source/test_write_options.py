@@ -110,6 +110,33 @@ def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCl
         assert [body for body in stored[0][queue.broker_name][queue.queue_id] if body in bodies] == bodies
 
 
+def test_rows_for_any_queue_go_on_when_their_topic_gets_fewer(cluster: ScriptedCluster) -> None:
+    """G3, G5: those with a key stay with their queue, which the broker refuses."""
+    cluster.routes[TOPIC] = cluster.only({"broker-a": 4})
+    broker = cluster.brokers["broker-a"]
+
+    def shrunk(peer: Peer, request: RemotingCommand) -> None:
+        """As after mqadmin updateTopic, at the first request."""
+        cluster.routes[TOPIC] = cluster.only({"broker-a": 2})
+        if int(request.ext_fields["e"]) < 2:
+            broker.fault = None
+            broker._take_in(peer, request)
+            broker.fault = shrunk
+        else:
+            peer.answer(request, ResponseCode.INVALID_PARAMETER, remark="request queueId[3] is illegal")
+
+    broker.fault = shrunk
+    assert send(cluster, *[b"%d" % n for n in range(20)], batchSize=2) == 20
+    assert sorted(body for bodies in broker.stored.values() for body in bodies) == sorted(
+        b"%d" % n for n in range(20)
+    )
+    assert broker.stored.keys() <= {0, 1}
+
+    cluster.routes[TOPIC] = cluster.only({"broker-a": 4})
+    with pytest.raises(RowNotSent, match=r"queueId\[3\] is illegal"):
+        send(cluster, b"x", queueId=3)
+
+
 def test_a_driver_that_sees_no_topic_leaves_it_to_the_tasks(cluster: ScriptedCluster) -> None:
     """G7"""
     address = cluster.name_server.address
@@ -301,7 +328,7 @@ class FirstTask:
 def test_message_ids_come_of_the_id_of_the_write(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """writeId; H6: in place of a stream's query id, too."""
+    """writeId; H6: in place of a stream's query id, too; with the number of the micro-batch, within foreachBatch as well."""
     task = FirstTask({"sql.streaming.queryId": "query", "streaming.sql.batchId": "4"})
     monkeypatch.setattr(writer, "_task", lambda: task)
     rows = pa.RecordBatch.from_pylist([{"body": b"x"}])
@@ -311,10 +338,11 @@ def test_message_ids_come_of_the_id_of_the_write(
 
     RocketMQWriter(options, {"body": 0}).write(iter([rows]))
     RocketMQStreamWriter(options, {"body": 0}).write(iter([rows]))
+    assert {each.properties["UNIQ_KEY"] for each in members(cluster)} == {RowKeys("load-7", 4, 0).of(0)}
 
-    assert {each.properties["UNIQ_KEY"] for each in members(cluster)} == {
-        RowKeys("load-7", batch, 0).of(0) for batch in (0, 4)
-    }
+    monkeypatch.setattr(writer, "_task", lambda: FirstTask({}))
+    RocketMQWriter(options, {"body": 0}).write(iter([rows]))
+    assert RowKeys("load-7", 0, 0).of(0) in {each.properties["UNIQ_KEY"] for each in members(cluster)}
 
 
 def test_topics_are_those_of_the_namespace(cluster: ScriptedCluster) -> None:

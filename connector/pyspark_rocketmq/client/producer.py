@@ -157,17 +157,22 @@ class Producer(Closing):
         if not self._is_closed:
             self._repeats = _thread_for_repeats()
 
-    def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
+    def queues(
+        self, topic: str, *, may_create: bool = True, afresh: bool = False
+    ) -> tuple[MessageQueue, ...]:
         """The queues messages go to, in route order; the order that sharding keys count in.
 
         Args:
             topic: If it was never seen, brokers are expected to create it, where any does so.
             may_create: False asks for a topic that there is, or was.
+            afresh: Whether the name server is asked, however young the route is that is known.
 
         Raises:
             TopicNotFound: If the topic was never seen and brokers do not create topics, or may not.
             NoWritableQueue: If no living master has a queue to write to.
         """
+        if afresh:
+            self._name_servers.invalidate(topic)
         return self._publication(topic, self._deadline(), may_create=may_create)[1]
 
     def route(self, topic: str, *, may_create: bool = True) -> TopicRoute:

@@ -5,7 +5,7 @@ Theory.  Everything here is done by the one thread that puts parcels in; the cal
 A retry after a lost answer may store a parcel twice, one copy behind the other.
 
 Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's queue (G3), also
-after a refusal that another broker may not share, until each has refused it.
+after a refusal that another broker may not share, until each has refused it, and from a queue that its topic has no more.
 Rule 2: a parcel that may go anywhere waits in a common line for a queue that has nothing to do, never behind a request that may
 hang: a broker that does not answer holds up what it was given, and nothing else.
 Rule 3: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told of may or may
@@ -81,6 +81,7 @@ class Outbox:
         require_send_ok: bool,
         faults: FaultTable | None = None,
         outcomes: Outcomes | None = None,
+        instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda queue: (),
     ) -> None:
         """Send nothing yet.
 
@@ -93,6 +94,7 @@ class Outbox:
             require_send_ok: Whether a parcel that is stored less durably than it should be is a failure.
             faults: Notes how brokers do; those it advises against are avoided by parcels that may go anywhere.
             outcomes: Where callbacks leave what became of a send; a queue of its own if not given.
+            instead_of: Asked after a refusal: the queues there are now, if that one is gone; else none.
         """
         self._begin = begin
         self._clock = clock
@@ -102,6 +104,7 @@ class Outbox:
         self._require_send_ok = require_send_ok
         self._lanes: dict[MessageQueue, _Lane] = {}
         self._faults = faults
+        self._instead_of = instead_of
         self._outcomes: Outcomes = SimpleQueue() if outcomes is None else outcomes
         self._bytes = 0
         self._turn = 0
@@ -240,6 +243,12 @@ class Outbox:
                 head.choices = others
                 logger.warning("send refused, trying another broker %s: %s", queue, error)
                 return
+        if not error.retryable and head.choices and (queues := self._instead_of(queue)):
+            logger.warning("queue is gone, trying the others of its topic %s: %s", queue, error)
+            for sending in (head, *self._moved, *self._lines.get(queue.topic, ())):
+                if queue in sending.choices:
+                    sending.choices = queues
+            return
         if not error.retryable or pause_s >= head.deadline.remaining_s():
             raise RowNotSent(head.parcel.shown(), str(error)) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -30,6 +30,8 @@ from pyspark_rocketmq.datasource.sink_schema import (
     fixed_values,
 )
 from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent
+from pyspark_rocketmq.option_parsers import MAX_TOPIC_LENGTH, resource_name
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.hashing import JavaInteger, ShardingKey
 from pyspark_rocketmq.wire.properties import encode_properties
@@ -38,6 +40,7 @@ from pyspark_rocketmq.write_options import MAX_DELAY_LEVEL, WriteOptions
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
 """A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if they do not fit."""
 
+_TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
 """Characters that fit whatever they are."""
 
@@ -110,10 +113,11 @@ class RowReader:
         for at in range(batch.num_rows):
             number = first + at
             try:
+                topic = _topic(topics[at], self.options.namespace)
                 yield SinkRow(
                     number,
-                    _required(topics[at], TOPIC),
-                    self._body(bodies[at], topics[at]),
+                    topic,
+                    self._body(bodies[at], topic),
                     self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
                     sharding_keys[at],
                     queue_ids[at],
@@ -124,7 +128,7 @@ class RowReader:
                 )
             except (LocalProtocolError, _BadRow) as problem:
                 shown = _shown(number, keys[at], sharding_keys[at], msg_ids[at])
-                raise RowNotSent(shown, str(problem)) from problem
+                raise RowNotSent(shown, str(problem), is_no_message=True) from problem
 
     def _column(self, batch: pa.RecordBatch, fixed: Mapping[str, Any], name: str) -> Sequence[Any]:
         position = self.positions.get(name)
@@ -196,6 +200,20 @@ def _required(value: Any, column: str) -> Any:
     if value is None:
         raise _BadRow(f"its column '{column}' is null")
     return value
+
+
+@lru_cache(maxsize=1024)
+def _topic(name: str | None, namespace: str | None) -> str:
+    """A column's topic, as strictly as option ``topic``."""
+    try:
+        topic = _TOPIC_NAME(_required(name, TOPIC))
+    except ValueError as problem:
+        raise _BadRow(f"its topic '{peer_text(str(name))}' {problem}") from None
+    if namespace is not None and len(namespace) + 1 + len(topic) > MAX_TOPIC_LENGTH:
+        raise _BadRow(
+            f"its topic '{topic}' is longer than {MAX_TOPIC_LENGTH} characters together with its namespace '{namespace}%'"
+        )
+    return topic
 
 
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:

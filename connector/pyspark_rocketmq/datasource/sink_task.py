@@ -59,6 +59,15 @@ def send_rows(
         clock=clock,
         namespace=options.namespace or "",
     ) as producer:
+        sampler = KeySampler()
+        for topic, route in (seen or {}).items():
+            producer.know(topic, route)
+        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
+        places = Places(
+            lookup.queues,
+            sampler if options.check_sharding_keys else None,
+            lambda topic: producer.queues(topic, may_create=False, afresh=True),
+        )
         outbox = Outbox(
             _Sends(producer).begin,
             clock,
@@ -67,16 +76,12 @@ def send_rows(
             retry_timeout_s=options.retry_timeout_ms / 1000,
             require_send_ok=options.require_send_ok,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
+            instead_of=places.instead_of,
         )
-        sampler = KeySampler()
-        for topic, route in (seen or {}).items():
-            producer.know(topic, route)
-        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
-        places = Places(lookup.queues, sampler if options.check_sharding_keys else None)
         reader = RowReader(options=options, positions=positions, row_keys=row_keys)
         for parcel in _parcels(batches, reader, Gatherer(options), places):
             destination = parcel.destination
-            outbox.put(parcel, places.queues(destination) if isinstance(destination, str) else ())
+            outbox.put(parcel, places.any_of(destination) if isinstance(destination, str) else ())
         outbox.finish()
         return outbox.messages, sampler.sample()
 

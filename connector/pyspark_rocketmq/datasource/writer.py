@@ -82,7 +82,9 @@ class RocketMQWriter(DataSourceArrowWriter):
         Raises:
             RowNotSent: If a row cannot be sent; rows before it may be stored.
         """
-        return self._sink.send(iterator, self._write_id, 0)
+        # Within foreachBatch each micro-batch is a write of its own, whatever writeId says.
+        batch_id = _task().getLocalProperty(_BATCH_ID)
+        return self._sink.send(iterator, self._write_id, int(batch_id or 0))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """See whether the order of sharding keys was kept.
