@@ -81,7 +81,7 @@ class Outbox:
         require_send_ok: bool,
         faults: FaultTable | None = None,
         outcomes: Outcomes | None = None,
-        instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda queue: (),
+        instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
         """Send nothing yet.
 

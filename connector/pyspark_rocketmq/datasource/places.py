@@ -27,7 +27,7 @@ class Places:
         self,
         queues_of: Callable[[str], Sequence[MessageQueue]],
         sampler: KeySampler | None = None,
-        queues_now: Callable[[str], Sequence[MessageQueue]] = lambda topic: (),
+        queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
         """Look at nothing yet.
 
