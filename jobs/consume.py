@@ -51,7 +51,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         signals = StopSignals(spark)
         query = consumer.start(
             spark,
-            sink=rmq.DeltaSink(settings.sink),
+            sink=sink_of(settings),
             checkpoint=settings.checkpoint,
             trigger=settings.trigger.keywords(),
         )
@@ -69,6 +69,16 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     console.print(str(counter), markup=False, highlight=False)
     if signals.received is not None:
         sys.exit(128 + signals.received)
+
+
+def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
+    """Where the rows go."""
+    return rmq.DeltaSink(
+        settings.sink,
+        partition_by=settings.partition_by,
+        merge_keys=settings.merge_keys,
+        schema_evolution=settings.schema_evolution,
+    )
 
 
 def _stop(

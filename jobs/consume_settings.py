@@ -9,7 +9,7 @@ from typing import Any
 from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
-from pyspark_rocketmq.option_parsers import int_between, list_of, parses, text_value
+from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, parses, text_value
 from pyspark_rocketmq.option_set import option
 from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
@@ -96,6 +96,26 @@ class ConsumeSettings(ClusterAccess):
         doc="With bodySchema: the column that holds the bodies which are no such JSON.",
     )
     sink: str = option("sink", parse=parse_location, doc="The Delta table for the emitted rows: path or URI.")
+    partition_by: tuple[str, ...] = option(
+        "partitionBy",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="Partition columns of a sink that is made, such as 'topic,day'; an existing one keeps its own.",
+    )
+    merge_keys: tuple[str, ...] = option(
+        "mergeKeys",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="Columns of a business key: the sink keeps one row of each, the newest.",
+    )
+    schema_evolution: bool = option(
+        "schemaEvolution",
+        parse=boolean,
+        default=False,
+        doc="Add columns that the rows have and the sink has not; columns that only the sink has are null.",
+    )
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     checkpoint: str = option("checkpoint", parse=parse_location, doc="Folder of Spark's own checkpoint.")
     trigger: Trigger = option(  # noqa: RUF009 - makes a field

@@ -7,10 +7,12 @@ watermarks if that was asked for. A change raises the epoch of each queue it mov
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from rich.console import Console
 
@@ -44,6 +46,13 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 
 _RUNS_IF_YOUNGER_S = 60.0
 """A group whose rows changed in that time is taken for running where nobody can be asked, or no broker answers."""
+
+
+SINKS_LEAVE_OUT: Final = (
+    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows which queues that "
+    "concerns; with --rewind-sink they are written again."
+)
+"""What whoever moves a group back expects last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +201,9 @@ class _Look:
         )
         if problem is not None and not manner.is_dry_run:
             raise JobFailed(problem)
+        if manner.sink is None and any((move.moved or 0) < 0 for move in moves):
+            # Beside the table, which may be read by a program.
+            print(SINKS_LEAVE_OUT, file=sys.stderr)
 
     def _made(self, moves: Sequence[QueueMove], manner: Manner) -> Sequence[QueueMove]:
         targets = {move.queue: move.target for move in moves}

@@ -6,6 +6,7 @@ the public names below come in on first use.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -45,6 +46,9 @@ _HOME_OF = {
     "reset_to_sink": "streaming.lost_offsets",
 }
 
+_SPARKS = ("pyspark", "delta")
+"""Packages that the extra ``spark`` brings."""
+
 __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings
 
 
@@ -53,7 +57,16 @@ def __getattr__(name: str) -> Any:
         home = _HOME_OF[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    try:
+        value = getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _SPARKS:
+            raise
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs Spark and Delta Lake, and this Python ({sys.executable}) has no module '{error.name}'. Install "
+            "them with pip install 'pyspark-rocketmq[spark]', or start Python where Spark is.",
+            name=error.name,
+        ) from error
     globals()[name] = value
     return value
 

@@ -8,12 +8,13 @@ from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
+from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.datasource.sessions import is_speculative, task_slots
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.datasource.sessions import check_delta, is_speculative, task_slots
+from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.hub.state import Slots
 
 
@@ -90,3 +91,14 @@ def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_
     classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
 
     assert task_slots(classic) == Slots(4, 0)
+
+
+def test_a_session_without_delta_lake_is_told_what_it_lacks() -> None:
+    """As of ``SparkSession.builder.getOrCreate()``."""
+    without: Any = create_autospec(SparkSession, instance=True)
+    without._jvm.io.delta.tables.DeltaTable = JavaPackage("io.delta.tables.DeltaTable", None)
+
+    with pytest.raises(
+        RocketMQError, match=r"has no Delta Lake. Start it with configure_spark_with_delta_pip"
+    ):
+        check_delta(without)

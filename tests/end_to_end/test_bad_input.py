@@ -36,6 +36,10 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+def succeed(messages: object, context: object) -> ConsumeOrderlyStatus:
+    return ConsumeOrderlyStatus.SUCCESS
+
+
 def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsumer:
     consumer = PushConsumer(
         **{
@@ -47,9 +51,7 @@ def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsume
         | settings
     )
     consumer.subscribe("no-such-topic")
-    consumer.register_message_listener(
-        lambda messages, context: ConsumeOrderlyStatus.SUCCESS, output_schema="a string"
-    )
+    consumer.register_message_listener(succeed, output_schema="a string")
     return consumer
 
 
@@ -169,16 +171,68 @@ def test_an_output_schema_that_takes_the_engines_columns_is_refused() -> None:
         consumer.register_message_listener(lambda m, c: None, output_schema="a strng")
 
 
+def bare_python(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    venv.create(folder / "bare", with_pip=False)
+    monkeypatch.delenv("PYTHONPATH")
+    return str(folder / "bare" / "bin" / "python")
+
+
 def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    venv.create(tmp_path / "bare", with_pip=False)
-    bare = str(tmp_path / "bare" / "bin" / "python")
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
-    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python(tmp_path, monkeypatch))
 
     with pytest.raises(RocketMQError, match=r"which cannot import what they need.*Set PYSPARK_PYTHON"):
         consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
+
+
+def test_a_worker_python_without_the_package_is_found_by_register(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the virtual environment is not activated: who reads without a consumer calls nothing else of ours."""
+    bare = bare_python(tmp_path, monkeypatch)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+
+    with pytest.raises(RocketMQError, match=f"'{bare}', which cannot import .* Set PYSPARK_PYTHON"):
+        register(spark)
+
+
+def test_a_schema_of_the_user_s_is_refused_before_anything_runs(
+    spark: SparkSession, cluster: ClusterUnderTest
+) -> None:
+    given = {"nameServers": cluster.name_servers, "topic": cluster.create_topic()}
+    batch, stream = (
+        reader.format("rocketmq").schema("topic string, body string").options(**given).load()
+        for reader in (spark.read, spark.readStream)
+    )
+    query = stream.writeStream.format("noop").trigger(availableNow=True)
+    told = r"are fixed.*option\('includeColumns', 'topic,body'\)"
+
+    with pytest.raises(PySparkException, match=told):
+        batch.count()
+    with pytest.raises(PySparkException, match=told):
+        query.start().awaitTermination(240)
+
+
+def test_a_consumer_started_twice_in_a_session_is_two_members(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """B2: with a checkpoint of its own, as the pages say; names of queries need no thought."""
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("pair"),
+        name_servers=cluster.name_servers,
+        offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
+    )
+    consumer.subscribe(cluster.create_topic())
+    consumer.register_message_listener(succeed, output_schema="a string")
+    first = consumer.start(spark, checkpoint=tmp_path / "checkpoint-1")
+    try:
+        second = consumer.start(spark, checkpoint=tmp_path / "checkpoint-2")
+        second.stop()
+        assert first.isActive
+        assert second.name == f"{first.name} (2)"
+    finally:
+        first.stop()
 
 
 def test_a_packed_environment_that_is_not_on_the_drivers_machine_is_asked_for_there(

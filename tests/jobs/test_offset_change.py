@@ -108,6 +108,17 @@ def test_a_dry_run_shows_everything_and_changes_nothing(shop):
     assert [move["moved"] for move in json.loads(shop.shown)] == [-13, -23]
 
 
+def test_whoever_moves_a_group_back_is_told_that_its_sink_writes_nothing_twice(shop, capsys):
+    """F5: once, on stderr, unless the sink was named; and not whoever moves it forth."""
+    shop.do(reset, ToOffset(40))
+    assert capsys.readouterr().err == ""
+
+    shop.do(reset, ToOffset(7), is_dry_run=True)
+    assert capsys.readouterr().err.startswith(
+        "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows"
+    )
+
+
 def test_a_table_says_whether_it_is_so_or_would_be(shop):
     for is_dry_run, words in ((True, "as they would be"), (False, "as they are now")):
         output = io.StringIO()

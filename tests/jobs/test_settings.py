@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.conf_file import gather_texts
+from jobs.consume import sink_of
 from jobs.consume_settings import ConsumeSettings, Trigger
 from jobs.demo.settings import DemoSettings
 from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
@@ -161,6 +162,16 @@ def test_a_broadcasting_consumer_without_a_name_for_its_progress_is_refused():
 
     assert problem == (
         "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+    )
+
+
+def test_the_sink_is_set_up_as_in_python():
+    given = ["partitionBy=topic", "mergeKeys=order_id, step", "schemaEvolution=true"]
+
+    sink = sink_of(load_settings(ConsumeSettings, "consume", None, [*CONSUME, *given]))
+
+    assert repr(sink) == (
+        "DeltaSink('/lake/orders', partition_by=('topic',), merge_keys=('order_id', 'step'), schema_evolution=True)"
     )
 
 

@@ -327,8 +327,8 @@ def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path
         DeltaOffsetStore(path).read(GROUP)
 
     text = str(refusal.value)
-    assert "missing: epoch long" in text
-    assert "superfluous: extra string" in text
+    assert "missing in the table: epoch long" in text
+    assert "only in the table: extra string" in text
     assert "of another type: queue_id is string instead of integer" in text
     assert "partitioned by () instead of (consumer_group)" in text
 

@@ -64,6 +64,20 @@ def test_every_public_name_can_be_had(installed: Path) -> None:
     )
 
 
+def test_without_spark_the_extra_is_named(installed: Path) -> None:
+    """As after pip install pyspark-rocketmq, without [spark]."""
+    told = run_installed(
+        installed,
+        "-c",
+        "import sys; sys.modules['pyspark'] = None; import pyspark_rocketmq as rmq\n"
+        "try: rmq.PushConsumer\n"
+        "except ModuleNotFoundError as error: print(error)",
+    )
+
+    assert told.startswith("pyspark_rocketmq.PushConsumer needs Spark and Delta Lake")
+    assert "pip install 'pyspark-rocketmq[spark]'" in told
+
+
 def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
     assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
         "pyspark_rocketmq"

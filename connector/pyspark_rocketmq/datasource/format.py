@@ -16,7 +16,7 @@ from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.range_tickets import TICKET_SCHEMA
 from pyspark_rocketmq.datasource.schema import spark_schema
 from pyspark_rocketmq.datasource.seen_routes import seen_routes
-from pyspark_rocketmq.datasource.sessions import is_classic, is_speculative
+from pyspark_rocketmq.datasource.sessions import check_worker_python, is_classic, is_speculative
 from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
 from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter
@@ -60,16 +60,16 @@ class DefaultSource(DataSource):
             property_columns=options.property_columns,
         )
 
-    def reader(self, schema: StructType) -> RocketMQBatchReader:  # noqa: ARG002 - Spark's signature
+    def reader(self, schema: StructType) -> RocketMQBatchReader:
         """A bounded read."""
         options = self._read_options()
-        _refuse(options.problems_of_batch())
+        _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
         return RocketMQBatchReader(options)
 
-    def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802, ARG002 - Spark's signature
+    def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
         """An unbounded read."""
         options = self._read_options()
-        _refuse(options.problems_of_stream())
+        _refuse([*options.problems_of_stream(), *self._schema_problems(schema)])
         if (
             options.offset_store is not None
             and StoreSpec.parse(options.offset_store).kind is StoreKind.MEMORY
@@ -105,6 +105,21 @@ class DefaultSource(DataSource):
         options = self._write_options()
         return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
+    def _schema_problems(self, schema: StructType) -> list[str]:
+        """That a user's ``.schema(…)`` has other columns: Spark asks for ours only where there is none."""
+        given, ours = (
+            [(field.name, field.dataType.simpleString()) for field in each]
+            for each in (schema, self.schema())
+        )
+        if given == ours:
+            return []
+        names = ",".join(schema.fieldNames())
+        problem = (
+            "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read some columns alone say "
+            f".option('includeColumns', '{names}'), and decode bodies by from_json(body.cast('string'), …)"
+        )
+        return [problem]
+
     def _write_options(self) -> WriteOptions:
         return WriteOptions.parse(_without_sparks_own(self.options))
 
@@ -134,8 +149,11 @@ def register(spark: SparkSession) -> None:
     A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where nobody can see that.
 
     Raises:
-        RocketMQError: If another data source of this name is on the JVM's class path.
+        RocketMQError: If the workers' Python cannot run this package, or another data source of this name is on the JVM's class
+            path.
     """
+    if is_classic(spark):
+        check_worker_python(spark)
     if is_speculative(spark):
         logger.warning(
             "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the rows of slow tasks twice "

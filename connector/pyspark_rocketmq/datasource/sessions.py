@@ -1,10 +1,18 @@
-"""What a Spark session must be like: in this process where code of ours runs at the driver, and without copies of slow tasks."""
+"""What a Spark session must be like.
+
+In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that can run us.
+"""
 
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -18,6 +26,10 @@ _GROWS_WITH_TASKS: Final = {
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
 """Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
+
+
+_PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar"
+_PROBE_TIMEOUT_S: Final = 60.0
 
 
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
@@ -56,6 +68,60 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
         raise RocketMQError(
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
             "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
+        )
+
+
+def check_delta(spark: SparkSession) -> None:
+    """See that the session's JVM has Delta Lake: without it Py4J says ``'JavaPackage' object is not callable``.
+
+    Raises:
+        RocketMQError: If not.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
+    if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
+        raise RocketMQError(
+            "This Spark session has no Delta Lake. Start it with configure_spark_with_delta_pip(builder).getOrCreate() of package "
+            "delta, or with Delta's jars in spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
+        )
+
+
+def check_worker_python(spark: SparkSession) -> None:
+    """Try the workers' Python on this machine, where it plans what is read; a cluster's other machines are not asked.
+
+    Without this a user sees a worker's ModuleNotFoundError, wrapped three times, after the query has failed.
+
+    Raises:
+        RocketMQError: If it cannot be started or lacks what the workers need.
+    """
+    executable = str(spark.sparkContext.pythonExec)
+    if executable != sys.executable:
+        _check(executable)
+
+
+@cache
+def _check(executable: str) -> None:
+    advice = (
+        f"Set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or install pyspark-rocketmq for "
+        f"{executable}, and start the session again."
+    )
+    if not Path(executable).is_absolute() and "/" in executable:
+        advice = (
+            "The query is planned on the driver's machine, with the same Python: unpack the environment's archive in the "
+            f"folder the driver is started in, {Path.cwd()}. {advice}"
+        )
+    try:
+        probe = subprocess.run(  # noqa: S603 - the interpreter Spark itself is going to run
+            [executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RocketMQError(
+            f"Spark would start its workers with '{executable}', which failed: {error}. {advice}"
+        ) from error
+    if probe.returncode != 0:
+        reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RocketMQError(
+            f"Spark would start its workers with '{executable}', which cannot import what they need ({reason}). {advice}"
         )
 
 

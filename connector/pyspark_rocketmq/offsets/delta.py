@@ -388,7 +388,9 @@ def _upgrade(path: str, table: DeltaTable) -> None:
 def _check_form(path: str, form: TableForm) -> None:
     version = check_version(path, form.configuration)
     found = form.column_types
-    differences = list(column_differences(columns_of_version(version, COLUMN_TYPES, found), found))
+    differences = list(
+        column_differences(columns_of_version(version, COLUMN_TYPES, found), found, "the table")
+    )
     if form.partition_by != _PARTITION_BY:
         differences.append(f"partitioned by ({', '.join(form.partition_by)}) instead of (consumer_group)")
     if differences:

@@ -78,8 +78,8 @@ def writer_features(
     return frozenset(name for version, name in _LEGACY_WRITER_FEATURES if version <= min_writer_version)
 
 
-def column_differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, ...]:
-    """Say how ``found`` (name → type) differs from ``wanted``; empty when it does not, whatever the order."""
+def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> tuple[str, ...]:
+    """Say how ``found`` (name → type), the columns of ``where``, differs from ``wanted``; empty when it does not, whatever the order."""
     missing = [f"{name} {wanted[name]}" for name in wanted if name not in found]
     superfluous = [f"{name} {found[name]}" for name in found if name not in wanted]
     differing = [
@@ -87,7 +87,11 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> t
         for name in wanted
         if name in found and found[name] != wanted[name]
     ]
-    parts = (("missing", missing), ("superfluous", superfluous), ("of another type", differing))
+    parts = (
+        (f"missing in {where}", missing),
+        (f"only in {where}", superfluous),
+        ("of another type", differing),
+    )
     return tuple(f"{title}: {', '.join(names)}" for title, names in parts if names)
 
 

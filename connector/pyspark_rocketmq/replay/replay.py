@@ -24,7 +24,7 @@ from pyspark_rocketmq.consume.split import split_ranges
 from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.schema import spark_schema
-from pyspark_rocketmq.datasource.sessions import check_classic, check_speculation
+from pyspark_rocketmq.datasource.sessions import check_classic, check_delta, check_speculation
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
@@ -113,7 +113,7 @@ class Replay:
             SchemaError: If the table has other columns than the messages.
             OptionError: If a column of the position is not read.
             StorageNotShared: If an executor has another folder there.
-            RocketMQError: If messages cannot be read.
+            RocketMQError: If messages cannot be read, or the session lacks Delta Lake.
         """
         options = self._options
         names = spark_schema(
@@ -123,6 +123,7 @@ class Replay:
         if missing:
             problem = f"option 'includeColumns' leaves out {', '.join(missing)}, by which a table is kept free of doubles"
             raise OptionError((problem,))
+        check_delta(self._spark)
         DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
         table = DeltaTable.forPath(self._spark, path)
         _check_columns(path, table.toDF().columns, names.fieldNames())

@@ -93,8 +93,8 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -
     superfluous = [name for name in batch.schema.names if name not in schema.names]
     if missing or superfluous:
         raise SchemaError(
-            f"Output rows do not fit the sink's table: missing columns: {', '.join(missing) or 'none'}; "
-            f"superfluous columns: {', '.join(superfluous) or 'none'}."
+            f"Output rows do not fit the sink's table: only in the table: {', '.join(missing) or 'none'}; "
+            f"only in the rows: {', '.join(superfluous) or 'none'}."
         )
     columns = [_cast(batch.column(field.name), field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -6,6 +6,7 @@ committer.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +72,6 @@ from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks, one_si
 from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.streaming.sink import Sink
 from pyspark_rocketmq.streaming.stream_thread import clear_unwritten_plan, stoppable
-from pyspark_rocketmq.streaming.worker_python import check_worker_python
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ class PushConsumer:
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
             trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE`` for a member
-                with an instance name.
+                with an instance name, and ``GROUP (2)`` for a second one in the session.
 
         Raises:
             OptionError: With everything that is wrong with the configuration.
@@ -268,7 +268,6 @@ class PushConsumer:
             "it commits data and offsets in this process, and there foreachBatch runs in a process of the server",
         )
         check_speculation(spark)
-        check_worker_python(spark)
         register(spark)
         if sink is not None:
             sink = one_sink(sink)
@@ -353,16 +352,20 @@ class PushConsumer:
         )
         query = (
             rows.writeStream.foreachBatch(stoppable(committer))
-            .queryName(
-                query_name
-                or str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
-            )
+            .queryName(query_name or self._free_name(spark))
             .option("checkpointLocation", str(checkpoint))
             .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
             .start()
         )
         started.set(str(query.id))
         return query
+
+    def _free_name(self, spark: SparkSession) -> str:
+        """A name for the query that none of the session's has: further members get a number."""
+        name = str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
+        taken = {query.name for query in spark.streams.active}
+        numbered = (f"{name} ({number})" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _rows(
         self, messages: DataFrame, options: ReadOptions

@@ -76,15 +76,22 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
         if column.name in asked
         or (column.name in given_columns(form) and not (may_differ and column.is_nullable))
     }
-    differences = list(column_differences(asked, found))
+    differences = list(column_differences(asked, found, "the table"))
     if wanted.partition_by and wanted.partition_by != form.partition_by:
         differences.append(
             f"partitioned by ({', '.join(form.partition_by)}) instead of ({', '.join(wanted.partition_by)})"
         )
     if differences:
+        can_evolve = not may_differ and asked.keys() != found.keys()
+        remedy = (
+            " Or let the sink add columns that the table lacks, and have nulls in those that only the table has: "
+            "DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
+            if can_evolve
+            else ""
+        )
         raise SchemaError(
             f"The rows do not fit the Delta table {path}: {'; '.join(differences)}. "
-            "Change the listener's output schema or the table (ALTER TABLE), or name another path."
+            f"Change the listener's output schema or the table (ALTER TABLE), or name another path.{remedy}"
         )
 
 
@@ -112,7 +119,7 @@ def check_wanted(path: str, wanted: TableForm) -> None:
     """
     types = wanted.column_types
     differences = column_differences(
-        POSITION_TYPES, {name: types[name] for name in POSITION_TYPES if name in types}
+        POSITION_TYPES, {name: types[name] for name in POSITION_TYPES if name in types}, "the rows"
     )
     if differences:
         raise SchemaError(
