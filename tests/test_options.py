@@ -211,6 +211,31 @@ def test_a_group_reads_its_retry_topic_unless_it_broadcasts() -> None:
     assert ReadOptions.parse(broadcasting).all_subscribed() == ("orders",)
 
 
+def test_machine_rooms_need_a_member_that_says_where_it_is() -> None:
+    """B2."""
+    nearby = REQUIRED | {"consumerGroup": "g", "offsetStore": "/lake/offsets"}
+    nearby |= {"allocateMessageQueueStrategy": "machineRoomNearby:consistentHash"}
+
+    for given in (nearby, nearby | {"instanceName": "worker-1"}):
+        with pytest.raises(OptionError, match="machine room, such as 'east/worker-1'"):
+            ReadOptions.parse(given)
+    assert ReadOptions.parse(nearby | {"instanceName": "east/worker-1"}).instance_name == "east/worker-1"
+
+
+@pytest.mark.parametrize("name", ["/worker", "east/", "a b", "a/b c"])
+def test_a_room_and_a_name_are_names(name: str) -> None:
+    """B2."""
+    with pytest.raises(OptionError, match="option instanceName="):
+        ReadOptions.parse(REQUIRED | OF_A_GROUP | {"instanceName": name})
+
+
+def test_a_broadcasting_consumer_s_progress_has_no_room_in_its_name() -> None:
+    """B3: it names files."""
+    given = REQUIRED | OF_A_GROUP | {"messageModel": "BROADCASTING", "instanceName": "east/one"}
+    with pytest.raises(OptionError, match="'instanceName=east/one' has a '/'"):
+        ReadOptions.parse(given)
+
+
 def test_starting_offsets_may_name_queues_of_each_topic() -> None:
     """F2."""
     text = '{"a": {"broker-a": {"0": 1}}, "b": {"broker-a": {"0": 7}}}'

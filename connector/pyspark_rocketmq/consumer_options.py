@@ -94,7 +94,7 @@ class ConsumerOptions(OptionSet):
         parse=int_between(1, 86_400),
         default=900,
         unit="s",
-        doc="Longest call of a concurrent listener; its messages are sent back then.",
+        doc="From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's messages are sent back then.",
     )
     max_offsets_per_trigger: int = option(
         "maxOffsetsPerTrigger",

@@ -172,6 +172,14 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
     return parse
 
 
+@parses("string")
+def instance_name(text: str) -> str:
+    """Parser of a member's name, before which a machine room may stand: ``worker-1``, ``east/worker-1``."""
+    room, slash, name = text.strip().rpartition("/")
+    named = resource_name("instance", 100)
+    return f"{named(room)}/{named(name)}" if slash else named(name)
+
+
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that is most like ``name``, without regard to case; None if none is at least ``cutoff`` alike."""
     by_lower = {each.lower(): each for each in known}

@@ -16,6 +16,7 @@ from pyspark_rocketmq.option_parsers import (
     MAX_TOPIC_LENGTH,
     boolean,
     column_name,
+    instance_name,
     int_between,
     list_of,
     one_of,
@@ -173,16 +174,17 @@ class ReadOptions(PaceOptions):
         default="averagely",
         doc="How the members of the group share the queues; all must use the same: `averagely`, `averagelyByCircle`, "
         "`consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, `byConfig:TOPIC/BROKER/QUEUE,…` or "
-        "`module:Class`.",
+        "`module:Class`. A machine room is what stands before `@` in a broker's name and before `/` in a member's `instanceName`.",
     )
     instance_name: str | None = stream_option(
         "instanceName",
-        parse=resource_name("instance", 100),
+        parse=instance_name,
         default=None,
         default_text="unique for every start",
         doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a query "
         "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
-        "No two members of a group may have the same.",
+        "No two members of a group may have the same. With `allocateMessageQueueStrategy=machineRoomNearby` it begins with the "
+        "member's machine room, as in `east/worker-1`.",
     )
     hub_secret: str | None = stream_option(
         "hubSecret",
@@ -287,6 +289,7 @@ class ReadOptions(PaceOptions):
             problems.append(
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
             )
+        problems += self._room_problems()
         problems += self.position_problems(
             self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
         )
@@ -294,6 +297,27 @@ class ReadOptions(PaceOptions):
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
         problems += self.pace_problems() + self._of_plain_reads() + self._column_problems()
         return problems + self.security_problems() + self.name_problems(names)
+
+    def _room_problems(self) -> list[str]:
+        """A member's machine room is told by its name, and a name with one is of no other use."""
+        strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
+        wants_room = strategy == "machineRoomNearby" and self.message_model is MessageModel.CLUSTERING
+        has_room = "/" in (self.instance_name or "")
+        if wants_room and not has_room and self.consumer_group is not None:
+            return [
+                (
+                    "option 'allocateMessageQueueStrategy=machineRoomNearby' needs an 'instanceName' that begins with this "
+                    "member's machine room, such as 'east/worker-1'"
+                )
+            ]
+        if has_room and self.message_model is MessageModel.BROADCASTING:
+            return [
+                (
+                    f"option 'instanceName={self.instance_name}' has a '/', and with 'messageModel=BROADCASTING' this query's "
+                    "progress is kept under that name; leave it out"
+                )
+            ]
+        return []
 
     def _reads(self, topic: str) -> bool:
         if self.topic_pattern is not None:

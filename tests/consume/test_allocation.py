@@ -21,7 +21,7 @@ from pyspark_rocketmq.consume.allocation import (
 )
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
 from pyspark_rocketmq.consume.consistent_hash import ConsistentHash
-from pyspark_rocketmq.consume.machine_rooms import ByMachineRoom, MachineRoomNearby
+from pyspark_rocketmq.consume.machine_rooms import ByMachineRoom, MachineRoomNearby, room_of_client
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.golden import golden
@@ -165,7 +165,42 @@ def test_a_broker_name_has_a_room_only_if_it_has_two_parts() -> None:
     assert [queue.broker_name for queue in allocated] == ["east@b", "east@b@"]
 
 
-@pytest.mark.parametrize(("broker_name", "client_id"), [("@b", "east/c"), ("east@b", "/c")])
+@pytest.mark.parametrize(
+    ("client_id", "room"),
+    [
+        ("10.0.0.1@east/worker-1", "east"),
+        ("east/1@worker/2", "east"),
+        ("10.0.0.1@worker-1", "10.0.0.1@worker-1"),
+        ("10.0.0.1@/w", ""),
+    ],
+)
+def test_a_member_s_room_stands_before_the_slash(client_id: str, room: str) -> None:
+    """B2: in the instance name, the only part of a client id that a user chooses, or at the front of the id."""
+    assert room_of_client(client_id) == room
+
+
+def test_members_get_the_queues_of_their_own_rooms() -> None:
+    """B2: by client ids as this package and Java's client make them of instance names."""
+    members = ["10.0.0.1@east/a", "10.0.0.2@east/b", "10.0.9.1@west/c"]
+    queues = [
+        MessageQueue("T", name, queue_id) for name in ("east@b", "west@b", "north@b") for queue_id in range(6)
+    ]
+
+    shares = {
+        one: {queue.broker_name for queue in allocate(MachineRoomNearby(), one, queues, members)}
+        for one in members
+    }
+
+    assert shares == {
+        members[0]: {"east@b", "north@b"},
+        members[1]: {"east@b", "north@b"},
+        members[2]: {"west@b", "north@b"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("broker_name", "client_id"), [("@b", "east/c"), ("east@b", "/c"), ("east@b", "h@/c")]
+)
 def test_what_stands_in_no_room_is_refused_by_nearby(broker_name: str, client_id: str) -> None:
     """B2: Java raises too, rather than to leave a queue out."""
     with pytest.raises(ValueError, match="has no machine room"):

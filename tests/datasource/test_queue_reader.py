@@ -14,7 +14,7 @@ from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
 from pyspark_rocketmq.datasource.range_tickets import MOST_COUNTED, read_tickets, tasks_of, ticket_rows
-from pyspark_rocketmq.datasource.schema import planned_range, pull_figures
+from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, told_with_messages
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -141,6 +141,14 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
 def test_a_range_is_its_messages_in_order_and_its_marker_row(partition: QueuePartition) -> None:
     """D1"""
     assert read(partition) == (list(range(10, 60)), partition.planned)
+
+
+def test_a_range_tells_where_its_queue_begins_and_ends(partition: QueuePartition, log: Log) -> None:
+    """D1: as the newest answer has it, for the properties MIN_OFFSET and MAX_OFFSET."""
+    *_, marker = read_queue(partition)
+
+    text = marker.column("plannedRange")[0].as_py()
+    assert told_with_messages(text) == {"MIN_OFFSET": str(log.min_offset), "MAX_OFFSET": str(log.max_offset)}
 
 
 def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> None:

@@ -13,6 +13,7 @@ from pyspark_rocketmq.datasource.schema import (
     pull_figures,
     range_end,
     reset_target,
+    told_with_messages,
     with_consumer_columns,
 )
 from pyspark_rocketmq.errors import RocketMQError
@@ -47,6 +48,23 @@ def test_a_marker_row_tells_what_reading_took() -> None:
     (row,) = marker_row(PLANNED, rows=8, pulls=3, pull_ms=4.56).to_pylist()
 
     assert pull_figures(row["plannedRange"]) == Figures(pulled=8, pulls=3, pull_ms=4.6)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (None, {}),
+        ((3, 90), {"MIN_OFFSET": "3", "MAX_OFFSET": "90"}),
+        ((0, 0), {"MIN_OFFSET": "0", "MAX_OFFSET": "0"}),
+    ],
+)
+def test_a_marker_row_brings_what_messages_are_told_of_their_queue(
+    bounds: tuple[int, int] | None, told: dict[str, str]
+) -> None:
+    """D1: ``PullAPIWrapper.processPullResult``."""
+    (row,) = marker_row(PLANNED, rows=8, bounds=bounds).to_pylist()
+
+    assert told_with_messages(row["plannedRange"]) == told
 
 
 def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:

@@ -228,6 +228,20 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
     ]
 
 
+@in_both_engines
+def test_messages_are_told_where_their_queue_began_and_ended(gather: Gather) -> None:
+    """D1: properties MIN_OFFSET and MAX_OFFSET, as Java's consumer adds them."""
+    rows = [row_of(message) for message in MESSAGES]
+    rows += marker_row(PLANNED, rows=len(rows), bounds=(7, 999)).to_pylist()
+
+    arrived = gather(rows, 16)
+
+    told = {"MIN_OFFSET": "7", "MAX_OFFSET": "999"}
+    assert list(arrived.messages) == [
+        message._replace(properties={**message.properties, **told}) for message in MESSAGES
+    ]
+
+
 def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
     """D1: as after a shuffle that Spark was asked for."""
     one, other = rows_of(PLANNED), rows_of(QueueRange(queue=OTHER_QUEUE, start=0, end=2, epoch=1))
@@ -249,7 +263,7 @@ def test_messages_made_when_they_are_delivered_are_those_that_arrived(sizes: Seq
         for size in sizes
     ]
 
-    messages = ArrivedMessages(batches, QUEUE, np.arange(count))
+    messages = ArrivedMessages(batches, QUEUE, np.arange(count), {})
 
     assert [one for at in range(0, count, 37) for one in messages[at : at + 37]] == expected
     assert list(messages) == expected

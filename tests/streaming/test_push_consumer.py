@@ -299,6 +299,28 @@ def test_a_pool_or_a_time_out_that_cannot_be_is_refused(settings: dict[str, Any]
     assert problems_of(**settings) == (problem,)
 
 
+def test_an_orderly_consumer_s_calls_time_out_when_they_are_told_to() -> None:
+    """D8."""
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=DeltaOffsetStore("unused"),
+        max_reconsume_times=3,
+        suspend_current_queue_time_millis=70,
+        consume_message_batch_max_size=9,
+        consume_thread_max=7,
+        consume_timeout_s=2.5,
+    )
+
+    assert consumer._settings.orderly() == OrderlySettings(
+        max_reconsume_times=3,
+        suspend_current_queue_time_millis=70,
+        consume_message_batch_max_size=9,
+        consume_thread_max=7,
+        consume_timeout_s=2.5,
+    )
+
+
 @pytest.mark.parametrize(("given", "taken"), [(-1, 16), (0, 0), (3, 3)])
 def test_a_concurrent_consumer_gives_a_message_up_after_sixteen_attempts_unless_told_otherwise(
     given: int, taken: int

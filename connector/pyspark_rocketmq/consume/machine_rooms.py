@@ -57,8 +57,12 @@ def room_of_queue(queue: MessageQueue) -> str:
 
 
 def room_of_client(client_id: str) -> str:
-    """The client id up to ``/``."""
-    return client_id.partition(_CLIENT_ROOM_MARK)[0]
+    """What stands before the first ``/``, behind the host: ``east`` of ``HOST@east/worker-1`` and of ``east/1@worker``.
+
+    An id without ``/`` is a room of its own, which has no queues.
+    """
+    before, mark, _ = client_id.partition(_CLIENT_ROOM_MARK)
+    return before.rpartition("@")[2] if mark else client_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,6 +279,7 @@ class _RangeReader:
                 reset_to=failure.target if isinstance(failure, QueueReset) else None,
                 pulls=self._pulls,
                 pull_ms=self._pull_ms,
+                bounds=self._pull.bounds,
                 ended=self._ended(failure),
             )
 

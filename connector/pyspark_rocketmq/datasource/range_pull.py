@@ -105,6 +105,8 @@ class RangePull:
         self._resumes_at_s: float | None = None
         self._has_met_reset = False
         """Since the last success."""
+        self.bounds: tuple[int, int] | None = None
+        """The queue's smallest offset and its end, as the newest answer tells them; None before the first."""
         self.answers = 0
         """Pulls that brought messages."""
         self.answered_after_s = 0.0
@@ -233,6 +235,7 @@ class RangePull:
             self.lost(step, by, self._nothing_there(step))
             return
         self._advance(step, result.next_begin_offset, result.body)
+        self.bounds = result.min_offset, result.max_offset
         self._patience, self._pause_s, self._has_met_reset = None, _FIRST_PAUSE_S, False
         if result.suggest_which_broker_id != by or self._from.is_away:
             self._from.suggested(by, result.suggest_which_broker_id, self._clock.monotonic_s())

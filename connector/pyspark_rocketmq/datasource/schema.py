@@ -9,8 +9,8 @@ Consumer mode (option ``consumerGroup``) ends every planned range with one *mark
 leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
 ``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
 rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an operator has moved the group
-meanwhile, ``ended`` if it is not as long as it was planned, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both
-columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+meanwhile, ``ended`` if it is not as long as it was planned, ``bounds`` if the broker told where the queue begins and ends, and
+``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
-from pyspark_rocketmq.wire.properties import RETRY_TOPIC
+from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
 
 END_MARKER = "end"
 
@@ -92,11 +92,12 @@ def marker_row(
     reset_to: int | None = None,
     pulls: int = 0,
     pull_ms: float = 0.0,
+    bounds: tuple[int, int] | None = None,
     ended: RangeEnd = RangeEnd.WHOLE,
 ) -> pa.RecordBatch:
     """The one row that ends a planned range, of which ``rows`` message rows were read by ``pulls``.
 
-    With ``reset_to`` the queue is to be planned from there next.
+    With ``reset_to`` the queue is to be planned from there next; ``bounds`` are its smallest offset and its end.
     """
     numbers = dict.fromkeys(("commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0)
     times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
@@ -119,6 +120,7 @@ def marker_row(
                 "pullMs": round(pull_ms, 1),
                 **({"putBack": planned.put_back} if planned.put_back else {}),
                 **({} if reset_to is None else {"resetTo": reset_to}),
+                **({} if bounds is None else {"bounds": bounds}),
                 **({} if ended is RangeEnd.WHOLE else {"ended": str(ended)}),
             }
         ),
@@ -153,6 +155,15 @@ def pull_figures(text: str) -> Figures:
     """What reading the range of a marker row took."""
     facts = json.loads(text)
     return Figures(pulled=facts["rows"], pulls=facts["pulls"], pull_ms=facts["pullMs"])
+
+
+def told_with_messages(text: str) -> dict[str, str]:
+    """The properties that a consumer adds to the messages of a range: where their queue began and ended at its newest pull.
+
+    Source: ``PullAPIWrapper.processPullResult``.
+    """
+    bounds = json.loads(text).get("bounds")
+    return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
 
 
 def range_end(text: str) -> RangeEnd:

@@ -177,6 +177,7 @@ class ConsumerSettings:
             suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
             max_reconsume_times=self.max_reconsume_times,
             consume_thread_max=self.consume_thread_max,
+            consume_timeout_s=self.consume_timeout_s,
         )
 
     def concurrent(self) -> ConcurrentSettings:

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.datasource.schema import told_with_messages
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange, pieces, whole_range, wrong_markers
 from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
@@ -97,7 +98,7 @@ class _Gathering:
         if not is_whole:
             return None
         offsets = np.concatenate(self._offsets)
-        messages = ArrivedMessages(self._rows, self.queue, offsets[:-1])
+        messages = ArrivedMessages(self._rows, self.queue, offsets[:-1], told_with_messages(marker))
         arrived = whole_range(self.queue, messages, offsets, marker)
         return arrived._replace(nbytes=sum(rows.nbytes for rows in self._rows))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice, repeat
 from typing import Any, Final, overload
 
@@ -32,9 +32,14 @@ class ArrivedMessages(Sequence[MessageExt]):
     """
 
     def __init__(
-        self, batches: Sequence[pa.RecordBatch], queue: MessageQueue, queue_offsets: npt.NDArray[np.int64]
+        self,
+        batches: Sequence[pa.RecordBatch],
+        queue: MessageQueue,
+        queue_offsets: npt.NDArray[np.int64],
+        told: Mapping[str, str],
     ) -> None:
-        """All rows of ``batches`` are of ``queue``, at ``queue_offsets``."""
+        """All rows of ``batches`` are of ``queue``, at ``queue_offsets``; each message gets the properties ``told``, too."""
+        self._told = told
         self.queue_offsets = queue_offsets
         """Of all messages."""
         self._batches = batches
@@ -88,7 +93,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
-        self._first, self._made = index, _messages(rows, self._queue)
+        self._first, self._made = index, _messages(rows, self._queue, self._told)
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:
@@ -101,13 +106,17 @@ def last_message(batch: pa.RecordBatch, row: int) -> str:
     return LastMessage(offset.as_py(), stored_ms, log_offset.as_py()).to_text()
 
 
-def _messages(rows: pa.RecordBatch, queue: MessageQueue) -> list[MessageExt]:
-    """The messages of ``rows``, all of which are of ``queue``."""
+def _messages(rows: pa.RecordBatch, queue: MessageQueue, told: Mapping[str, str]) -> list[MessageExt]:
+    """The messages of ``rows``, all of which are of ``queue``, with the properties ``told``."""
     of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
-    return messages_of(
-        [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
+    columns: dict[str, list[Any]] = {
+        name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
         for name in MESSAGE_COLUMNS
-    )
+    }
+    if told:
+        for properties in columns["properties"]:
+            properties.update(told)
+    return messages_of(columns.values())
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:

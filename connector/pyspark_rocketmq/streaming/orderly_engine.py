@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.datasource.schema import told_with_messages
 from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.streaming.arrived_range import (
     MESSAGE_COLUMNS,
@@ -121,16 +122,24 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     """
     # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
     gathered = list(chunks)
-    messages = messages_of(
-        list(chain.from_iterable(chunk[name].tolist() for chunk in gathered)) for name in MESSAGE_COLUMNS
-    )
     is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
     offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])
-    if not (offsets[1:] > offsets[:-1]).all():
-        order = np.argsort(offsets, kind="stable")
-        messages = [messages[at] for at in order.tolist()]
+    order = None if (offsets[1:] > offsets[:-1]).all() else np.argsort(offsets, kind="stable")
+    if order is not None:
         is_marker, offsets = is_marker[order], offsets[order]
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise wrong_markers(queue, f"{is_marker.sum()} came")
     text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
+    columns = {
+        name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
+        for name in MESSAGE_COLUMNS
+    }
+    if told := told_with_messages(text):
+        for properties in columns["properties"]:
+            # The marker row has none.
+            if properties is not None:
+                properties.update(told)
+    messages = messages_of(columns.values())
+    if order is not None:
+        messages = [messages[at] for at in order.tolist()]
     return whole_range(queue, messages[:-1], offsets, text)

@@ -98,7 +98,7 @@ class PushConsumer:
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly one for different
             queues, and only where calls are slow.
-        consume_timeout_s: Longest call of a concurrent listener; its messages are sent back then.
+        consume_timeout_s: From this duration on a listener's call counts as TIME_OUT; a concurrent one's messages are sent back then.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
         instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
