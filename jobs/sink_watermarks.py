@@ -47,7 +47,7 @@ class SinkWatermarks:
         """Where the table is in each queue whose rows it has lost, by what the group's rows say.
 
         Raises:
-            JobFailed: If there is no such table, or it lacks nothing.
+            JobFailed: If there is no such table, it lacks nothing, or it is one of several sinks.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -56,6 +56,12 @@ class SinkWatermarks:
             raise JobFailed(
                 f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} wrote into it by its "
                 "offsets. To consume messages again whose rows it has, say from where, with --rewind-sink."
+            )
+        if found[0].is_one_of_several:
+            raise JobFailed(
+                f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, and going back to where one of "
+                "them is would forget what the others lack. Name them all, in Python: rmq.reset_to_sink(store, [every sink of the "
+                "query], consumer_group)."
             )
         return found[0].targets
 

@@ -31,7 +31,7 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from pyspark_rocketmq.streaming.lost_offsets import check_sink
-from pyspark_rocketmq.streaming.sink_standing import remembered_text
+from pyspark_rocketmq.streaming.sink_standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
@@ -330,15 +330,15 @@ RETRIES = MessageQueue("%RETRY%etl", "broker-a", 0)
 class Lossy:
     """A group that has passed what its sink has lost, and the sink."""
 
-    def __init__(self, shop, sink, **passed):
+    def __init__(self, shop, sink, passed, others=()):
         self.shop, self.sink = shop, sink
-        standings = sink.standings(GROUP, dict.fromkeys(passed["passed"], 0))
-        rows = shop.store.claim(GROUP, "", dict.fromkeys(passed["passed"], 0))
+        standings = (*sink.standings(GROUP, dict.fromkeys(passed, 0)), *others)
+        rows = shop.store.claim(GROUP, "", dict.fromkeys(passed, 0))
         commits = [
             QueueCommit(
                 queue=queue, epoch=rows[queue].epoch, next_offset=offset, sinks=remembered_text(standings)
             )
-            for queue, offset in passed["passed"].items()
+            for queue, offset in passed.items()
         ]
         shop.store.commit(GROUP, commits, query_id="q", batch_id=7)
 
@@ -366,6 +366,17 @@ def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy):
     assert lossy.shop.do(reset, ToSink(), sink=lossy.sink.path, choice=only_a1) == [(1, 30)]
 
     assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 3}
+
+
+def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path, sink):
+    """H7: what the others lack would be forgotten."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    other = SinkStanding("/lake/other", "table-2", {A1: 44})
+    lossy = Lossy(Shop(store), sink, passed={A1: 44}, others=(other,))
+
+    with pytest.raises(JobFailed, match=r"other sinks beside .*rmq.reset_to_sink\(store, \[every sink"):
+        lossy.shop.do(reset, ToSink(), sink=sink.path)
+    assert lossy.is_refused()
 
 
 def test_a_group_whose_sink_lacks_nothing_is_not_moved_to_it(shop, sink):

@@ -171,6 +171,23 @@ def test_a_column_that_changes_what_is_put_into_it_is_refused(database: SqliteFi
         prepared(database)
 
 
+def test_a_database_that_takes_small_and_capital_letters_for_one_costs_no_rows(database: SqliteFile) -> None:
+    """H7: as MySQL's usual collation does; what it cannot tell apart it refuses, and nothing is taken for written."""
+    execute(
+        database,
+        "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL COLLATE NOCASE, topic VARCHAR(255) NOT NULL COLLATE "
+        "NOCASE, broker_name VARCHAR(127) NOT NULL COLLATE NOCASE, queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, generation "
+        "BIGINT DEFAULT 0 NOT NULL, attempt VARCHAR(36) DEFAULT '' NOT NULL, PRIMARY KEY (consumer_group, topic, broker_name, queue_id))",
+    )
+    sink = prepared(database)
+    run(sink, {Q0: 2}, rows(Q0, 0, 2))
+
+    assert sink.watermarks(GROUP.upper()) == {}
+    with pytest.raises(SinkConflict, match="UNIQUE"):
+        run(sink, {Q0: 2}, rows(Q0, 0, 2), group=GROUP.upper())
+    assert run(sink, {Q0: 3}, rows(Q0, 2, 3)) == 1
+
+
 def test_no_secret_of_a_connection_is_shown(database: SqliteFile) -> None:
     """A5: what connects may hold a password."""
     sink = sink_on(database, connect=functools.partial(sqlite3.connect, "hunter2"))

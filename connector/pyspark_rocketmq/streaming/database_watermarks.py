@@ -131,7 +131,10 @@ class WatermarkTable:
         """What it has of the group."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
-            found = [_Row(*row) for row in cursor.fetchall()]
+            # A database may take small and capital letters for one: another group's rows say nothing of this one's.
+            found = [
+                row for each in cursor.fetchall() if (row := _Row(*each)).consumer_group == consumer_group
+            ]
         return Stored(
             {
                 MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(

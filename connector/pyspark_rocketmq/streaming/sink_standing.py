@@ -48,6 +48,11 @@ class Lost(NamedTuple):
         return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
 
     @property
+    def is_one_of_several(self) -> bool:
+        """Whether other sinks had a part in these rows."""
+        return any(len(_parsed(row.sinks)) > 1 for row in self.behind.values())
+
+    @property
     def targets(self) -> dict[MessageQueue, int]:
         """Where each of the queues has to go on for the sink to lack nothing that brokers still have."""
         return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
@@ -123,8 +128,8 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
 
 
 def _way_back(lost: Sequence[Lost], options: str) -> str:
-    """What moves the offsets back to where all of these sinks are: a reset to one of them forgets what the others lack."""
-    if len(lost) > 1:
+    """What moves the offsets back to where all sinks are: a reset to one of several forgets what the others lack."""
+    if any(each.is_one_of_several for each in lost):
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
     standing = lost[0].standing
     if standing.path and standing.identity is not None:
