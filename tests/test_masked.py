@@ -76,6 +76,14 @@ def test_no_repr_shows_a_secret(uri: str) -> None:
         assert "CANARY" not in str(each)
 
 
+def test_an_error_of_options_may_come_from_another_process() -> None:
+    """As those of a pool of processes do."""
+    copy = pickle.loads(pickle.dumps(OptionError(("a is wrong", "b is wrong"), where="several sinks")))
+
+    assert (copy.problems, copy.where) == (("a is wrong", "b is wrong"), "several sinks")
+    assert str(copy) == "Invalid several sinks:\n  - a is wrong\n  - b is wrong"
+
+
 def test_no_error_shows_a_secret_of_a_uri() -> None:
     """A5."""
     error = OffsetError(f"There is no Delta table at {URI}. Put it back.")

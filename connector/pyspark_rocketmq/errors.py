@@ -82,8 +82,15 @@ class OptionError(RocketMQError, ValueError):
         self.problems = problems
         self.where = where
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_option_error, (type(self), self.problems, self.where)
+
     def __str__(self) -> str:
         return f"Invalid {self.where}:" + "".join(f"\n  - {masked(problem)}" for problem in self.problems)
+
+
+def _rebuild_option_error(cls: type[OptionError], problems: tuple[str, ...], where: str) -> OptionError:
+    return cls(problems, where=where)
 
 
 class WireError(RocketMQError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import broker_sim.transactions
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.client.producer import Producer
 from pyspark_rocketmq.client.transactions import TransactionProducer
+from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -81,6 +84,25 @@ def test_the_local_transaction_is_given_the_id_that_a_check_asks_for(cluster: Si
         wait_until(lambda: cluster.bounds(A0).max_offset == 1)
 
     assert states == {sent.msg_id: COMMIT}
+
+
+def test_a_transaction_whose_end_could_not_be_told_is_not_run(
+    cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: an error of the send says that nothing was done."""
+    send = Producer.send
+    monkeypatch.setattr(
+        Producer, "send", lambda *given, **named: replace(send(*given, **named), offset_msg_id="nowhere")
+    )
+    executed: list[Message] = []
+
+    with (
+        member(cluster, lambda _: UNKNOWN, "orders") as producer,
+        pytest.raises(RemoteProtocolError, match="'nowhere' is not an offset message id"),
+    ):
+        producer.send(ORDER, lambda message: executed.append(message) or COMMIT)
+
+    assert executed == []
 
 
 def test_a_producer_that_begins_anew_answers_before_its_first_send(cluster: SimCluster) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import pickle
 import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial, partialmethod, wraps
 from types import ModuleType
 from typing import Any
@@ -19,13 +22,16 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.streaming import opened_listeners
+from pyspark_rocketmq.streaming import listener_errors, listener_loop, opened_listeners
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.streaming.listener_errors import tell_problem
 from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.streaming.listener_loop import run_on_loop
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
+from tests.helpers.forked import begin_child
 from tests.helpers.messages import message_at
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -235,6 +241,30 @@ def test_a_listener_in_use_is_not_closed() -> None:
             assert call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT)) is SUCCESS
     opened = EVENTS.count(("open", "billing"))
     wait_until(lambda: EVENTS.count("close") == opened, reason="The idle listener's end")
+
+
+def test_a_child_of_fork_leaves_its_parent_s_listeners_alone() -> None:
+    """G8: it does not close them at its end, and opens its own; whoever held a lock in the parent."""
+    context = ListenerContext("billing")
+    modules = (opened_listeners, listener_loop, listener_errors)
+
+    def use() -> list[object]:
+        opened_listeners._close_all()
+        with lease_of_opened("k", Recording, context) as call:
+            call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT))
+        run_on_loop(partial(asyncio.sleep, 0), PATIENCE_S)
+        tell_problem("The child has a problem.", "in the child")
+        return EVENTS
+
+    run_on_loop(partial(asyncio.sleep, 0), PATIENCE_S)
+    with lease_of_opened("k", Recording, context):
+        with ThreadPoolExecutor(1) as other, ExitStack() as held:
+            for module in modules:
+                other.submit(held.enter_context, module._guard).result()
+            outcome = begin_child(use)
+            other.submit(held.close).result()
+
+        assert outcome() == [("open", "billing")] * 2
 
 
 class SlowlyOpened(Recording):

@@ -152,18 +152,20 @@ class TransactionProducer(Closing):
         broker will ask. A delay of the message is left out, as in Java. Only the broker that takes the message need be up.
 
         Raises:
-            RocketMQError: If the half message could not be sent; then ``execute`` was not called.
+            RocketMQError: If the half message could not be sent, or its broker does not say where it is; then ``execute`` was not
+                called.
         """
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
         half = replace(message, properties={**properties, **own})
         sent = self._producer.send(half)
+        # Before the transaction: whoever cannot be told of its end would not know that it was run.
+        _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
         self._be_known_at(sent.queue)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
             told = replace(message, properties={**message.properties, UNIQ_KEY: sent.msg_id})
             state = LocalTransactionState(execute(told))
-        _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
         header = EndTransactionRequestHeader(
             producer_group=self._producer_group,
             tran_state_table_offset=sent.queue_offset,

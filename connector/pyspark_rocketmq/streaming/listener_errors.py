@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
@@ -69,6 +70,15 @@ def _shortened(text: str) -> str:
 def _count(key: Hashable) -> int | None:
     with _guard:
         return _repeated.happened(key, time.monotonic())
+
+
+def _renew() -> None:
+    """In a child of ``fork()``: a thread that is not there may hold the lock."""
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import select
 import selectors
 import threading
@@ -83,6 +84,16 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
         if future.done():
             return future.result()  # it came while this process went on again
         raise
+
+
+def _forget() -> None:
+    """In a child of ``fork()``: the thread that runs the loop is the parent's."""
+    global _running, _guard  # noqa: PLW0603 - a thread that is not there may hold it
+    _guard = threading.Lock()
+    _running = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _selector() -> selectors.BaseSelector:

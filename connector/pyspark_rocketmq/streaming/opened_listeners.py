@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -149,6 +150,16 @@ def _close_all() -> None:
         _opened.clear()
     for opened in left:
         _close(opened)
+
+
+def _forget() -> None:
+    """In a child of ``fork()``: what is open is the parent's, and not the child's to close."""
+    global _guard  # noqa: PLW0603 - a thread that is not there may hold it
+    _guard = threading.Lock()
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _ended(method: Callable[[], object], timeout_s: float) -> None:
