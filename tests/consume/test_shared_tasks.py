@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.shared_tasks import READ_MS, WORTH_A_TASK_MS, Expected, shared_tasks
+from pyspark_rocketmq.consume.shared_tasks import (
+    READ_MS,
+    WORTH_A_TASK_MS,
+    Expected,
+    read_together,
+    shared_tasks,
+)
 
 RANGES = st.lists(st.builds(Expected, st.integers(0, 500), st.none() | st.floats(0, 2)), max_size=40)
 
@@ -83,3 +89,29 @@ def test_what_a_range_takes_is_reading_and_the_listener() -> None:
     """A range of a listener that nothing is known of is not expected to be short."""
     assert Expected(100, 0.99).ms == pytest.approx(100.0)
     assert Expected(1, None).ms == inf
+
+
+@pytest.mark.parametrize(
+    ("ranges", "together"),
+    [
+        ([], []),
+        (lasting(1.0, 2.0, 3.0), [[0, 1, 2]]),
+        (lasting(10.0, 10.0, 10.0, 10.0), [[0, 1], [2, 3]]),
+        (lasting(100.0, 1.0, 1.0, inf, 1.0), [[0], [1, 2], [3], [4]]),
+        ([Expected(600, 0.0), Expected(400, 0.0), Expected(25, 0.0)], [[0, 1], [2]]),
+        ([Expected(100, None)] * 2, [[0], [1]]),
+    ],
+)
+def test_what_a_task_does_soon_is_read_at_once(ranges: list[Expected], together: list[list[int]]) -> None:
+    """D1: not what a slow listener would have begun long before it comes to it, nor more messages than fit into memory."""
+    assert [list(each) for each in read_together(ranges)] == together
+
+
+@given(RANGES)
+def test_each_range_is_read_once_in_its_place(ranges: list[Expected]) -> None:
+    """D1"""
+    together = read_together(ranges)
+
+    assert [index for each in together for index in each] == list(range(len(ranges)))
+    for each in together:
+        assert len(each) == 1 or sum(ranges[index].ms for index in each) <= WORTH_A_TASK_MS

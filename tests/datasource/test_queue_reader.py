@@ -12,8 +12,14 @@ import pytest
 from pyspark_rocketmq.client.process_lines import close_idle_lines
 from pyspark_rocketmq.datasource.offset_holes import holes_before
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
-from pyspark_rocketmq.datasource.range_tickets import MOST_COUNTED, read_tickets, tasks_of, ticket_rows
+from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues, read_ranges
+from pyspark_rocketmq.datasource.range_tickets import (
+    MOST_COUNTED,
+    Ticket,
+    read_tickets,
+    tasks_of,
+    ticket_rows,
+)
 from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, told_with_messages
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -23,6 +29,7 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.streaming.arrived_range import pieces
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
@@ -461,9 +468,62 @@ def test_short_ranges_are_handed_over_by_one_task(partition: QueuePartition) -> 
 
     tasks = tasks_of(ranges, lambda queue: known_ms.get(queue.queue_id))
 
-    assert [[each.planned.queue.queue_id for each in task.ranges] for task in tasks] == [[0, 1, 3], [2]]
-    assert [task.tasks for task in tasks] == [2, 2]
+    queue_ids = [
+        [[each.planned.queue.queue_id for each in ticket.partitions] for ticket in task.tickets]
+        for task in tasks
+    ]
+    assert queue_ids == [[[0], [1], [3]], [[2]]]
+    assert {ticket.tasks for task in tasks for ticket in task.tickets} == {2}
     assert len(tasks_of(ranges, lambda queue: known_ms.get(queue.queue_id), slots=1)) == 1
+
+
+def test_short_ranges_of_a_task_are_read_at_once(partition: QueuePartition) -> None:
+    """D1"""
+    ranges = [
+        replace(partition, planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)))
+        for queue_id in range(3)
+    ]
+
+    (task,) = tasks_of(ranges, lambda _: 0.1)
+
+    assert [ticket.partitions for ticket in task.tickets] == [tuple(ranges)]
+
+
+def test_rows_of_ranges_that_are_read_at_once_come_one_range_after_the_other(
+    partition: QueuePartition,
+) -> None:
+    """D1: pulls of 8 offsets, so that the ranges' answers come mixed."""
+    ranges = [
+        replace(
+            partition, planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id), end=end)
+        )
+        for queue_id, end in enumerate((100, 20, 60))
+    ]
+
+    rows = pa.Table.from_batches(read_ranges(ranges)).combine_chunks().to_batches()[0]
+
+    assert sorted(offsets_of([piece]) for piece in pieces(rows)) == [
+        [*range(10, end), end] for end in (20, 60, 100)
+    ]
+
+
+@pytest.mark.parametrize(("max_bytes", "last"), [(30, 24), (16 << 20, 59)])
+def test_ranges_that_are_read_at_once_have_their_share_of_memory(
+    partition: QueuePartition, max_bytes: int, last: int
+) -> None:
+    """D13: at least 8 MiB, but no more than one alone may have; bodies are of two bytes here."""
+    ranges = [
+        replace(
+            partition,
+            max_bytes=max_bytes,
+            planned=replace(partition.planned, queue=QUEUE._replace(queue_id=queue_id)),
+        )
+        for queue_id in range(2)
+    ]
+
+    offsets = offsets_of(list(read_ranges(ranges)))
+
+    assert offsets == [*range(10, last + 1), last + 1] * 2
 
 
 @pytest.mark.parametrize("size", [1, 7, 200])
@@ -472,8 +532,8 @@ def test_a_range_handed_over_unread_is_read_once_however_spark_cuts_its_rows(
 ) -> None:
     """D1: Spark counts a row for each offset, so that its numInputRows says what the micro-batch takes in."""
     next_range = replace(partition.planned, start=60, end=61)
-    partitions = [partition, replace(partition, planned=next_range)]
-    rows = pa.Table.from_batches(map(ticket_rows, partitions)).combine_chunks()
+    tickets = [Ticket((partition,)), Ticket((replace(partition, planned=next_range),))]
+    rows = pa.Table.from_batches(map(ticket_rows, tickets)).combine_chunks()
 
     read = list(read_tickets(rows.to_batches(max_chunksize=size)))
 
@@ -487,7 +547,7 @@ def test_a_ticket_has_rows_for_no_more_offsets_than_fit_into_memory(partition: Q
     """H9: a plan of the checkpoint may say any number."""
     endless = replace(partition, planned=replace(partition.planned, end=1 << 62))
 
-    rows = ticket_rows(endless)
+    rows = ticket_rows(Ticket((endless, partition)))
 
     assert rows.num_rows == MOST_COUNTED
     assert rows.nbytes < 64 << 20

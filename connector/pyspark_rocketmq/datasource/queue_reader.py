@@ -34,7 +34,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
     UndecodableMessage,
 )
-from pyspark_rocketmq.model import BrokerAddress, PulledBody, QueueRange, UndecodableMessages
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueRange, UndecodableMessages
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.pace_options import ReadFrom
 from pyspark_rocketmq.wire.columnar import decode_in_turn, decode_together, row_of
@@ -44,6 +44,10 @@ from pyspark_rocketmq.wire.undecodable import Undecodable
 logger = logging.getLogger(__name__)
 
 _QUEUE_OFFSET: Final = "queueOffset"
+_KIND: Final = "kind"
+"""Set in a range's marker row alone."""
+_SHARE_BYTES: Final = 8 << 20
+"""What each of the ranges that are read at once may have, if a single one may."""
 
 
 def partitions_of(
@@ -116,6 +120,33 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """
     for _, batch in read_queues([partition]):
         yield batch
+
+
+def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch]:
+    """Short ranges of a group, pulled and decoded at once; the rows of one, as of :func:`read_queue`, come before those of the next.
+
+    Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as ``read_queue`` says.
+
+    Raises:
+        RocketMQError: As ``read_queue``, for the first range that fails.
+    """
+    if len(partitions) == 1:
+        yield from read_queue(partitions[0])
+        return
+    shares = [
+        each
+        if each.max_bytes is None
+        else replace(
+            each, max_bytes=max(each.max_bytes // len(partitions), min(each.max_bytes, _SHARE_BYTES))
+        )
+        for each in partitions
+    ]
+    unfinished: dict[MessageQueue, list[pa.RecordBatch]] = {}
+    for partition, batch in read_queues(shares):
+        rows = unfinished.setdefault(partition.planned.queue, [])
+        rows.append(batch)
+        if batch.column(_KIND)[-1].is_valid:
+            yield from unfinished.pop(partition.planned.queue)
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:

@@ -4,9 +4,9 @@ A consumer that takes the source's rows in the very next operator would have eve
 process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
 the place of its messages, and is read once it has arrived.
 
-The first row of a range is its *ticket*, the pickled partition.  The others, as many as the range has offsets, are null:
-Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that costs
-least. Short ranges share a task (:mod:`~pyspark_rocketmq.consume.shared_tasks`).
+The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as these ranges have offsets,
+are null: Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that
+costs least. Short ranges share a task, and a ticket (:mod:`~pyspark_rocketmq.consume.shared_tasks`).
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_rocketmq.consume.shared_tasks import Expected, shared_tasks
+from pyspark_rocketmq.consume.shared_tasks import Expected, read_together, shared_tasks
 from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.queue_reader import read_ranges
 from pyspark_rocketmq.model import MessageQueue
 
 MOST_COUNTED = 10_000_000
-"""Rows of a range at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may say any number."""
+"""Rows of a ticket at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may say any number."""
 TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+
+
+class Ticket(NamedTuple):
+    """What travels in the place of messages."""
+
+    partitions: tuple[QueuePartition, ...]
+    """Of the ranges that are read at once; at least one."""
+    tasks: int = 1
+    """How many the batch has."""
 
 
 @dataclass(frozen=True)
 class SharedTask(InputPartition):
     """What a task gets that hands ranges over."""
 
-    ranges: tuple[QueuePartition, ...]
-    tasks: int
-    """How many its batch has."""
-
-
-class Ticket(NamedTuple):
-    """What travels in the place of a range's messages."""
-
-    partition: QueuePartition
-    tasks: int
-    """How many its batch has."""
+    tickets: tuple[Ticket, ...]
 
 
 def tasks_of(
@@ -60,14 +59,23 @@ def tasks_of(
     """
     expected = [Expected(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
     tasks = shared_tasks(expected, slots)
-    return [SharedTask(tuple(ranges[index] for index in task), len(tasks)) for task in tasks]
+    return [
+        SharedTask(
+            tuple(
+                Ticket(tuple(ranges[task[place]] for place in together), len(tasks))
+                for together in read_together([expected[index] for index in task])
+            )
+        )
+        for task in tasks
+    ]
 
 
-def ticket_rows(partition: QueuePartition, tasks: int = 1) -> pa.RecordBatch:
-    """The rows of a range of a batch of ``tasks`` tasks: at least one."""
-    ticket = pa.array([pickle.dumps(Ticket(partition, tasks))], pa.binary())
-    counted = pa.nulls(max(0, min(partition.planned.count, MOST_COUNTED) - 1), pa.binary())
-    return pa.RecordBatch.from_arrays([pa.concat_arrays([ticket, counted])], schema=TICKET_SCHEMA)
+def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
+    """The rows of a ticket: at least one."""
+    offsets = sum(max(1, each.planned.count) for each in ticket.partitions)
+    row = pa.array([pickle.dumps(ticket)], pa.binary())
+    counted = pa.nulls(min(offsets, MOST_COUNTED) - 1, pa.binary())
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([row, counted])], schema=TICKET_SCHEMA)
 
 
 def tickets_alone(rows: DataFrame) -> DataFrame:
@@ -78,7 +86,7 @@ def tickets_alone(rows: DataFrame) -> DataFrame:
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
     for ticket in tickets_in(batches):
-        yield from read_queue(ticket.partition)
+        yield from read_ranges(ticket.partitions)
 
 
 def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:

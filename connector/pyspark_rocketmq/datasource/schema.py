@@ -19,6 +19,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,16 +100,11 @@ def marker_row(
 
     With ``reset_to`` the queue is to be planned from there next; ``bounds`` are its smallest offset and its end.
     """
-    numbers = dict.fromkeys(("commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0)
-    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
-    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {
-        **numbers,
-        **times,
+    values = {
         "topic": planned.queue.topic,
         "brokerName": planned.queue.broker_name,
         "queueId": planned.queue.queue_id,
         "queueOffset": planned.end,
-        "kind": END_MARKER,
         "plannedRange": json.dumps(
             {
                 "from": planned.start,
@@ -125,6 +121,22 @@ def marker_row(
             }
         ),
     }
+    columns = _same_in_markers().columns
+    for name, value in values.items():
+        index = CONSUMER_SCHEMA.get_field_index(name)
+        columns[index] = pa.array([value], CONSUMER_SCHEMA.field(index).type)
+    return pa.RecordBatch.from_arrays(columns, schema=CONSUMER_SCHEMA)
+
+
+@cache
+def _same_in_markers() -> pa.RecordBatch:
+    """A marker row without what is different in each."""
+    numbers = dict.fromkeys(
+        ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
+    )
+    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
+    texts = dict.fromkeys(("topic", "brokerName"), "")
+    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
     return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
 
 

@@ -135,7 +135,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor; or ranges themselves, for who reads them later."""
         if isinstance(partition, SharedTask):
-            return settled(ticket_rows(each, partition.tasks) for each in partition.ranges)
+            return settled(map(ticket_rows, partition.tickets))
         assert isinstance(partition, QueuePartition)
         return settled(read_queue(partition))
 

@@ -15,8 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.datasource.queue_reader import read_ranges
 from pyspark_rocketmq.datasource.range_tickets import Ticket, tickets_in
 from pyspark_rocketmq.datasource.worker_memory import settle_modules
 from pyspark_rocketmq.errors import RocketMQError
@@ -124,11 +123,10 @@ class BatchTask:
             finished = self._written(batches, None)
         else:
             tickets = list(tickets_in(batches))
-            ranges = [ticket.partition for ticket in tickets]
             orders = self._ask(tickets)
-            could_ask = orders is not None if ranges and self._terms is not None else None
+            could_ask = orders is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            rows = self._engine(_rows_of(() if is_held_back else ranges, orders), orders or NO_ORDERS)
+            rows = self._engine(_rows_of(() if is_held_back else tickets, orders), orders or NO_ORDERS)
             finished = self._written(rows, orders)
         settle_modules()
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
@@ -139,7 +137,7 @@ class BatchTask:
             return None
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        planned = [ticket.partition.planned for ticket in tickets]
+        planned = [each.planned for ticket in tickets for each in ticket.partitions]
         epochs = {each.queue: each.epoch for each in planned}
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
@@ -154,8 +152,8 @@ class BatchTask:
             raise
 
 
-def _rows_of(ranges: Iterable[QueuePartition], orders: TaskOrders | None) -> Iterator[pa.RecordBatch]:
-    """The rows of the ranges, one after the other, without those that are given up by then."""
-    for each in ranges:
-        if orders is None or orders.begins(each.planned.queue):
-            yield from read_queue(each)
+def _rows_of(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[pa.RecordBatch]:
+    """The rows of the tickets' ranges, one after the other, without those that are given up by then."""
+    for ticket in tickets:
+        begun = [each for each in ticket.partitions if orders is None or orders.begins(each.planned.queue)]
+        yield from read_ranges(begun)
