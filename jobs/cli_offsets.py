@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -166,11 +167,20 @@ def lag(
     type=_MOMENT,
     help="Where the group itself was at a time or in a version (v120) of the store.",
 )
-def reset(conf: Path | None, pairs: Sequence[str], target: Any, moment: Any, manner: Any) -> None:
+@click.option(
+    "--new-group",
+    "is_new_group",
+    is_flag=True,
+    help="The group is not in the store yet: have it begin where --to says.",
+)
+def reset(
+    conf: Path | None, pairs: Sequence[str], *, target: Any, moment: Any, is_new_group: bool, manner: Any
+) -> None:
     """Move a group: to a position in its queues, or to where it once was."""
     if (target is None) == (moment is None):
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
+    manner = replace(manner, is_new_group=is_new_group)
     import_module("jobs.offset_change").reset(settings, target or moment, manner, open_console())
 
 

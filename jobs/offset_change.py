@@ -32,6 +32,7 @@ from jobs.offset_moves import (
     accepted,
     beyond_the_broker,
     moves_to,
+    not_chosen,
     refusal,
     skipped,
 )
@@ -65,6 +66,8 @@ class Manner:
     sink: str | None = None
     rewinds_sink: bool = False
     form: OutputForm = OutputForm.TABLE
+    is_new_group: bool = False
+    """Whether the group may be one that the store does not have."""
 
 
 def reset(
@@ -75,7 +78,8 @@ def reset(
     Raises:
         JobFailed: If it cannot or must not be done; nothing was changed then.
     """
-    with _look(settings) as look:
+    is_position = not isinstance(target, AtTime | AtVersion | ToSink)
+    with _look(settings, may_be_new=is_position and manner.is_new_group) as look:
         if isinstance(target, ToSink):
             look.change(look.lost_by_sink(manner), manner, console, forgets_sinks=True)
             return
@@ -103,25 +107,32 @@ def skip(settings: OffsetsChangeSettings, messages: int | None, manner: Manner, 
 
 def clone(settings: OffsetsChangeSettings, source: str, manner: Manner, console: Console) -> None:
     """Move the group to where the group ``source`` of the same store stands; raises as ``reset``."""
-    with _look(settings) as look:
+    with _look(settings, may_be_new=True) as look:
         rows = open_group(settings, source, must_exist=True).rows
         targets = {queue: row.next_offset for queue, row in rows.items() if manner.choice.takes(queue)}
         look.change(targets, manner, console)
 
 
 @contextmanager
-def _look(settings: OffsetsChangeSettings, clock: Clock | None = None) -> Iterator[_Look]:
+def _look(settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> Iterator[_Look]:
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
-        yield _Look(settings, clock or SystemClock(), threads)
+        yield _Look(settings, SystemClock(), threads, may_be_new=may_be_new)
 
 
 class _Look:
     """One group, and its cluster if name servers are given."""
 
-    def __init__(self, settings: OffsetsChangeSettings, clock: Clock, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        settings: OffsetsChangeSettings,
+        clock: Clock,
+        threads: ThreadPoolExecutor,
+        *,
+        may_be_new: bool,
+    ) -> None:
         self._settings = settings
         self._clock = clock
-        self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=False)
+        self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=not may_be_new)
         self._cluster: ClusterLook | None = None
         if settings.name_servers is not None:
             self._cluster = ClusterLook(settings, self.group.name.namespace, clock, threads)
@@ -185,6 +196,10 @@ class _Look:
         forgets_sinks: bool = False,
     ) -> None:
         """Show the moves; make them, unless they are only to be shown."""
+        known = {*self.group.rows, *targets, *self._bounds(manner.choice.topics)}
+        mistaken = not_chosen(manner.choice, known)
+        if mistaken is not None:
+            raise JobFailed(f"{mistaken} Nothing was changed.")
         moves = self._moves(targets, manner, forgets_sinks=forgets_sinks)
         if not moves:
             raise JobFailed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -100,10 +101,29 @@ class QueueChoice:
         is_named = queue.topic in self.topics
         return self.takes_retries_too(queue) and (is_named or not is_retry_topic(queue.topic))
 
+    def takes_topic(self, queue: MessageQueue) -> bool:
+        """Whether the topic of ``queue`` is meant, or all are."""
+        return not self.topics or queue.topic in self.topics
+
     def takes_retries_too(self, queue: MessageQueue) -> bool:
         """As ``takes``, but queues of the retry topic are meant without being named, too."""
-        is_topic = not self.topics or queue.topic in self.topics
-        return is_topic and (not self.queues or (queue.broker_name, queue.queue_id) in self.queues)
+        return self.takes_topic(queue) and (
+            not self.queues or (queue.broker_name, queue.queue_id) in self.queues
+        )
+
+
+def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | None:
+    """What of ``choice`` is the name of none of ``queues``, as a sentence; None if all of it is."""
+    topics = {queue.topic for queue in queues}
+    for topic in sorted(choice.topics - topics):
+        near = difflib.get_close_matches(topic, topics, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"those are {', '.join(sorted(topics)) or 'none'}."
+        return f"There is no topic '{topic}' among the group's; {hint}"
+    there = {(queue.broker_name, queue.queue_id) for queue in queues if choice.takes_topic(queue)}
+    for broker_name, queue_id in sorted(choice.queues - there):
+        known = ", ".join(f"{name}:{number}" for name, number in sorted(there))
+        return f"There is no queue '{broker_name}:{queue_id}' among the group's; those are {peer_text(known) or 'none'}."
+    return None
 
 
 def parse_queue(text: str) -> tuple[str, int]:

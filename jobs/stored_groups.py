@@ -55,11 +55,17 @@ class StoredGroup:
         """The change whose rows were the group's then.
 
         Raises:
-            JobFailed: If the store has no memory.
+            JobFailed: If the store has no memory, or is not that far yet.
             OffsetError: If it does not go back so far.
         """
         if isinstance(moment, AtTime):
             return change_at(self.changes, str(self.name), moment.at_s)
+        newest = self._history().newest_version()
+        if moment.version > newest:
+            raise JobFailed(
+                f"The offset store {_place(self.store)} has no version {moment.version} yet, its newest is {newest}. `offsets history` "
+                "lists what can be gone back to."
+            )
         return change_of_version(self.changes, str(self.name), moment.version)
 
     def rows_at(self, moment: AtTime | AtVersion) -> Mapping[MessageQueue, OffsetRow]:

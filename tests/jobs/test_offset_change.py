@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import re
 import sys
 
 import pyarrow as pa
@@ -154,6 +155,60 @@ def test_a_group_goes_back_to_where_it_was(shop):
     assert shop.now() == {A0: 20, A1: 30}
     with pytest.raises(JobFailed, match="nothing to change: group 'etl' is there already"):
         shop.do(reset, AtTime(LATER_S))
+
+
+def test_a_version_that_is_not_there_yet_is_refused(shop):
+    """F5: it is a mistaken one; the newest was taken for it."""
+    newest = shop.store.changes(GROUP)[-1].version
+
+    with pytest.raises(JobFailed, match=rf"no version 99 yet, its newest is {newest}\. `offsets history`"):
+        shop.do(reset, AtVersion(99))
+    shop.store.claim("another", "me", {A0: 0})
+    with pytest.raises(JobFailed, match="nothing to change"):
+        shop.do(reset, AtVersion(newest + 1))
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (
+            QueueChoice(topics=frozenset({"ordrs"})),
+            "no topic 'ordrs' among the group's; did you mean 'orders'?",
+        ),
+        (QueueChoice(topics=frozenset({"orders", "x"})), "no topic 'x' among the group's; those are orders."),
+        (
+            QueueChoice(queues=frozenset({("broker-a", 0), ("broker-a", 9)})),
+            "no queue 'broker-a:9' among the group's; those are broker-a:0, broker-a:1.",
+        ),
+    ],
+)
+def test_a_topic_or_a_queue_that_the_group_has_not_is_told(shop, choice, said):
+    """F5: of several, what is right is not moved either."""
+    before = shop.now()
+
+    for change in (
+        lambda: shop.do(reset, ToOffset(7), choice=choice),
+        lambda: shop.do(clone, GROUP, choice=choice),
+        lambda: shop.do(accept_gap, choice=choice),
+    ):
+        with pytest.raises(JobFailed, match=re.escape(f"There is {said} Nothing was changed.")):
+            change()
+    assert shop.now() == before
+
+
+def test_a_group_that_is_not_there_is_not_made_by_mistake(shop):
+    """F5: only where that is said; a group of a clone may be new."""
+    shop.settings = OffsetsChangeSettings(offset_store=shop.store.spec, consumer_group="elt")
+
+    for change in (
+        lambda: shop.do(reset, ToOffset(7)),
+        lambda: shop.do(reset, AtVersion(1), is_new_group=True),
+        lambda: shop.do(skip, None),
+        lambda: shop.do(accept_gap),
+    ):
+        with pytest.raises(JobFailed, match=r"holds nothing of consumer group 'elt'.*Did you mean 'etl'\?"):
+            change()
+    assert shop.store.groups() == (GROUP,)
 
 
 def test_a_store_without_a_past_says_so(tmp_path):
@@ -522,6 +577,6 @@ def test_a_group_that_has_not_begun_may_be_given_its_beginning(cluster, topic, t
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     shop.store.claim("another", "me", {A0: 0})
 
-    shop.do(reset, ToBound("latest"), choice=QueueChoice(topics=frozenset({topic})))
+    shop.do(reset, ToBound("latest"), choice=QueueChoice(topics=frozenset({topic})), is_new_group=True)
 
     assert set(shop.now().values()) == {6}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -116,6 +117,29 @@ def test_files_that_say_nothing_are_an_error_and_not_a_new_group(folder: Path, m
         ):
             call()
     assert main.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("epoch", '"1"'),
+        ("epoch", "true"),
+        ("epoch", "null"),
+        ("owner", "3"),
+        ("suspendedUntil", '"x"'),
+        ("updatedAt", "[]"),
+    ],
+)
+def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str, value: str):
+    """F7: somebody's edit, which would have ended a batch later."""
+    FileOffsetStore(folder).claim(GROUP, "me", {Q0: 4})
+    content, found = re.subn(rf'("{key}": ?)[^,}}]+', rf"\g<1>{value}", main.read_text())
+    main.write_text(content)
+    assert found == 1
+    main.with_name("offsets.json.bak").unlink(missing_ok=True)
+
+    with pytest.raises(OffsetError, match=f"offsets.json: {key} of topic=.* that is no "):
+        FileOffsetStore(folder).read(GROUP)
 
 
 def test_a_file_of_a_newer_release_is_refused(folder: Path, main: Path):

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import OptionError, SinkMoved
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.delta_merge import newest_rows
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
@@ -52,6 +52,43 @@ def test_a_key_has_one_row_and_it_is_the_newest(sink: DeltaSink, path: Path) -> 
 
     run(sink, {Q0: 5, Q1: 1}, (Q0, 3, "b", "paid"), (Q0, 4, "b", "packed"), (Q1, 0, "c", "created"))
     assert steps(path) == [("a", "paid"), ("b", "packed"), ("c", "created")]
+
+
+def test_the_two_zeros_are_one_key(tmp_path: Path) -> None:
+    """H6: as for delta-rs, which refused to choose among rows of both."""
+    schema = pa.schema([*POSITION, ("k", pa.float64()), ("step", pa.string())])
+    sink = DeltaSink(tmp_path / "t", merge_keys=["k"])
+    sink.prepare(schema)
+
+    for at in (0, 2):
+        run_batch(sink, {Q0: at + 2}, batch_of(schema, [(Q0, at, 0.0, "a"), (Q0, at + 1, -0.0, f"b{at}")]))
+
+    table = DeltaTable(tmp_path / "t").to_pyarrow_table()
+    assert [(str(row["k"]), row["step"]) for row in table.to_pylist()] == [("0.0", "b2")]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.string()), pa.struct([("a", pa.string())]), pa.map_(pa.string(), pa.string())]
+)
+def test_a_key_of_several_values_is_refused_at_the_start(tmp_path: Path, kind: pa.DataType) -> None:
+    """H6: not by the first batch."""
+    sink = DeltaSink(tmp_path / "t", merge_keys=["k"])
+
+    with pytest.raises(OptionError, match=r"merge key 'k' is .* cannot be a key"):
+        sink.prepare(pa.schema([*POSITION, ("k", kind)]))
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_partition_value_that_no_folder_can_have_is_told(tmp_path: Path) -> None:
+    """H6: delta-rs makes the folders of a merge."""
+    schema = pa.schema([*POSITION, ("city", pa.string())])
+    sink = DeltaSink(tmp_path / "t", merge_keys=["queueOffset"], partition_by=["city"])
+    sink.prepare(schema)
+
+    with pytest.raises(
+        SchemaError, match=r"\(300 characters\) in partition column 'city', which is too long"
+    ):
+        run_batch(sink, {Q0: 1}, batch_of(schema, [(Q0, 0, "x" * 300)]))
 
 
 def test_a_batch_that_runs_again_changes_nothing(sink: DeltaSink, path: Path) -> None:

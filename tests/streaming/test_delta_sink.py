@@ -560,6 +560,21 @@ def amounts(path: Path) -> list[float | None]:
     return [table["amount"].to_pylist()[at] for at in pc.sort_indices(table["queueOffset"]).to_pylist()]
 
 
+@pytest.mark.parametrize("schema_evolution", [False, True])
+def test_columns_that_differ_in_case_only_are_refused_in_a_sentence(path: Path, schema_evolution: bool):
+    """H1: Delta has them for one."""
+    with pytest.raises(SchemaError, match="cannot have both columns 'step' and 'Step'"):
+        DeltaSink(path).prepare(SCHEMA.append(pa.field("Step", pa.string())))
+
+    DeltaSink(path).prepare(SCHEMA)
+    other = pa.schema(
+        [pa.field("Step" if field.name == "step" else field.name, field.type) for field in SCHEMA]
+    )
+    said = "cannot have both columns 'step' and 'Step'" if schema_evolution else "missing: Step string"
+    with pytest.raises(SchemaError, match=said):
+        DeltaSink(path, schema_evolution=schema_evolution).prepare(other)
+
+
 @pytest.mark.parametrize("partition_by", [(), ("step",)], ids=["plain", "partitioned"])
 def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: tuple[str, ...]):
     """H1: the listener's next release emits one column more; watermarks stay."""

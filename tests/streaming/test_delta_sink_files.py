@@ -52,6 +52,24 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("value", ["中" * 29, "😀" * 21, "x" * 255, "%/" * 200, "é" * 2000])
+def test_a_partition_value_may_be_longer_than_a_folder_s_name(tmp_path: Path, value: str) -> None:
+    """H1: the log says the value, and another one that begins alike is another folder."""
+    values = (value, value + "!", "short")
+    sink = DeltaSink(tmp_path / "t", partition_by=["step"])
+    sink.prepare(SCHEMA)
+    batch = sink.begin(GROUP, {Q0: 0})
+
+    batch.commit(files_of(batch.task_writer(), iter([rows(*values)])), {Q0: 3})
+
+    table = DeltaTable(tmp_path / "t")
+    assert sorted(table.to_pyarrow_table()["step"].to_pylist()) == sorted(values)
+    assert len(table.to_pyarrow_table(filters=[("step", "=", value)])) == 1
+    folders = {name.split("/")[0] for name in files_in(tmp_path / "t")}
+    assert len(folders) == 3
+    assert "step=short" in folders
+
+
 def test_a_written_file_is_described_truly(tmp_path: Path):
     [file] = files_of(writer(tmp_path), iter([rows("a", "b"), rows("c", start=2)]))
 

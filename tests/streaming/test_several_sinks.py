@@ -46,6 +46,26 @@ def sinks(tmp_path: Path) -> SeveralSinks:
     return made
 
 
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (pc.field("stepp") == "paid", "which have .*step.* No match for FieldRef.Name\\(stepp\\)"),
+        (pc.field("Step") == "paid", "names differ by case"),
+        (pc.field("step") > 3, "cannot be told of the rows"),
+        (pc.field("step"), "cannot be told of the rows"),
+    ],
+)
+def test_a_condition_that_rows_cannot_have_is_refused_at_the_start(
+    tmp_path: Path, where: pc.Expression, said: str
+) -> None:
+    """H1: not in the first task."""
+    made = SeveralSinks([Route(sink=delta(tmp_path / "a"), where=where)])
+
+    with pytest.raises(OptionError, match=said):
+        made.prepare(SCHEMA)
+    assert not (tmp_path / "a").exists()
+
+
 def stored_in(path: Path) -> pa.Table:
     return DeltaTable(path).to_pyarrow_table()
 

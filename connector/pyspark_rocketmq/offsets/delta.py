@@ -157,6 +157,10 @@ class DeltaOffsetStore(RuledOffsetStore):
         older = HistoryTable(self._path).changes(consumer_group, readable.start)
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
 
+    def newest_version(self) -> int:
+        """See ``OffsetHistory.newest_version``."""
+        return LogFiles(self._path).readable_versions().stop - 1
+
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
         """See ``OffsetHistory.rows_of``."""
         found = self.rows_of_all(consumer_group, [change])

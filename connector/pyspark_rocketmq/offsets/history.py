@@ -49,6 +49,10 @@ class OffsetHistory(Protocol):
         """The changes of the group that can be gone back to, oldest first."""
         ...
 
+    def newest_version(self) -> int:
+        """The version that the store has now."""
+        ...
+
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
         """The group's rows right after ``change``.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +34,8 @@ _OPEN_FILES = 64
 """At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Names the folder of rows without a value."""
+_LONGEST_NAME = 255
+"""Bytes of a folder's name that file systems take."""
 _POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
 
 PartitionValues = tuple[str | None, ...]
@@ -144,6 +147,23 @@ def _partition_text(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
+def folder_name(column: str, value: str | None) -> str:
+    """Of the files with this partition value.
+
+    The log says which value a file has: where the name would be too long for a file system, a digest ends it.
+    """
+    whole = f"{column}={NULL_PARTITION if value is None else quote(value, safe='')}"
+    if is_folder_name(whole):
+        return whole
+    digest = blake2b(whole.encode(), digest_size=16).hexdigest()
+    return f"{whole.encode()[:100].decode(errors='ignore')}~{digest}"
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether file systems take it: 255 bytes."""
+    return len(name.encode()) <= _LONGEST_NAME
+
+
 def filesystem_of(table_uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system and folder of a table.
 
@@ -243,10 +263,7 @@ class _GrowingFile:
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self._gathered_bytes = 0
-        subfolders = [
-            f"{name}={NULL_PARTITION if value is None else quote(value, safe='')}"
-            for name, value in partition_values.items()
-        ]
+        subfolders = [folder_name(name, value) for name, value in partition_values.items()]
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
         if subfolders:
             filesystem.create_dir("/".join([folder, *subfolders]), recursive=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
@@ -23,6 +24,7 @@ from pyspark_rocketmq.offsets.table_form import TableForm
 from pyspark_rocketmq.offsets.table_reading import read_form
 from pyspark_rocketmq.streaming.delta_files import WrittenFile, filesystem_of
 from pyspark_rocketmq.streaming.delta_merge import (
+    check_folders,
     newest_rows,
     predicate,
     quoted,
@@ -245,6 +247,8 @@ class TableLog:
         begun_at = self.version
         rows = read_rows(files, self.arrow_schema, self._filesystem, self._folder)
         partitions = self._table.metadata().partition_columns
+        if isinstance(self._filesystem, pafs.LocalFileSystem):
+            check_folders(rows, partitions)
         rows, blank = with_blanks(rows, [name for name in keys if name in partitions])
         values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
         (

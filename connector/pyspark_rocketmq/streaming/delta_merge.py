@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pyspark_rocketmq.streaming.delta_files import NULL_PARTITION, WrittenFile
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.streaming.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,12 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     Messages of one key belong into one queue; between queues there is no order, and the one that sorts last wins. A key
     with a null in it is equal to none, so all its rows stay.
     """
+    for name in keys:
+        index = rows.schema.get_field_index(name)
+        if pa.types.is_floating(rows.schema.field(index).type):
+            # Arrow has -0.0 for another key than 0.0, and delta-rs for the same one.
+            plain = pc.if_else(pc.equal(rows.column(index), 0.0), 0.0, rows.column(index))
+            rows = rows.set_column(index, rows.schema.field(index), plain.cast(rows.schema.field(index).type))
     in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _POSITION]))
     numbered = in_order.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
     whole = numbered.drop_null()
@@ -53,6 +61,22 @@ def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[
             blank.append(name)
             rows = rows.set_column(index, rows.schema.field(index), pc.if_else(is_blank, "", column))
     return rows, blank
+
+
+def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
+    """Refuse partition values that are too long for the name of a folder here.
+
+    Raises:
+        SchemaError: Naming column and value.
+    """
+    for name in partition_by:
+        for value in rows.column(name).cast(pa.string()).unique().to_pylist():
+            if value is not None and not is_folder_name(f"{name}={quote(value, safe='')}"):
+                raise SchemaError(
+                    f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, which is too long for the name "
+                    "of a folder: local file systems take 255 bytes, URL-encoded. A merge cannot write it; partition the table by "
+                    "another column, or shorten the value."
+                )
 
 
 def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:

@@ -36,8 +36,9 @@ class Route:
         """Columns of the rows that take this route.
 
         Raises:
-            OptionError: If a column is not among those of ``rows``.
+            OptionError: If a column is not among those of ``rows``, or ``where`` cannot be told of them.
         """
+        self._check_where(rows)
         if self.columns is None:
             return rows
         unknown = [name for name in self.columns if name not in rows.names]
@@ -46,6 +47,18 @@ class Route:
             raise OptionError((problem,), where="route to a sink")
         kept = {*POSITION_COLUMNS, *self.columns}
         return pa.schema([field for field in rows if field.name in kept])
+
+    def _check_where(self, rows: pa.Schema) -> None:
+        if self.where is None:
+            return
+        try:
+            rows.empty_table().filter(self.where)
+        except (pa.ArrowException, TypeError) as error:
+            problem = (
+                f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names differ by case): "
+                f"{str(error).partition(' in ')[0].rstrip('.')}"
+            )
+            raise OptionError((problem,), where="route to a sink") from error
 
 
 class SeveralSinks:

@@ -59,7 +59,8 @@ class SinkTable:
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
-        _check_keys(self.merge_keys, schema.names)
+        _check_keys(self.merge_keys, schema)
+        _check_names(self.path, schema.names)
         wanted = TableForm(
             columns=parse_columns(Schema.from_arrow(schema).to_json()),
             partition_by=self.partition_by,
@@ -193,6 +194,7 @@ class SinkTable:
 
     def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
         known = {column.name for column in log.form().columns}
+        _check_names(self.path, [*known, *(name for name in schema.names if name not in known)])
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
@@ -204,11 +206,35 @@ class SinkTable:
             log.add_columns(missing)
 
 
-def _check_keys(keys: Sequence[str], columns: Sequence[str]) -> None:
+def _check_names(path: str, names: Sequence[str]) -> None:
+    """Delta does not tell names apart by their case.
+
+    Raises:
+        SchemaError: If two are one to it.
+    """
+    by_lower: dict[str, str] = {}
+    for name in names:
+        other = by_lower.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaError(
+                f"The Delta table {path} cannot have both columns {other!r} and {name!r}, which differ in case only. Rename one in the "
+                "listener's output schema."
+            )
+
+
+def _check_keys(keys: Sequence[str], schema: pa.Schema) -> None:
+    columns = schema.names
+    problems = []
     unknown = [name for name in keys if name not in columns]
     if unknown:
-        problem = (
+        problems.append(
             f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have {', '.join(columns)}. Add "
             "the column to the listener's output schema, or name another."
         )
-        raise OptionError((problem,), where="Delta sink")
+    problems += [
+        f"merge key '{name}' is {schema.field(name).type}; a list, struct or map cannot be a key. Name columns of single values."
+        for name in keys
+        if name in columns and pa.types.is_nested(schema.field(name).type)
+    ]
+    if problems:
+        raise OptionError(tuple(problems), where="Delta sink")
