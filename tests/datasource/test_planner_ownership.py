@@ -129,6 +129,23 @@ class TestLeftOut:
             assert watch.planned(queues, 1000.0 + second) == []
 
 
+def test_a_wall_clock_that_is_set_forward_leaves_no_queue_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B6: two minutes are waited for, not read off a clock that an operator sets."""
+    planning = Planning({A0: (0, 5)}, group=True)
+    planning.next()
+    epoch = planning.store.read("g")[A0].epoch
+    monkeypatch.setattr(planning.ownership, "planned", lambda _: frozenset())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            planning.next()
+            planning.clock.step(2 * LONGEST_LEFT_OUT_S)
+
+    assert "claiming it anew" not in caplog.text
+    assert planning.store.read("g")[A0].epoch == epoch
+
+
 def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -298,6 +298,39 @@ def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> N
     assert task.delivered[OTHER] == [(0, 0)]
 
 
+def test_a_slow_call_holds_nobody_up_although_the_wall_clock_is_set_back() -> None:
+    """D3, D7: what lasts is measured by a clock that nobody sets."""
+    clock, is_other_done = FakeClock(), threading.Event()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        if message.message_queue == OTHER:
+            is_other_done.set()
+            return SUCCESS
+        clock.step(-3600.0)
+        clock.advance(10.0)
+        return awaited(is_other_done)
+
+    task = Task(listener, clock=clock)
+    consumed = task.run([range_of(SLOW, 100), range_of(OTHER)])
+
+    assert len(task.delivered[SLOW]) == 7
+    assert consumed[SLOW].ack.finished == "SLICE_USED"
+    assert consumed[SLOW].ack.figures.call_ms == pytest.approx(70_000.0)
+
+
+def test_a_suspension_is_stored_by_the_wall_clock() -> None:
+    """D3: the planner that waits for its end is another process, and may be on another machine."""
+    clock = FakeClock()
+
+    def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
+        context.suspend_current_queue_time_millis = 20_000
+        return SUSPEND
+
+    consumed = Task(listener, clock=clock).run([range_of(OTHER)])
+
+    assert consumed[OTHER].ack.suspended_until_s == pytest.approx(clock.now_s() + 20.0)
+
+
 def test_what_ends_another_thread_ends_the_task() -> None:
     """D5: SystemExit in a listener ends its worker process wherever it was called."""
     has_begun = threading.Event()

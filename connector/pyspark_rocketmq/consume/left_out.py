@@ -27,7 +27,7 @@ class _Row(Protocol):
 
 
 class LeftOut:
-    """Since when each queue that could be planned was not. Seconds are those of the wall clock."""
+    """Since when each queue that could be planned was not."""
 
     def __init__(self) -> None:
         self._ready: frozenset[MessageQueue] = frozenset()
@@ -36,7 +36,7 @@ class LeftOut:
     def look(
         self, rows: Mapping[MessageQueue, _Row], bounds: Mapping[MessageQueue, QueueBounds], now_s: float
     ) -> None:
-        """Take the queues a plan is about to be made of."""
+        """Take the queues a plan is about to be made of; ``now_s`` is the wall clock's, as suspensions are."""
         self._ready = frozenset(
             queue
             for queue, row in rows.items()
@@ -45,7 +45,7 @@ class LeftOut:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take what the plan holds; the queues left out for too long, each told once."""
+        """Take what the plan holds; the queues left out for too long, each told once. ``now_s`` is monotonic: nobody sets that clock."""
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
         overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]

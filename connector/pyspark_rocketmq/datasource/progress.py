@@ -305,7 +305,7 @@ class GroupProgress:
         wanted = [new for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)
-        for queue in self._left_out.planned(valid, self._clock.now_s()):
+        for queue in self._left_out.planned(valid, self._clock.monotonic_s()):
             logger.error(
                 "queue not planned for %g s although it is held and has messages, claiming it anew group=%s %s",
                 LONGEST_LEFT_OUT_S,

@@ -73,10 +73,16 @@ class OrderlyRun:
         settings: OrderlySettings,
         ended: RangeEnd = RangeEnd.WHOLE,
         now_s: Callable[[], float],
+        wall_s: Callable[[], float] | None = None,
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = NO_HOOKS,
         orders: RangeOrders = NO_ORDERS,
     ) -> None:
+        """Begin nothing yet.
+
+        ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by it the ack says until when
+        the queue is suspended. The same clock if None.
+        """
         self._planned = planned
         self._messages = messages
         self.listener = listener
@@ -85,6 +91,7 @@ class OrderlyRun:
         """Set by another thread: the delivery in hand is the last one of this turn."""
         self._output = output
         self._now_s = now_s
+        self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
         self._orders = orders
@@ -195,6 +202,8 @@ class OrderlyRun:
         """
         machine = self._machine
         suspended_until_s = self._suspended_until_s()
+        if suspended_until_s is not None:
+            suspended_until_s += self._wall_s() - self._now_s()
         return QueueAck.of(
             self._planned,
             **self._offsets.reached(machine.committed, machine.put_back),

@@ -236,7 +236,7 @@ class OrderlyTask:
     def _deliver(self, worker: _Worker, one: _Range | None, lasts_s: float) -> None:
         assert one is not None
         with self._consumer.lease() as listener:
-            run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock.now_s)
+            run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock)
             one.run, run.listener = run, listener
             run.ends_turn = False
             worker.begin(run, self._clock.monotonic_s())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.errors import OptionError
@@ -83,9 +84,10 @@ class RangeConsumer:
         arrived: ArrivedRange,
         listener: Call,
         orders: RangeOrders,
-        now_s: Callable[[], float] = time.time,
+        clock: Clock | None = None,
     ) -> OrderlyRun:
-        """The consumption of ``arrived``, which has not begun, by a leased listener."""
+        """The consumption of ``arrived``, which has not begun, by a leased listener; by the system's clock if none is given."""
+        clock = clock or SystemClock()
         return OrderlyRun(
             arrived.planned,
             arrived.messages,
@@ -93,7 +95,8 @@ class RangeConsumer:
             output=self._output,
             settings=self._settings,
             ended=arrived.ended,
-            now_s=now_s,
+            now_s=clock.monotonic_s,
+            wall_s=clock.now_s,
             dead_letters=self._dead_letters,
             hooks=self._hooks,
             orders=orders,
