@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from broker_sim.async_cluster import AsyncCluster
 from broker_sim.control import ControlLine
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 retention_bytes=options.retention_bytes,
                 slave_read_enable=options.slave_reads,
             ),
-            users=[_super_user(text) for text in options.user],
+            users=[] if options.users is None else _super_users(options.users),
             tls=ServerTls(
                 mode=TlsMode(options.tls_mode),
                 certificate_file=options.tls_certificate,
@@ -66,11 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--queues", type=int, default=8, help="queues per broker of topics made on first send")
     add("--retention-bytes", type=int, help="commit log bytes kept per broker")
     add(
-        "--user",
-        action="append",
-        default=[],
-        metavar="ACCESS:SECRET",
-        help="serve only requests signed by this user, who may do everything; several are possible",
+        "--users",
+        type=Path,
+        metavar="FILE",
+        help="serve only requests signed by a user of this file, who may do everything; a line of ACCESS:SECRET for each",
     )
     add("--tls-mode", choices=[each.value for each in TlsMode], default=TlsMode.PERMISSIVE.value)
     add(
@@ -92,10 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _super_user(text: str) -> User:
+def _super_users(file: Path) -> list[User]:
+    users = [_super_user(line.strip(), file) for line in file.read_text().splitlines() if line.strip()]
+    if not users:
+        raise ValueError(f"There is no user in {file}; it has a line of ACCESS:SECRET for each.")
+    return users
+
+
+def _super_user(text: str, file: Path) -> User:
     access_key, separator, secret_key = text.partition(":")
     if not access_key or not separator or not secret_key:
-        raise ValueError("A user is given as ACCESS:SECRET.")
+        raise ValueError(f"A line of {file} is not ACCESS:SECRET.")
     return User(access_key=access_key, secret_key=secret_key, is_super=True)
 
 

@@ -38,6 +38,10 @@ class Owner(Protocol):
         """For a connection that begins a handshake and is welcome."""
         ...
 
+    def may_hold(self, more: int) -> bool:
+        """Whether ``more`` bytes of unfinished frames than before, fewer if negative, may be held; counts them."""
+        ...
+
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
         """Serve one command."""
         ...
@@ -54,6 +58,8 @@ class Connection(asyncio.Protocol):
         self._owner = owner
         self._clock = owner.clock
         self._decoder = FrameDecoder()
+        self._held = 0
+        """Bytes of its unfinished frame, as the owner knows."""
         self._transport: asyncio.Transport | None = None
         self._tls: TlsStream | None = None
         self._is_new = True
@@ -80,6 +86,14 @@ class Connection(asyncio.Protocol):
             _logger.warning("%s sent no remoting protocol and is disconnected: %s", self.peer.host, error)
             self.close()
             return
+        more = self._decoder.pending - self._held
+        self._held += more
+        if not self._owner.may_hold(more):
+            _logger.warning(
+                "%s is disconnected: too much is held of frames that are not whole", self.peer.host
+            )
+            self.abort()
+            return
         for command in commands:
             if self._transport is None or self._transport.is_closing() or self._is_stalled:
                 return
@@ -88,6 +102,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         """Tell the owner."""
         self._transport = None
+        self._owner.may_hold(-self._held)
         self._owner.closed(self, self.peer)
         self.lost.set_result(None)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 import socket
 import ssl
 from collections.abc import Callable
@@ -37,8 +38,14 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
+_logger = logging.getLogger(__name__)
+
 _IP = "127.0.0.1"
 _BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
+_MOST_CONNECTIONS = 1_000
+"""Of one server; a real one has no bound, and whole machines."""
+_MOST_HELD_BYTES = 128 << 20
+"""Of frames of one server that are not whole yet."""
 _SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService
 _MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
 
@@ -94,6 +101,7 @@ class EndpointServer:
         self._connections: dict[int, Connection] = {}
         self._forgotten: set[Connection] = set()
         self._connection_ids = count(1)
+        self._held_bytes = 0
         self._listener: socket.socket | None = None
         self._accepted: set[asyncio.Task[object]] = set()
         """Connections that are not announced yet."""
@@ -189,7 +197,10 @@ class EndpointServer:
         connection_id = next(self._connection_ids)
         self._connections[connection_id] = connection
         fault = self._faults.take_for_connection(self._endpoint.name) if self._faults.pending else None
-        if not self._is_running or isinstance(fault, DropConnection):
+        is_one_too_many = len(self._connections) > _MOST_CONNECTIONS
+        if is_one_too_many:
+            _logger.warning("%s has %d connections and takes no more", self._endpoint.name, _MOST_CONNECTIONS)
+        if not self._is_running or is_one_too_many or isinstance(fault, DropConnection):
             connection.abort()
         elif fault is not None:
             connection.stall()
@@ -209,6 +220,11 @@ class EndpointServer:
         self._forgotten.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
             self._send(self._endpoint.connection_closed(peer))
+
+    def may_hold(self, more: int) -> bool:
+        """Count bytes of unfinished frames; False if there are too many now."""
+        self._held_bytes += more
+        return more <= 0 or self._held_bytes <= _MOST_HELD_BYTES
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
         """Serve one command, or do with it what the script says."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -124,8 +125,11 @@ def test_a_command_that_makes_no_sense_is_explained_and_the_next_is_taken(
     assert _tell(controlled, do="pending-faults") == {"ok": True, "pending": 0}
 
 
-def test_a_user_given_on_the_command_line_must_sign() -> None:
-    command = [sys.executable, "-m", "broker_sim", "--user", "ann:12345678"]
+def test_a_user_of_a_file_must_sign(tmp_path: Path) -> None:
+    """A5: secrets are in no process list."""
+    users = tmp_path / "users"
+    users.write_text("bob:87654321\n\n ann:12345678\n")
+    command = [sys.executable, "-m", "broker_sim", "--users", str(users)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stdout is not None
@@ -139,13 +143,20 @@ def test_a_user_given_on_the_command_line_must_sign() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
-    [(["--user", "ann"], "ACCESS:SECRET"), (["--tls-certificate", "/no/such.pem"], "No such file")],
+    [
+        (["--users", "HERE/users"], "users is not ACCESS:SECRET."),
+        (["--users", "HERE/nobody"], "There is no user in"),
+        (["--users", "HERE/none"], "No such file"),
+        (["--tls-certificate", "/no/such.pem"], "No such file"),
+    ],
 )
 def test_what_cannot_be_used_is_explained(
-    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "users").write_text("ann:1\nbob\n")
+    (tmp_path / "nobody").touch()
     with pytest.raises(SystemExit):
-        main(arguments)
+        main([argument.replace("HERE", str(tmp_path)) for argument in arguments])
     assert problem in capsys.readouterr().err
 
 

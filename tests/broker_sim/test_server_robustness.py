@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_sim import server
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, encode_frame
@@ -64,6 +65,29 @@ def test_a_frame_that_never_ends_is_dropped_after_two_minutes_of_silence(
         assert _is_closed(slow)
         assert _is_closed(silent)
         assert lively.call(send()).code == ResponseCode.SUCCESS
+
+
+def test_unfinished_frames_hold_a_bounded_amount_of_memory(
+    cluster: SimCluster, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A1: who goes beyond it is disconnected; what is finished or closed counts no more."""
+    monkeypatch.setattr(server, "_MOST_HELD_BYTES", 500_000)
+    whole = send(bytes(400_000))
+    with RawClient(address) as greedy, RawClient(address) as other:
+        with suppress(OSError):
+            greedy.socket.sendall(encode_frame(send(bytes(900_000)))[:-3])
+        assert _is_closed(greedy)
+        assert [other.call(whole).code for _ in range(3)] == 3 * [ResponseCode.SUCCESS]
+
+
+def test_connections_are_bounded_in_number(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A1: the next one is closed at once; there is room again when one has gone."""
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 2)
+    with RawClient(address) as first, RawClient(address) as second:
+        assert first.call(send()).code == second.call(send()).code == ResponseCode.SUCCESS
+        with RawClient(address) as third:
+            assert _is_closed(third)
+        assert second.call(send()).code == ResponseCode.SUCCESS
 
 
 def test_an_answer_counts_against_silence_as_a_request_does(

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
+from scripts import collect_delta_jars
 from scripts.collect_delta_jars import NEEDED, collect
+from tests.helpers.driver_process import REPO
+
+JARS = REPO / ".cache" / "delta-jars-4.4.0"
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """Jars whose content is their name."""
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in NEEDED}
+    monkeypatch.setattr(collect_delta_jars, "NEEDED", digests)
 
 
 def test_the_needed_jars_are_copied_and_no_others(tmp_path):
@@ -19,10 +32,30 @@ def test_the_needed_jars_are_copied_and_no_others(tmp_path):
 
 
 def test_a_missing_jar_is_named_and_nothing_is_made(tmp_path):
-    for name in NEEDED[1:]:
+    first, *others = NEEDED
+    for name in others:
         (tmp_path / name).touch()
 
-    with pytest.raises(SystemExit, match=NEEDED[0]):
+    with pytest.raises(SystemExit, match=first):
         collect(tmp_path, tmp_path / "jars")
 
     assert not (tmp_path / "jars").exists()
+
+
+def test_a_jar_with_another_content_is_refused(tmp_path):
+    """As pip refuses a package whose hash is another."""
+    for name in NEEDED:
+        (tmp_path / name).write_text(name)
+    changed = list(NEEDED)[2]
+    (tmp_path / changed).write_text("changed")
+
+    with pytest.raises(SystemExit, match=f"Ivy brought {changed} into .* another content"):
+        collect(tmp_path, tmp_path / "jars")
+
+    assert not (tmp_path / "jars").exists()
+
+
+@pytest.mark.skipif(not JARS.is_dir(), reason="the first start with Java brings them")
+def test_the_jars_that_are_in_use_are_those_known():
+    """Spark and Delta work with just these."""
+    assert {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in JARS.iterdir()} == NEEDED
