@@ -29,7 +29,7 @@ from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
 from pyspark_rocketmq.wire.properties import encode_properties
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 RUNNING = decode_running_info(recorded_command(53, is_response=True).body)
 OFFSETS = decode_consumer_status(recorded_command(64, is_response=True).body)
@@ -237,6 +237,24 @@ def test_a_member_that_is_slow_holds_up_no_answer_of_ours(
     assert channel.request(RemotingCommand(code=34), soon).code == ResponseCode.SUCCESS
     member.may_go_on.set()
     assert server.next_answer().code == ResponseCode.SUCCESS
+
+
+def test_a_listener_that_is_slow_holds_up_no_news_of_the_broker(
+    server: ScriptedServer, broker: Peer, channel: Channel, member: Member
+) -> None:
+    """D12, B1: members that come and go, and resets, are told while it works; one message after another."""
+    member.may_go_on.clear()
+    for _ in range(2):
+        broker.send(recorded_request(68))
+    assert member.has_been_told.wait(PATIENCE_S)
+    for pair_id in (236, 123):
+        broker.send(replace(recorded_request(pair_id), flag=ONEWAY_FLAG))
+
+    wait_until(lambda: len(member.told) == 2)
+    assert [told[0] for told in member.told] == ["consume", "changed"]
+    member.may_go_on.set()
+    assert [server.next_answer().opaque for _ in range(2)] == [recorded_request(68).opaque] * 2
+    assert sorted(str(told[0]) for told in member.told) == ["changed", "consume", "consume", "reset"]
 
 
 def test_a_member_that_raises_is_answered_for(
