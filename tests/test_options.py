@@ -33,6 +33,26 @@ def test_every_problem_is_reported_at_once() -> None:
     assert len(caught.value.problems) == 4
 
 
+@pytest.mark.parametrize(
+    ("key", "is_shown"),
+    [
+        ("sekretKey", True),
+        ("acessKey", True),
+        ("securityTokn", True),
+        ("tlsKeyPasswort", True),
+        ("secretKei", False),
+        ("topicc", False),
+    ],
+)
+def test_a_misspelt_secret_that_spark_does_not_mask_is_told(key: str, is_shown: bool) -> None:
+    """A5"""
+    with pytest.raises(OptionError, match=f"unknown option '{key}'; did you mean") as caught:
+        ReadOptions.parse(REQUIRED | {key: "canary"})
+
+    assert ("Spark does not mask the value" in str(caught.value)) == is_shown
+    assert "canary" not in str(caught.value)
+
+
 def test_keys_are_matched_without_regard_to_case() -> None:
     """Spark stores option keys in lower case."""
     options = ReadOptions.parse({key.lower(): value for key, value in REQUIRED.items()})

@@ -158,7 +158,7 @@ def _parse_values(
     for key, given_value in raw.items():
         known = specs.get(key.lower())
         if known is None:
-            problems.append(_unknown_key(key, [spec.key for _, spec in specs.values() if not spec.internal]))
+            problems.append(_unknown_key(key, [spec for _, spec in specs.values() if not spec.internal]))
             continue
         name, spec = known
         text = _text_of(given_value)
@@ -211,7 +211,12 @@ _NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
 """Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others."""
 
 
-def _unknown_key(key: str, known: list[str]) -> str:
+_MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
+"""Names of options whose values Spark does not show (default of ``spark.redaction.regex``)."""
+
+
+def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
+    known = [spec.key for spec in specs]
     # Who writes secretKey:VALUE means no key that goes on behind the colon.
     begin = re.match(r"\w?[\w.-]*", key)
     if begin is not None and begin.end() < len(key):
@@ -221,4 +226,6 @@ def _unknown_key(key: str, known: list[str]) -> str:
         return f"unknown option '{key}', which is Kafka's; here it is '{here}'"
     close = closest(key, known)
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
+    if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):
+        hint += " Spark does not mask the value of an option of this name in SQL text and plans: if it is shown there, change it"
     return f"unknown option '{key}'{hint}"
