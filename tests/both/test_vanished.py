@@ -43,6 +43,25 @@ def test_a_topic_that_was_deleted_ends_the_query(cluster, queue, put, stream) ->
         wait_until(lambda: stream.plan() and False, SOON_S)
 
 
+def test_a_topic_that_may_not_be_read_for_a_while_is_waited_for(cluster, queue, put, stream, caplog) -> None:
+    """A2: write-only, with messages stored meanwhile, none of which is lost; it is said once, and that it is over."""
+    caplog.set_level("INFO")
+    put(b"one", b"two")
+    assert stream.next_offsets() == {queue: [0, 1]}
+
+    cluster.create_topic(queue.topic, queues=1, brokers=["broker-a"], perm=2)
+    put(b"three")
+    assert [stream.next_offsets() for _ in range(3)] == [None] * 3
+    cluster.create_topic(queue.topic, queues=1, brokers=["broker-a"])
+
+    assert wait_until(stream.next_offsets, SOON_S) == {queue: [2]}
+    told = [text.partition(";")[0] for text in caplog.messages if "switched off" in text]
+    assert told == [
+        f"reading is switched off, its queues wait topic={queue.topic} broker=broker-a",
+        f"reading is no longer switched off topic={queue.topic} broker=broker-a",
+    ]
+
+
 def test_a_queue_that_was_taken_away_unread_ends_the_query(cluster, client, address, queue, stream) -> None:
     """F4: a broker lets nobody pull from it, though its messages are there."""
     cluster.create_topic(queue.topic, queues=2, brokers=["broker-a"])

@@ -20,7 +20,13 @@ from pyspark_rocketmq.datasource.range_tickets import (
     tasks_of,
     ticket_rows,
 )
-from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, told_with_messages
+from pyspark_rocketmq.datasource.schema import (
+    RangeEnd,
+    planned_range,
+    pull_figures,
+    range_end,
+    told_with_messages,
+)
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -309,9 +315,12 @@ def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_
     log.is_busy = lambda start: start >= 42
     log.refusal, log.remark = ResponseCode.NO_PERMISSION, "the topic[orders] pulling message is forbidden"
 
-    seen, marked = read(partition)
+    *messages, marker = read_queue(partition)
+    seen, text = offsets_of(messages), marker.column("plannedRange")[0].as_py()
+    marked = planned_range(QUEUE, text, rows=len(seen))
 
     assert seen == list(range(10, marked.end))
+    assert range_end(text) is RangeEnd.REFUSED
     assert "pulling message is forbidden" in caplog.text
     with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
         list(read_queue(replace(partition, with_marker=False)))

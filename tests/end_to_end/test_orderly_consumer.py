@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import pyspark_rocketmq
+from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -32,6 +34,7 @@ from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine
 from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
 from tests.docs.pages import blocks
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -223,6 +226,41 @@ def count_late_rows(
 ) -> Iterator[pd.DataFrame]:
     offsets = pd.concat([chunk["queueOffset"] for chunk in chunks])
     yield pd.DataFrame({"late": [int((offsets < offsets.cummax()).sum())]})
+
+
+def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumption: Consumption) -> None:
+    """D3: ``mqadmin updateSubGroup -s false``; the query waits, says why, and needs no restart."""
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
+    errors: list[BaseException] = []
+
+    def drain() -> None:
+        try:
+            consumption.drain()
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    def allow(*, allowed: bool) -> None:
+        for address in consumption.cluster.broker_addresses.values():
+            config = SubscriptionGroupConfig(group_name=consumption.group, consume_enable=allowed)
+            admin.create_group(address, config)
+
+    with closing(ChannelPool(SystemClock())) as pool:
+        admin = AdminClient(pool, SystemClock(), PATIENCE_S)
+        allow(allowed=False)
+        query = Thread(target=drain, daemon=True)
+        query.start()
+        # Every queue was asked for twice.
+        wait_until(lambda: len(consumption.reports) >= 2 or not query.is_alive(), TIMEOUT_S)
+        assert query.is_alive(), errors
+        assert not any(ack.consumed for report in consumption.reports for ack in report.acks)
+        allow(allowed=True)
+        query.join(TIMEOUT_S)
+
+    assert not query.is_alive()
+    assert not errors
+    report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
 
 
 def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption) -> None:

@@ -7,12 +7,13 @@ import pytest
 from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.client.settings import ConnectionSettings
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, SystemBusy
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.batch_read import planned_batch
 from tests.helpers.scripted_server import ScriptedServer
-from tests.source.conftest import PATIENT
+from tests.source.conftest import PATIENT, Topics
 
 REQUIRED = {"nameServers": "n:1", "topic": "orders"}
 
@@ -58,3 +59,23 @@ def test_a_busy_server_is_asked_again_for_as_long_as_the_option_says() -> None:
         planned_batch(nameServers=server.address, topic="orders", retryTimeoutMs="0", **PATIENT)
 
     assert len(asked) == 1
+
+
+def test_a_server_without_statistics_is_asked_for_each_queue(topics: Topics) -> None:
+    """A2: as a RocketMQ 5 Proxy, which knows min and max offsets only; it is asked for statistics once."""
+    topic = topics.make(3, 2)
+    topics.sim.faults.add(
+        "answer-code",
+        on=RequestCode.GET_TOPIC_STATS_INFO,
+        response_code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        times=2,
+    )
+    try:
+        stream = topics.stream(topic)
+        one, other = (MessageQueue(topic, "broker-a", queue_id) for queue_id in (0, 1))
+        assert stream.next_offsets() == {one: [0, 1, 2], other: [0, 1]}
+        topics.put(topic, 1, 1)
+        assert stream.next_offsets() == {other: [2]}
+        assert topics.sim.faults.pending == 1
+    finally:
+        topics.sim.faults.clear()

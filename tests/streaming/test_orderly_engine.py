@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -425,6 +425,21 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
     assert (names, ack.next_offset, ack.consumed) == ([], 110, 0)
     assert ack.suspended_until_s is not None
     assert 0 < ack.suspended_until_s <= time.time()
+
+
+@pytest.mark.parametrize("until_s", [None, 0.0, time.time() + 600])
+def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: float | None) -> None:
+    """D3: not at once, again and again, but after Java's 3 s, or when its own suspension is over."""
+    (arrived,) = arrived_ranges(iter(batches_of(rows_of(PLANNED), 100)))
+    ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
+    ack = replace(ack, suspended_until_s=until_s)
+    earliest_s = max(until_s or 0, time.time() + 3)
+
+    refused = arrived._replace(ended=RangeEnd.REFUSED).acknowledged(ack).suspended_until_s
+
+    assert arrived.acknowledged(ack).suspended_until_s == until_s
+    assert refused is not None
+    assert earliest_s <= refused <= max(until_s or 0, time.time() + 3)
 
 
 @in_each_engine

@@ -33,6 +33,7 @@ from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
 from pyspark_rocketmq.datasource.retry_bounds import RetryBounds
 from pyspark_rocketmq.datasource.vanished import Vanished, VanishedQueues
 from pyspark_rocketmq.errors import (
+    BrokerError,
     NoPermission,
     OptionError,
     RocketMQError,
@@ -45,10 +46,14 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, Que
 from pyspark_rocketmq.offsets.progress_name import ProgressName
 from pyspark_rocketmq.offsets.registry import open_offset_store
 from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.position_options import NoMatchStrategy
 from pyspark_rocketmq.queue_positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 from pyspark_rocketmq.starting_offsets import StartingOffsets
 from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.wire.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +109,11 @@ class ClusterView:
             options.consumer_group or PLAIN_SOURCE_GROUP,
         )
         self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
+        self._without_statistics: set[BrokerAddress] = set()
+        """Addresses that do not know the request for them, as a RocketMQ 5 Proxy's."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
+        self._switched_off: frozenset[tuple[str, str]] = frozenset()
+        """Topic and broker name of what may not be read for now."""
         self._seen: dict[str, TopicRoute] = {}
         """Topics that were there at some time, with their last route."""
 
@@ -199,7 +208,27 @@ class ClusterView:
                 by_broker.setdefault(queue.broker_name, {}).setdefault(queue.topic, []).append(queue)
             queues = by_broker
             self._known_queues = routes, queues
+            self._tell_switched_off(routes)
         return queues
+
+    def _tell_switched_off(self, routes: Routes) -> None:
+        """Say once of each topic at a broker that an operator has switched reading off, or on again."""
+        switched_off = frozenset(
+            (topic, data.broker_name)
+            for topic, route in routes.by_topic.items()
+            for data in route.queues
+            if data.read_queue_nums and not data.is_readable
+        )
+        for topic, broker_name in sorted(switched_off - self._switched_off):
+            logger.warning(
+                "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: mqadmin "
+                "updateTopicPerm, or the broker's brokerPermission",
+                topic,
+                peer_text(broker_name),
+            )
+        for topic, broker_name in sorted(self._switched_off - switched_off):
+            logger.info("reading is no longer switched off topic=%s broker=%s", topic, peer_text(broker_name))
+        self._switched_off = switched_off
 
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
@@ -330,7 +359,7 @@ class ClusterView:
     ) -> dict[MessageQueue, QueueBounds]:
         self._expressions.ask(address, self._options.subscription_of(topic))
         try:
-            statistics = self._brokers.topic_stats(address, topic)
+            statistics = self._statistics(address, topic)
         except TopicNotFound:
             # Deleted on this broker since the route was fetched.
             self._routes.invalidate()
@@ -340,7 +369,7 @@ class ClusterView:
                 raise
             return self._retry_bounds.ask(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write.
+        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write. A proxy has none.
         for queue in queues:
             if queue not in found:
                 low = self._brokers.min_offset(address, queue)
@@ -348,6 +377,21 @@ class ClusterView:
                     min_offset=low, max_offset=self._brokers.max_offset(address, queue)
                 )
         return found
+
+    def _statistics(self, address: BrokerAddress, topic: str) -> Mapping[MessageQueue, QueueBounds]:
+        """What the server says of all queues in one request; nothing where it does not know that request."""
+        if address in self._without_statistics:
+            return {}
+        try:
+            return self._brokers.topic_stats(address, topic)
+        except BrokerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            logger.info(
+                "statistics of topics are not served, queues are asked for one by one address=%s", address
+            )
+            self._without_statistics.add(address)
+            return {}
 
 
 def check_topics(options: ReadOptions) -> None:

@@ -411,6 +411,8 @@ class _RangeReader:
             return RangeEnd.FULL
         if self._undecodable is not None:
             return RangeEnd.UNDECODABLE
+        if isinstance(failure, ConsumptionForbidden):
+            return RangeEnd.REFUSED
         return RangeEnd.WHOLE if failure is None else RangeEnd.EARLY
 
     def _follow(self, messages: pa.RecordBatch) -> None:

@@ -43,6 +43,8 @@ class RangeEnd(StrEnum):
     """It was planned so."""
     EARLY = "early"
     """Its broker was away or had no more, or an operator has moved the group."""
+    REFUSED = "refused"
+    """Its broker may not be read from, until an operator says otherwise."""
     FULL = "full"
     """It has become as large as it may (D13)."""
     UNDECODABLE = "undecodable"

@@ -6,10 +6,11 @@ Rule 2: the whole range is acknowledged, so a row that was lost or doubled on th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.streaming.ack import QueueAck
 
+_REFUSED_PAUSE_S: Final = 3.0
+"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``: a queue that may not be read is asked for again after it."""
 MESSAGE_COLUMNS = (
     "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
     "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
@@ -52,7 +55,15 @@ class ArrivedRange(NamedTuple):
 
     def acknowledged(self, ack: QueueAck) -> QueueAck:
         """``ack`` with what only the reader knows."""
-        return replace(ack, reset_to=self.reset_to, figures=ack.figures.plus(self.figures))
+        suspended_until_s = ack.suspended_until_s
+        if self.ended is RangeEnd.REFUSED:
+            suspended_until_s = max(suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+        return replace(
+            ack,
+            suspended_until_s=suspended_until_s,
+            reset_to=self.reset_to,
+            figures=ack.figures.plus(self.figures),
+        )
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

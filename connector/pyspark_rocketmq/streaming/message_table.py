@@ -21,7 +21,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.statistics import Figures
 from pyspark_rocketmq.datasource.range_tickets import read_tickets
-from pyspark_rocketmq.datasource.schema import planned_range, pull_figures, reset_target, spark_schema
+from pyspark_rocketmq.datasource.schema import (
+    planned_range,
+    pull_figures,
+    range_end,
+    reset_target,
+    spark_schema,
+)
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
@@ -189,7 +195,9 @@ class TableEngine:
 
     def _ack_row(self, queue: MessageQueue, marker_text: str, read: int, last: str) -> pa.RecordBatch:
         planned = planned_range(queue, marker_text, rows=read)
-        arrived = ArrivedRange(planned, (), reset_target(marker_text), pull_figures(marker_text))
+        arrived = ArrivedRange(
+            planned, (), reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
+        )
         # As the engines say it of a range whose broker was away: the queue may go on at once.
         brought_nothing = planned.count == 0
         ack = QueueAck.of(
