@@ -296,6 +296,7 @@ ONLY_IN_ONE = {
     "maxTriggerDelay": {"minOffsetsPerTrigger": "1", "maxTriggerDelay": "5s"},
     "routeRefreshMs": {},
     "pullThresholdForQueue": {},
+    "drainTimeoutMs": {},
     "pullThresholdSizeForQueue": {},
     "consumerGroup": OF_A_GROUP,
     "messageModel": OF_A_GROUP | {"messageModel": "BROADCASTING", "instanceName": "i"},

@@ -107,6 +107,14 @@ class ReadOptions(PaceOptions):
         doc="With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes it as large "
         "as this, Java's default; a task has it in memory. The rest is planned with the next micro-batch.",
     )
+    drain_timeout_ms: int = stream_option(
+        "drainTimeoutMs",
+        parse=int_between(1, 2**31 - 1),
+        default=3_600_000,
+        unit="ms",
+        doc="With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with an error that says where each "
+        "stands, such as at a message that always fails where `maxReconsumeTimes` sets no limit.",
+    )
     fail_on_data_loss: bool = read_option(
         "failOnDataLoss",
         parse=boolean,

@@ -293,6 +293,41 @@ def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> N
     assert planning.planner.listener_ms(A0) is None
 
 
+@pytest.mark.parametrize("timeout_ms", [5_000, 20_000])
+def test_a_drain_that_stands_still_ends_with_an_error_that_says_where(timeout_ms: int) -> None:
+    """H4: drainTimeoutMs; a message that always fails, and no limit, would hold it for ever. Any queue that moves is a sign of life."""
+    planning = Planning(
+        {A0: (0, 10), A1: (0, 3)},
+        group=True,
+        drainTimeoutMs=str(timeout_ms),
+        consumerGroup="g",
+        offsetStore="o",
+    )
+    planning.planner.prepare_available_now()
+
+    def give_back() -> None:
+        planning.commit(A0, 4, suspended_until_s=planning.clock.now_s() + 1, reconsume_times=1)
+
+    assert planning.next() == [(A0, 0, 10), (A1, 0, 3)]
+    planning.clock.advance(3600)
+    give_back()
+    planning.commit(A1, 2)
+    assert planning.next() == [(A1, 2, 3)]
+    planning.clock.advance(timeout_ms / 1000 - 1)
+    planning.commit(A1, 3)
+    began_s = planning.clock.now_s()
+
+    def go_on_in_vain() -> None:
+        while planning.next() == [(A0, 4, 10)]:
+            give_back()
+
+    with pytest.raises(
+        OffsetError, match=r"group g has stood still for .* queue=0 at offset 4\. .* drainTimeoutMs"
+    ):
+        go_on_in_vain()
+    assert timeout_ms / 1000 <= planning.clock.now_s() - began_s <= timeout_ms / 1000 + 2
+
+
 def test_available_now_waits_for_a_suspended_queue_and_stops_at_what_was_there() -> None:
     """H4"""
     planning = Planning({A0: (0, 10)}, group=True)

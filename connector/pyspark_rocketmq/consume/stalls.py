@@ -57,5 +57,19 @@ class StallCounter:
         self._planned_at_s = now_s
 
 
+class DrainWatch:
+    """Since when a drain has stood still: no queue has moved or come to its end. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._left: Mapping[MessageQueue, int] = {}
+        self._moved_at_s = 0.0
+
+    def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
+        """For how long none of the queues ``left`` to be drained, with where each stands, has moved."""
+        if not left or left != self._left:
+            self._left, self._moved_at_s = dict(left), now_s
+        return now_s - self._moved_at_s
+
+
 def _stands_at(planned: QueueRange, stored: QueueProgress | None) -> bool:
     return stored is not None and (stored.next_offset, stored.epoch) == (planned.start, planned.epoch)

@@ -15,11 +15,12 @@ from typing import NamedTuple, TypeVar
 from pyspark_rocketmq.client.retry import call_with_retry
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.plan import Plan, QueueProgress, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.stalls import DrainWatch
 from pyspark_rocketmq.datasource.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.datasource.message_sizes import MessageSizes
 from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan, plan_to_offset
 from pyspark_rocketmq.datasource.progress import ProgressSource
-from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options import ReadOptions
 from pyspark_rocketmq.peer_text import peer_text
@@ -34,10 +35,16 @@ _PAUSE_S = 0.5
 """Between two looks at a cluster that is not there, or at a suspended queue that has no due time."""
 
 
+_MOST_SHOWN = 5
+"""Queues named in an error."""
+
+
 class _Attempt(NamedTuple):
     snapshot: Snapshot
     plan: Plan
     ranges: Sequence[QueueRange]
+    left: Mapping[MessageQueue, int]
+    """Where queues stand that an AvailableNow query has not read to their ends."""
 
 
 class MicroBatchPlanner:
@@ -71,6 +78,7 @@ class MicroBatchPlanner:
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
         """Queues of the newest checkpoint that are no longer there: what comes under their names is new."""
+        self._drain_watch = DrainWatch()
         self._held_up: frozenset[QueueRange] = frozenset()
         """As of the last plan: told already."""
         self._caps: dict[MessageQueue, int] | None = None
@@ -168,6 +176,7 @@ class MicroBatchPlanner:
         while True:
             attempt = self._attempt(previous)
             if isinstance(attempt, _Attempt):
+                self._check_drain(attempt.left)
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
@@ -187,6 +196,29 @@ class MicroBatchPlanner:
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
+
+    def _left(self, progress: Mapping[MessageQueue, QueueProgress]) -> dict[MessageQueue, int]:
+        caps = self._caps or {}
+        return {
+            queue: each.next_offset
+            for queue, each in sorted(progress.items())
+            if each.next_offset < caps.get(queue, 0)
+        }
+
+    def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
+        """Raise where a group's drain has stood still for ``drainTimeoutMs``: a message that always fails would hold it for ever."""
+        if self._options.consumer_group is None:
+            return
+        stands_for_s = self._drain_watch.stands_for_s(left, self._clock.monotonic_s())
+        if stands_for_s * 1000 < self._options.drain_timeout_ms:
+            return
+        shown = [f"{queue} at offset {offset}" for queue, offset in left.items()]
+        more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+        raise OffsetError(
+            f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
+            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. Look in the log for why the listener gives messages back; mend it, set "
+            "maxReconsumeTimes so that such messages become dead letters, skip them by job 'offsets skip', or raise drainTimeoutMs."
+        )
 
     def _waits_for_more(self, plan: Plan) -> bool:
         """Whether there is too little to read, and time to wait for more (``minOffsetsPerTrigger``)."""
@@ -222,8 +254,9 @@ class MicroBatchPlanner:
             self._progress.begin_reading()
             snapshot = self._look()
             previous = self._without_vanished(previous, snapshot)
-            plan = self._plan(snapshot, self._progress.read(previous, snapshot))
-            return _Attempt(snapshot, plan, self._progress.compose(previous, plan))
+            progress = self._progress.read(previous, snapshot)
+            plan = self._plan(snapshot, progress)
+            return _Attempt(snapshot, plan, self._progress.compose(previous, plan), self._left(progress))
         except RocketMQError as error:
             if not _may_pass(error):
                 raise
