@@ -26,6 +26,7 @@ _HOME_OF = {
     "DeltaOffsetStore": "offsets.delta",
     "DeltaSink": "streaming.delta_sink",
     "FileOffsetStore": "offsets.file",
+    "Message": "model",
     "MessageExt": "model",
     "MessageModel": "model",
     "MessageQueue": "model",
@@ -44,6 +45,7 @@ _HOME_OF = {
     "json_body": "streaming.message_table",
     "register": "datasource.format",
     "reset_to_sink": "streaming.lost_offsets",
+    "run_listener": "streaming.listener_trial",
 }
 
 _SPARKS = ("pyspark", "delta")

@@ -6,9 +6,12 @@ A data row has its position and the listener's columns; an ack row has its queue
 
 from __future__ import annotations
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pyspark_rocketmq.errors import SchemaError
+
+_SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 
 POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]
@@ -54,7 +57,8 @@ def engine_schema(listener: StructType) -> StructType:
 
 def _parsed(text: str) -> StructType:
     try:
-        parsed = _parse_datatype_string(text)
+        # Spark's own parser is in its JVM.
+        parsed = _parse_datatype_string(text) if SparkSession.getActiveSession() else _plain_schema(text)
     except Exception as error:
         raise SchemaError(
             f"The output schema '{text}' is not a schema such as 'order_id string, step string'."
@@ -62,3 +66,13 @@ def _parsed(text: str) -> StructType:
     if not isinstance(parsed, StructType) or not parsed.fields:
         raise SchemaError(f"The output schema '{text}' names no column; write for example 'order_id string'.")
     return parsed
+
+
+def _plain_schema(text: str) -> StructType:
+    """Of ``name type, name type`` with types that have no parts."""
+    columns = [column.split() for column in text.split(",")]
+    fields = [
+        {"name": name, "type": _SHORT_NAMES.get(kind.lower(), kind.lower()), "nullable": True, "metadata": {}}
+        for name, kind in columns
+    ]
+    return StructType.fromJson({"fields": fields})
