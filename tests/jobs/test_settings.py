@@ -110,7 +110,7 @@ def test_consume_has_rocketmqs_defaults():
 def test_the_example_file_of_consume_is_complete_and_valid():
     settings = load_settings(ConsumeSettings, "consume", ROOT / "conf/consume.example.toml", ())
 
-    assert settings.listener == "jobs.demo.listener:on_order"
+    assert settings.listener == "listeners:on_orders"
     documented = (ROOT / "conf/consume.example.toml").read_text()
     for spec in specs_of(ConsumeSettings):
         assert f"{spec.key} = " in documented
