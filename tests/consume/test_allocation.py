@@ -17,6 +17,7 @@ from pyspark_rocketmq.consume.allocation import (
     AveragelyByCircle,
     ByConfig,
     allocate,
+    sorted_members,
     sorted_queues,
 )
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
@@ -140,6 +141,11 @@ def test_consistent_hashing_moves_only_the_queues_of_the_member_that_left() -> N
     for member in after:
         kept = set(allocate(ConsistentHash(), member, queues, before))
         assert kept <= set(allocate(ConsistentHash(), member, queues, after))
+
+
+def test_members_are_sorted_as_java_sorts_texts() -> None:
+    """B1: by UTF-16 units, in which what lies beyond U+FFFF begins with a surrogate."""
+    assert sorted_members(["b", "\uffe5", "\U0001f600", "a"]) == ["a", "b", "\U0001f600", "\uffe5"]
 
 
 def test_a_member_listed_twice_counts_twice() -> None:

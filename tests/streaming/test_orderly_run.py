@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import itertools
 import json
 import logging
@@ -173,6 +174,26 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     run.consume()
 
     assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
+
+
+@pytest.mark.parametrize("asked", ["20000", None, dt.timedelta(seconds=20)], ids=repr)
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_suspend_time_that_is_none_is_told_and_the_consumer_s_own_counts(
+    asked: Any, raises: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D3, D5: it is the message's fault no more than its task's, which must not fail for it."""
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.suspend_current_queue_time_millis = asked
+        if raises:
+            raise ValueError("the database is away")
+        return SUSPEND
+
+    run = run_of(listener, suspend_current_queue_time_millis=2000)
+    run.consume()
+
+    assert run.ack().suspended_until_s == pytest.approx(NOW_S + 2.0)
+    assert f"suspend_current_queue_time_millis to a {type(asked).__name__}; it must be" in caplog.text
 
 
 @pytest.mark.parametrize("ending", ["raise", "cancelled", "none", "unknown"])

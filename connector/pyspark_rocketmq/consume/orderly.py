@@ -71,7 +71,7 @@ class _Failed(NamedTuple):
 
     outcome: Outcome
     auto_commit: bool
-    suspend_millis: int
+    suspend_millis: float
 
 
 # An Enum member costs a slow lookup at each use.
@@ -111,7 +111,7 @@ class OrderlySettings:
                 f"not {self.consume_message_batch_max_size}."
             )
 
-    def pause_s(self, suspend_millis: int) -> float:
+    def pause_s(self, suspend_millis: float) -> float:
         """Pause for a context's suspend time (``submitConsumeRequestLater``: default for -1, then clamped)."""
         if suspend_millis == DEFAULT_SUSPEND:
             suspend_millis = self.suspend_current_queue_time_millis
@@ -250,14 +250,14 @@ class OrderlyConsumption:
         self._end(Finish.EXHAUSTED if self._next >= self._count else Finish.SLICE_USED)
 
     def listener_returned(
-        self, status: object, *, auto_commit: bool, suspend_millis: int, now_s: float
+        self, status: object, *, auto_commit: bool, suspend_millis: object, now_s: float
     ) -> Outcome:
         """Apply what the listener returned; a string equal to a status is that status.
 
         Args:
             status: Whatever came back.
             auto_commit: The context's value after the call.
-            suspend_millis: The context's value after the call; -1 means the consumer's default.
+            suspend_millis: The context's value after the call; -1 means the consumer's default, and so does what is no number.
             now_s: When the listener returned.
 
         Raises:
@@ -266,7 +266,7 @@ class OrderlyConsumption:
         return self._apply(outcome_of(status, auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
 
     def listener_raised(
-        self, now_s: float, *, auto_commit: bool = True, suspend_millis: int = DEFAULT_SUSPEND
+        self, now_s: float, *, auto_commit: bool = True, suspend_millis: object = DEFAULT_SUSPEND
     ) -> Outcome:
         """The listener raised: its batch is put back and counted. Arguments as in ``listener_returned``."""
         return self._apply(outcome_of_exception(auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
@@ -307,28 +307,35 @@ class OrderlyConsumption:
         if self._finished is None:
             self._finished = finish
 
-    def _apply(self, outcome: Outcome, auto_commit: bool, suspend_millis: int, now_s: float) -> Outcome:
+    def _apply(self, outcome: Outcome, auto_commit: bool, asked_millis: object, now_s: float) -> Outcome:
         stop = self._stop
         if not stop or self._failed is not None:
             raise RuntimeError("No messages are with the listener; next_delivery comes first.")
         if now_s - self._delivered_s >= self._settings.consume_timeout_s and _may_time_out(outcome):
             outcome = outcome._replace(return_type=ReturnType.TIME_OUT)
         effect = outcome.effect
+        if effect is _COMMIT or effect is _ACCUMULATE:
+            self._stop = 0
+            if effect is _COMMIT:
+                self._commit(stop)
+            else:
+                self._next = stop
+            return outcome
+        suspend_millis: float = DEFAULT_SUSPEND
+        if isinstance(asked_millis, int | float):
+            suspend_millis = asked_millis
+        else:
+            outcome = outcome._replace(problem=outcome.problem or _no_time(asked_millis))
         if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
             outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
             self._failed = _Failed(outcome, auto_commit, suspend_millis)
             return outcome
         self._stop = 0
-        if effect is _COMMIT:
-            self._commit(stop)
-        elif effect is _ACCUMULATE:
-            self._next = stop
+        if effect is _PUT_BACK:
+            self._count_up(range(self._next, stop))
         else:
-            if effect is _PUT_BACK:
-                self._count_up(range(self._next, stop))
-            else:
-                self._next = self._committed
-            self._suspend(now_s + self._settings.pause_s(suspend_millis))
+            self._next = self._committed
+        self._suspend(now_s + self._settings.pause_s(suspend_millis))
         return outcome
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
@@ -363,3 +370,10 @@ class OrderlyConsumption:
 def _may_time_out(outcome: Outcome) -> bool:
     """Without a status the call was not slow but wrong (``ConsumeRequest.run`` tests this first)."""
     return outcome.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
+
+
+def _no_time(value: object) -> str:
+    return (
+        f"The listener set context.suspend_current_queue_time_millis to a {type(value).__name__}; it must be a number of "
+        "milliseconds. The consumer's own pause is taken instead."
+    )
