@@ -423,3 +423,26 @@ def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: p
     row = store.read("g")[A0]
     assert (row.owner, row.next_offset) == ("other", 8)
     assert not planning.commit(A0, 9)
+
+
+def test_a_gap_moves_no_queue_that_somebody_else_has_claimed_since_the_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C5, F4: as after a long pause of this process between the two."""
+    clock = FakeClock()
+    store = MemoryOffsetStore("test", clock=clock)
+    planning = Planning({A0: (0, 10)}, group=True, store=store, failOnDataLoss="false")
+    planning.next()
+    planning.view.bounds[A0] = (4, 10)
+    reset = store.reset
+
+    def pause_and_reset(*arguments: Any, **named: Any) -> object:
+        store.claim("g", "other", {A0: 0})
+        store.commit("g", [QueueCommit(queue=A0, epoch=2, next_offset=8)], query_id="q", batch_id=1)
+        return reset(*arguments, **named)
+
+    monkeypatch.setattr(store, "reset", pause_and_reset)
+    planning.next()
+
+    row = store.read("g")[A0]
+    assert (row.owner, row.epoch, row.next_offset) == ("other", 2, 8)

@@ -228,6 +228,16 @@ class OffsetStoreConformance(PositionConformance):
         assert store.begin_lives(GROUP, {Q0: NewLife(1, 2)}) == {}
         assert store.read(GROUP)[Q0].generation == 0
 
+    def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore):
+        """C5, F4: a member's own, for messages that are gone."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        store.claim(GROUP, "client-2", {Q1: 0})
+
+        moved = store.reset(GROUP, {Q0: 4, Q1: 4, Q2: 4}, under={Q0: 1, Q1: 1, Q2: 1})
+
+        assert moved == {Q0: store.read(GROUP)[Q0]}
+        assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 4, Q1: 0}
+
     def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore):
         """F4: through claims and resets of one life."""
         store.claim(GROUP, "client-1", {Q0: 0})

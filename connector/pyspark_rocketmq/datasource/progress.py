@@ -301,7 +301,8 @@ class GroupProgress:
         """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
-            self._store.reset(self._group, gaps)
+            # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.
+            self._store.reset(self._group, gaps, under={queue: self._rows[queue].epoch for queue in gaps})
         wanted = [new for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)

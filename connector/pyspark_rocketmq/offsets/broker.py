@@ -140,7 +140,11 @@ class BrokerOffsetStore:
         return self.reset(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
 
     def reset(
-        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        targets: Mapping[MessageQueue, int],
+        *,
+        under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
     ) -> dict[MessageQueue, OffsetRow]:
         """Store other offsets; a batch under way may store its own after that."""
         moved = apply_reset(self._checked(consumer_group, ()), consumer_group, targets, 0.0).result

@@ -94,10 +94,14 @@ class RuledOffsetStore(ABC):
         )
 
     def reset(
-        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        targets: Mapping[MessageQueue, int],
+        *,
+        under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Move queues anywhere; see ``OffsetStore.reset``."""
         now_s = self._clock.now_s()
         return self._change(
-            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s), RESET
+            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s, under), RESET
         )

@@ -97,10 +97,20 @@ def apply_commit(
 
 
 def apply_reset(
-    before: Rows, consumer_group: str, targets: Mapping[MessageQueue, int], now_s: float
+    before: Rows,
+    consumer_group: str,
+    targets: Mapping[MessageQueue, int],
+    now_s: float,
+    under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move every queue in ``targets`` to its target, forgetting suspension and attempts."""
+    """Move every queue in ``targets`` to its target, forgetting suspension and attempts; with ``under`` where that is its epoch."""
     _check_not_negative(consumer_group, targets)
+    if under is not None:
+        targets = {
+            queue: target
+            for queue, target in targets.items()
+            if queue in before and before[queue].epoch == under.get(queue)
+        }
     moved = {
         queue: _reset(before.get(queue) or new_row(consumer_group, queue, target), target, now_s)
         for queue, target in targets.items()

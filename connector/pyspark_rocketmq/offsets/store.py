@@ -208,9 +208,15 @@ class OffsetStore(Protocol):
         ...
 
     def reset(
-        self, consumer_group: str, targets: Mapping[MessageQueue, int]
+        self,
+        consumer_group: str,
+        targets: Mapping[MessageQueue, int],
+        *,
+        under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
         """Move queues anywhere, as an operator; running batches are fenced off. Return the moved queues' rows.
+
+        With ``under``, as a member: those alone whose stored epoch it says.
 
         Raises:
             OffsetError: If a target is negative.
