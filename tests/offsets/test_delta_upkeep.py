@@ -233,7 +233,7 @@ def test_files_that_nobody_names_any_more_go_and_the_past_stays(path: Path, monk
         os.utime(file, (0, 0))
     before = {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)}
     monkeypatch.setattr(upkeep_module, "_FILES_KEPT_S", 0.0)
-    monkeypatch.setattr(log_module.LogFiles, "change", lambda *_: None)
+    monkeypatch.setattr(log_module.LogFiles, "commit_info", lambda *_: None)
     removing = upkeep(path)
 
     removing._forget_files(DeltaTable(path), LogFiles(str(path)))

@@ -50,9 +50,9 @@ from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
 from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
-from pyspark_rocketmq.offsets.history import StoredChange
+from pyspark_rocketmq.offsets.history import ACTION_KEY, GROUP_KEY, StoredChange, action_text
 from pyspark_rocketmq.offsets.history_table import HistoryTable
-from pyspark_rocketmq.offsets.log_files import ACTION_KEY, GROUP_KEY, CommitFile, LogFiles, action_text
+from pyspark_rocketmq.offsets.log_files import CommitFile, LogFiles
 from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
 from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -152,7 +152,7 @@ class DeltaOffsetStore(RuledOffsetStore):
         """See ``OffsetHistory.changes``."""
         log = LogFiles(self._path)
         readable = log.readable_versions()
-        found = (log.change(version) for version in readable)
+        found = (StoredChange.of_commit(version, log.commit_info(version)) for version in readable)
         recent = [change for change in found if change is not None]
         older = HistoryTable(self._path).changes(consumer_group, readable.start)
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]

@@ -115,7 +115,10 @@ class Upkeep:
         if recorded > version:
             # Another table was here before; what is told of it is not this one's past.
             recorded = -1
-        found = (log.change(each) for each in range(max(recorded + 1, readable.start), version + 1))
+        found = (
+            StoredChange.of_commit(each, log.commit_info(each))
+            for each in range(max(recorded + 1, readable.start), version + 1)
+        )
         changes = worth_keeping([change for change in found if change is not None])
         moments = [moment for change in changes for moment in self._moments(change)]
         if moments:
@@ -133,9 +136,9 @@ class Upkeep:
         """Remove data files that no version of the log names, and those that a killed writer left."""
         kept_s = _FILES_KEPT_S
         readable = log.readable_versions()
-        oldest = next((change for version in readable if (change := log.change(version)) is not None), None)
+        oldest = next((info for version in readable if (info := log.commit_info(version)) is not None), None)
         if oldest is not None:
-            kept_s = max(kept_s, self._clock.now_s() - oldest.at_s)
+            kept_s = max(kept_s, self._clock.now_s() - oldest["timestamp"] / 1000)
         table.update_incremental()
         # Full: a checkpoint forgets which files were removed long ago.
         table.vacuum(math.ceil(kept_s / 3600), dry_run=False, enforce_retention_duration=False, full=True)

@@ -7,7 +7,7 @@ it, so that a mistake can be undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
@@ -15,6 +15,9 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 
 RESET: Final = "reset"
 """How the action of an operator's change begins."""
+GROUP_KEY: Final = "consumerGroup"
+ACTION_KEY: Final = "userMetadata"
+"""Keys of a commit's information; the second is the one Spark's ``DESCRIBE HISTORY`` shows."""
 _APART_S: Final = 60.0
 
 
@@ -29,10 +32,29 @@ class StoredChange(NamedTuple):
     action: str
     """What was done, without the group's name."""
 
+    @classmethod
+    def of_commit(cls, version: int, info: Mapping[str, Any] | None) -> StoredChange | None:
+        """The change that a commit's information tells of; None without one."""
+        if info is None:
+            return None
+        consumer_group = info.get(GROUP_KEY)
+        action = info.get(ACTION_KEY) or info.get("operation", "unknown")
+        return cls(
+            version=version,
+            at_s=info["timestamp"] / 1000,
+            consumer_group=consumer_group,
+            action=action if consumer_group is None else action.removeprefix(action_text(consumer_group, "")),
+        )
+
     @property
     def is_reset(self) -> bool:
         """Whether it was an operator's."""
         return self.action.startswith(RESET)
+
+
+def action_text(consumer_group: str, action: str) -> str:
+    """What :data:`ACTION_KEY` says: ``DESCRIBE HISTORY`` shows it, and not :data:`GROUP_KEY`."""
+    return f"group {consumer_group}: {action}"
 
 
 class Moment(NamedTuple):

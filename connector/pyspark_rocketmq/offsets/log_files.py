@@ -16,13 +16,8 @@ from typing import Any, Final, NamedTuple
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from pyspark_rocketmq.offsets.history import StoredChange
-
 logger = logging.getLogger(__name__)
 
-GROUP_KEY: Final = "consumerGroup"
-ACTION_KEY: Final = "userMetadata"
-"""Keys of a commit's information; the second is the one Spark's ``DESCRIBE HISTORY`` shows."""
 _LOG: Final = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
@@ -68,7 +63,7 @@ class LogFiles:
             [info] = self._filesystem.get_file_info([name])
         return CommitFile(version, info.size, info.mtime_ns)
 
-    def change(self, version: int) -> StoredChange | None:
+    def commit_info(self, version: int) -> dict[str, Any] | None:
         """What the commit of ``version`` says of itself; None when it changed no rows, or is gone."""
         try:
             actions = read_actions(self._filesystem, _path(f"{version:020d}.json"))
@@ -77,9 +72,7 @@ class LogFiles:
         files = [action.get("add") or action.get("remove") or {} for action in actions]
         if not any(file.get("dataChange") for file in files):
             return None
-        return next(
-            (_change(version, action["commitInfo"]) for action in actions if "commitInfo" in action), None
-        )
+        return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
     def forget_before(self, version: int) -> int:
         """Remove what is needed for versions before the newest checkpoint up to ``version`` only; how many files.
@@ -111,22 +104,6 @@ def read_actions(filesystem: fs.FileSystem, path: str) -> list[dict[str, Any]]:
     """
     with filesystem.open_input_stream(path) as stream:
         return [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
-
-
-def action_text(consumer_group: str, action: str) -> str:
-    """What :data:`ACTION_KEY` says: ``DESCRIBE HISTORY`` shows it, and not :data:`GROUP_KEY`."""
-    return f"group {consumer_group}: {action}"
-
-
-def _change(version: int, info: dict[str, Any]) -> StoredChange:
-    consumer_group = info.get(GROUP_KEY)
-    action = info.get(ACTION_KEY) or info.get("operation", "unknown")
-    return StoredChange(
-        version=version,
-        at_s=info["timestamp"] / 1000,
-        consumer_group=consumer_group,
-        action=action if consumer_group is None else action.removeprefix(action_text(consumer_group, "")),
-    )
 
 
 def _folder_here(table_uri: str) -> str | None:
