@@ -390,6 +390,23 @@ def test_the_context_names_the_queue_and_refuses_rows_it_cannot_place() -> None:
     assert "a row can only belong to a message that is acknowledged with it" in run.ack().last_error
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_listener_may_take_its_messages_out_of_their_list(size: int) -> None:
+    """E2: what it has consumed is done, as many as there were; none of it is sent back."""
+
+    def listener(messages: list[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        while messages:
+            messages.pop(0)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    broker = Broker()
+    run = run_of(listener, broker=broker, consume_message_batch_max_size=size)  # type: ignore[arg-type]
+    run.consume()
+
+    assert not broker.taken
+    assert (run.ack().next_offset, run.ack().figures.ok) == (20, 10)
+
+
 @pytest.mark.parametrize("fatal", [SystemExit(1), KeyboardInterrupt()], ids=repr)
 def test_a_listener_that_ends_its_process_costs_a_try_of_its_task(fatal: BaseException) -> None:
     """E2: nothing is passed."""

@@ -176,6 +176,33 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("ending", ["success", "suspend", "raise", "none"])
+def test_a_listener_may_take_its_messages_out_of_their_list(ending: str, size: int) -> None:
+    """D5, D6, D11: the list is the listener's; what becomes of the messages goes by the engine's own."""
+    dead: list[int] = []
+
+    def listener(messages: list[MessageExt], context: ConsumeOrderlyContext) -> Any:
+        while messages:
+            messages.pop(0)
+        if ending == "raise":
+            raise ValueError("the database is away")
+        return {"success": SUCCESS, "suspend": SUSPEND, "none": None}[ending]
+
+    run = run_of(
+        listener,  # type: ignore[arg-type] # as a user may write it
+        consume_message_batch_max_size=size,
+        dead_letters=lambda message: dead.append(message.queue_offset),
+        max_reconsume_times=0,
+    )
+    run.consume()
+
+    ack, is_success = run.ack(), ending == "success"
+    assert (ack.next_offset, ack.finished) == (20, "EXHAUSTED")
+    assert dead == ([] if is_success else list(range(10, 20)))
+    assert (ack.figures.ok, ack.figures.failed) == ((10, 0) if is_success else (0, 10))
+
+
 @pytest.mark.parametrize("asked", ["20000", None, dt.timedelta(seconds=20)], ids=repr)
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_suspend_time_that_is_none_is_told_and_the_consumer_s_own_counts(

@@ -76,7 +76,10 @@ class ConsumeHooks:
         if not self._hooks:
             return None
         context = ConsumeMessageContext(
-            consumer_group=self._consumer_group, namespace=self._namespace, mq=queue, msg_list=messages
+            consumer_group=self._consumer_group,
+            namespace=self._namespace,
+            mq=queue,
+            msg_list=tuple(messages),
         )
         self._call(context, lambda hook: hook.consume_message_before)
         return context

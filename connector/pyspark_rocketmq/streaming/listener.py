@@ -94,8 +94,11 @@ class DeliveryContext:
         return emitted
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """The engine's: ``messages`` as a sequence that tells this context which one a loop is at."""
-        return messages if len(messages) == 1 else _Followed(messages, self)
+        """The engine's: a list of ``messages`` for the listener, which tells this context which one a loop is at.
+
+        The listener may do with it what it likes: the engine goes by its own.
+        """
+        return list(messages) if len(messages) == 1 else _Followed(messages, self)
 
     def at(self, message: MessageExt | None) -> None:
         """The engine's: be told which message a loop is at; None before and after it."""
