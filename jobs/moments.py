@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
+
+from pyspark_rocketmq.option_parsers import iso_time
 
 _FORMS: Final = "a time such as 2026-11-20T10:00 (UTC unless it says otherwise) or a version such as v120"
 
@@ -45,5 +46,4 @@ def parse_time(text: str) -> float:
     Raises:
         ValueError: If it is none.
     """
-    at = datetime.fromisoformat(text.strip())
-    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+    return iso_time(text).timestamp()

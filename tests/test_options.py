@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
         ({"subscribe": "orders"}, "unknown option 'subscribe', which is Kafka's; here it is 'topic'"),
         ({"kafka.bootstrap.servers": "a:1"}, "which is Kafka's; here it is 'nameServers'"),
         ({"startingOffsets": "earliset"}, "did you mean 'earliest'?"),
-        ({"startingTimestamp": "2024-01-01"}, "is no time in milliseconds since the epoch, such as 17"),
+        ({"startingTimestamp": "01/02/2024"}, "is no time: neither milliseconds since the epoch, such as 17"),
         (
             {"startingTimestamp": "1700000000"},
             "is in seconds; give milliseconds since the epoch, 1700000000000",
@@ -437,3 +438,16 @@ def test_a_namespace_that_could_not_be_taken_off_again_is_refused(text: str) -> 
     """A6: it ends at the first percent sign."""
     with pytest.raises(OptionError, match="namespace"):
         ReadOptions.parse(REQUIRED | {"namespace": text})
+
+
+@pytest.mark.parametrize("written", ["2023-11-14T22:13:20", "2023-11-15 06:13:20+08:00", "1700000000000"])
+def test_a_time_may_be_written_as_milliseconds_or_as_iso(written: str) -> None:
+    """startingTimestamp, endingTimestamp, and per topic; in UTC unless it says otherwise, as for ``offsets reset --to``."""
+    per_topic = json.dumps({"t": written if "-" in written else int(written)})
+    plain = ReadOptions.parse(
+        {"nameServers": "n:1", "topic": "t", "startingTimestamp": written, "endingTimestamp": written}
+    )
+    named = ReadOptions.parse({"nameServers": "n:1", "topic": "t", "startingOffsetsByTimestamp": per_topic})
+
+    assert plain.starting_timestamp == plain.ending_timestamp == 1_700_000_000_000
+    assert named.starting_times().wanted(MessageQueue("t", "b", 0)) == 1_700_000_000_000

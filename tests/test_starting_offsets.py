@@ -76,7 +76,8 @@ def test_times_are_named_per_topic_or_queue():
     assert [each.wanted(MessageQueue("orders", "broker-a", 1)) for each in (starts, ends)] == [-2, -1]
     for wrong in ("5", '{"orders": -1}', '{"orders": "latest"}', "latest"):
         with pytest.raises(
-            ValueError, match=r"of another shape|milliseconds since the epoch, not|is not JSON of the shape"
+            ValueError,
+            match=r"of another shape|milliseconds since the epoch, not|is no time: neither|is not JSON of the shape",
         ):
             parse_starting_times(wrong)
 

@@ -6,16 +6,17 @@ Keys are the options of job ``consume``; texts, defaults and units are both's.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
 from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
-from pyspark_rocketmq.option_parsers import boolean, int_between, one_of, parses
+from pyspark_rocketmq.option_parsers import boolean, int_between, iso_time, one_of, parses
 from pyspark_rocketmq.option_set import OptionSet, option
 
 
 def consume_time(text: str) -> datetime:
-    """The time that a ``consumeTimestamp`` names, with its zone: this machine's where it names none.
+    """The time that a ``consumeTimestamp`` names, with its zone: this machine's where it names none, but UTC in ISO 8601.
 
     Raises:
         ValueError: With the end of a sentence.
@@ -23,8 +24,11 @@ def consume_time(text: str) -> datetime:
     Source: RocketMQ 5.3.3 ``UtilAll.parseDate``, which reads the machine's zone; zones are this package's addition.
     """
     wrong = (
-        "is not a time written as yyyyMMddHHmmss, perhaps with a zone (20261122180000+08:00, 20261122100000Z)"
+        "is not a time written as yyyyMMddHHmmss, perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO "
+        "(2026-11-22T10:00, UTC unless it says otherwise)"
     )
+    with suppress(ValueError):
+        return iso_time(text)
     found = re.fullmatch(r"([0-9]{14})(Z|[+-][0-9]{2}:?[0-9]{2})?", text.strip())
     if found is None:
         raise ValueError(wrong)
@@ -37,7 +41,7 @@ def consume_time(text: str) -> datetime:
         raise ValueError(wrong) from None
 
 
-@parses("`yyyyMMddHHmmss`, perhaps with a zone: `Z`, `+08:00`")
+@parses("`yyyyMMddHHmmss`, perhaps with a zone: `Z`, `+08:00`; or ISO time")
 def parse_consume_timestamp(text: str) -> str:
     """Parser of what :func:`consume_time` reads."""
     consume_time(text)
@@ -59,7 +63,7 @@ class ConsumerOptions(OptionSet):
         parse=parse_consume_timestamp,
         default=None,
         default_text="half an hour ago",
-        doc="The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it names a zone.",
+        doc="The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it names a zone; ISO: UTC.",
     )
     consume_message_batch_max_size: int = option(
         "consumeMessageBatchMaxSize",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, Generic, TypeVar
 
@@ -61,11 +63,29 @@ _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
 """Times from 2001 on, told in seconds: as milliseconds they would be of early 1970, before any message."""
 
 
-@parses("integer, 0 or more")
+def iso_time(text: str) -> datetime:
+    """The time that ISO 8601 names, such as ``2026-11-20T10:00``; UTC without a zone.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    # What has no hyphen there are digits in a form of their own, whose meaning each option says.
+    if text.strip()[4:5] != "-":
+        raise ValueError(f"is no time in ISO 8601: {text}")
+    at = datetime.fromisoformat(text.strip())
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+@parses("integer, 0 or more, or ISO time")
 def time_ms(text: str) -> int:
-    """Parser of a time in milliseconds since the epoch."""
+    """Parser of a time in milliseconds since the epoch, or in ISO 8601."""
+    with suppress(ValueError, OverflowError):
+        return max(0, round(iso_time(text).timestamp() * 1000))
     if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
-        raise ValueError("is no time in milliseconds since the epoch, such as 1700000000000")
+        raise ValueError(
+            "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as 2026-11-20T10:00 (UTC "
+            "unless it says otherwise)"
+        )
     check_milliseconds(int(text))
     return int(text)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.option_parsers import check_milliseconds, parses
+from pyspark_rocketmq.option_parsers import check_milliseconds, parses, time_ms
 from pyspark_rocketmq.queue_positions import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -38,6 +38,11 @@ _milliseconds = whole_number(0, "a whole number of milliseconds since the epoch"
 
 
 def _time(value: object, where: str) -> int:
+    if isinstance(value, str):
+        try:
+            return time_ms(value)
+        except ValueError as problem:
+            raise ValueError(f"has a value for {where} that {problem}") from None
     time = _milliseconds(value, where)
     try:
         check_milliseconds(time)

@@ -136,7 +136,7 @@ def test_the_example_file_of_consume_is_complete_and_valid():
             "consumeTimestamp=yesterday",
             (
                 "option consumeTimestamp='yesterday' is not a time written as yyyyMMddHHmmss, "
-                "perhaps with a zone (20261122180000+08:00, 20261122100000Z)"
+                "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, UTC unless it says otherwise)"
             ),
         ),
         ("sink=", "option sink='' is empty"),

@@ -115,6 +115,8 @@ def in_shanghai(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "20261122180000+0800",
         "20261122100000Z",
         "20261122050000-05:00",
+        "2026-11-22T10:00",
+        "2026-11-22 18:00+08:00",
     ],
 )
 def test_a_time_to_begin_at_is_local_time_unless_it_names_a_zone(written: str) -> None:
@@ -142,7 +144,7 @@ def test_what_is_no_time_to_begin_at_is_refused_with_what_to_write(written: str)
 
     assert problem == (
         f"consume_timestamp='{written}' is not a time written as yyyyMMddHHmmss, "
-        "perhaps with a zone (20261122180000+08:00, 20261122100000Z)"
+        "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, UTC unless it says otherwise)"
     )
 
 

@@ -90,7 +90,7 @@ class PushConsumer:
         message_model: A member or its name. CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
             query, with progress of its own under ``instance_name``.
         consume_from_where: A member or its name: where a group without stored offsets begins.
-        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a zone (``…Z``, ``…+08:00``), for
+        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for
             CONSUME_FROM_TIMESTAMP; half an hour ago by default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
