@@ -37,6 +37,7 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  │  ├─ TopicDeleted               with their topic
     │  │  └─ QueueRemoved               with their queue: the topic has fewer now
     │  ├─ UndecodableMessage            a message is there, but cannot be decoded
+    │  ├─ DamagedOffsets                a row of the offset store holds what nobody has written there
     │  ├─ OffsetRegressed               a stored value would move back where it must not
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
@@ -446,6 +447,21 @@ class QueueRemoved(DataLoss):
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Give the topic its queues back "
             "(mqadmin updateTopic -r) until they are read, or set failOnDataLoss=false to go on without it."
+        )
+
+
+class DamagedOffsets(OffsetError):
+    """A row of the offset store holds a text that cannot be read: it was changed by other means."""
+
+    def __init__(self, column: str, text: str) -> None:
+        super().__init__(column, text[:_MAX_REASON])
+        self.column = column
+        self.text = text[:_MAX_REASON]
+
+    def __str__(self) -> str:
+        return (
+            f"A row of the offset store has {peer_text(self.text)!r} in {self.column}, which cannot be read. Stop the queries of the group, "
+            f"set {self.column} of that row to NULL (in a file: to an empty text) or put the table back, and start them again."
         )
 
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from itertools import count
 
 import pytest
 
 from pyspark_rocketmq.client.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.publishing import select_message_queue_by_hash
 from pyspark_rocketmq.client.sending import SendResult
 from pyspark_rocketmq.errors import ChannelClosed, NoWritableQueue, SystemBusy, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -114,7 +116,10 @@ def test_a_send_that_is_cut_off_is_repeated_on_another_broker_which_is_then_pref
     assert keys in {result.msg_id for result in results}
 
 
-def test_a_send_to_a_queue_is_repeated_there(cluster: ScriptedCluster, producer: Producer) -> None:
+@pytest.mark.parametrize("is_by_key", [False, True], ids=["given", "of its key"])
+def test_a_send_to_a_queue_is_repeated_there(
+    cluster: ScriptedCluster, producer: Producer, is_by_key: bool
+) -> None:
     """G5: nowhere else, and three times in all."""
     asked: list[RemotingCommand] = []
 
@@ -123,8 +128,15 @@ def test_a_send_to_a_queue_is_repeated_there(cluster: ScriptedCluster, producer:
         peer.close()
 
     cluster.brokers["broker-a"].fault = hang_up
+    queues = producer.queues(PAID.topic)
+    key = next(
+        f"order-{n}"
+        for n in count()
+        if select_message_queue_by_hash(queues, f"order-{n}").broker_name == "broker-a"
+    )
 
-    failed = AsyncSends(producer).send(PAID, queue=A0)
+    sends = AsyncSends(producer)
+    failed = sends.send(PAID, sharding_key=key) if is_by_key else sends.send(PAID, queue=A0)
 
     assert isinstance(failed.exception(TIMEOUT_S), ChannelClosed)
     assert len(asked) == 3

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.consume import put_back
+from pyspark_rocketmq.consume.lives import LastMessage
 from pyspark_rocketmq.consume.reconcile import MOST_SHOWN, Shown, from_text, go_on_at, seen, since, to_text
+from pyspark_rocketmq.consume.statistics import lately
+from pyspark_rocketmq.errors import DamagedOffsets
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,32 @@ def test_where_a_claimed_queue_goes_on(
 ) -> None:
     """C3, F5: where somebody else has put the group, if anybody has; else where the store is."""
     assert go_on_at(stored, shown, at_broker, was_reset=was_reset) == expected
+
+
+DAMAGED = ["{", "nonsense", "12", '["x"]', "[null]", "[Infinity]", '{"a": 1}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=lambda text: text[:8])
+def test_a_text_that_somebody_has_changed_is_told_with_its_column(text: str) -> None:
+    """H9, H2: of a table that people write into as well."""
+    for column, read in (
+        ("shown", from_text),
+        ("last_message", LastMessage.from_text),
+        ("put_back", lambda text: put_back.from_text(text, 5, 0)),
+    ):
+        with pytest.raises(
+            DamagedOffsets, match=rf"in {column}, which cannot be read.* {column} of that row to NULL"
+        ) as told:
+            read(text)
+        assert len(str(told.value)) < 2_000
+
+
+@pytest.mark.parametrize(
+    "text", [*DAMAGED, '{"at": 1, "minute": ["x"], "hour": [], "seconds": [1, 1]}'], ids=lambda text: text[:8]
+)
+def test_figures_that_somebody_has_changed_are_none(text: str) -> None:
+    """H9, D11: nothing goes by them, and the next batch writes new ones."""
+    assert lately(text, 5.0) == lately("", 5.0)
 
 
 def test_of_what_was_shown_the_last_that_arrived_and_all_behind_it_may_be_there() -> None:

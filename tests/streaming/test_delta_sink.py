@@ -264,7 +264,7 @@ def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Pa
 
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path, is_running):
-    """H1: RESTORE keeps the watermarks although the rows are gone."""
+    """H1, H7: RESTORE keeps the watermarks although the rows are gone."""
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     DeltaTable(path).restore(1)

@@ -18,6 +18,7 @@ import json
 from enum import Enum, auto
 from typing import NamedTuple
 
+from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueBounds
 
 
@@ -35,8 +36,17 @@ class LastMessage(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> LastMessage | None:
-        """The reverse of :meth:`to_text`; None for an empty text."""
-        return cls(*json.loads(text)) if text else None
+        """The reverse of :meth:`to_text`; None for an empty text.
+
+        Raises:
+            DamagedOffsets: If it is none of these.
+        """
+        if not text:
+            return None
+        try:
+            return cls(*map(int, json.loads(text)))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise DamagedOffsets("last_message", text) from None
 
 
 class Beginning(Enum):

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.errors import DamagedOffsets
+
 MOST_SPANS: Final = 1000
 """In a text, which every commit of the group writes again. A few are usual: a batch is put back together."""
 
@@ -64,7 +66,14 @@ def to_text(spans: Sequence[PutBack], next_offset: int, times: int) -> str:
 
 
 def from_text(text: str, next_offset: int, times: int) -> tuple[PutBack, ...]:
-    """The opposite of :func:`to_text`."""
+    """The opposite of :func:`to_text`.
+
+    Raises:
+        DamagedOffsets: If it is no such text.
+    """
     if text:
-        return tuple(PutBack(*span) for span in json.loads(text))
+        try:
+            return tuple(PutBack(*map(int, span)) for span in json.loads(text))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise DamagedOffsets("put_back", text) from None
     return (PutBack(next_offset, next_offset + 1, times),) if times else ()

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import Final
 
+from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import MessageQueue
 
 MOST_SHOWN: Final = 16
@@ -69,8 +70,17 @@ def to_text(shown: Iterable[int] | None) -> str:
 
 
 def from_text(text: str) -> Shown | None:
-    """The reverse of :func:`to_text`."""
-    return tuple(json.loads(text)) if text else None
+    """The reverse of :func:`to_text`.
+
+    Raises:
+        DamagedOffsets: If it is no such text.
+    """
+    if not text:
+        return None
+    try:
+        return tuple(map(int, json.loads(text)))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise DamagedOffsets("shown", text) from None
 
 
 class PassedOffsets:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.wire.client_info import ConsumeStatus
 
@@ -91,16 +91,29 @@ class RecentFigures(Generic[KeyT]):
 
 
 def lately(text: str, now_s: float) -> Lately:
-    """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later."""
-    if not text:
-        return Lately(Figures(), Figures(), _MINUTE_BUCKET_S)
-    facts = json.loads(text)
-    age_s = max(0.0, now_s - facts["at"])
-    return Lately(
-        Figures(*facts["minute"]) if age_s < _MINUTE_S else Figures(),
-        Figures(*facts["hour"]) if age_s < _HOUR_S else Figures(),
-        max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
-    )
+    """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later.
+
+    Of a text that cannot be read nothing is known: nothing goes by figures, and the next batch writes new ones.
+    """
+    try:
+        facts = json.loads(text) if text else None
+        if facts is not None:
+            age_s = max(0.0, now_s - facts["at"])
+            return Lately(
+                _figures(facts["minute"]) if age_s < _MINUTE_S else Figures(),
+                _figures(facts["hour"]) if age_s < _HOUR_S else Figures(),
+                max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
+            )
+    except (ValueError, TypeError, LookupError, RecursionError):
+        """Changed by other means."""
+    return Lately(Figures(), Figures(), _MINUTE_BUCKET_S)
+
+
+def _figures(numbers: list[Any]) -> Figures:
+    figures = Figures(*numbers)
+    if not all(isinstance(number, int | float) for number in figures):
+        raise TypeError
+    return figures
 
 
 def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
