@@ -19,9 +19,12 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+import pyspark_rocketmq
 from bench import latency, source
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.consume import do_nothing
@@ -30,7 +33,8 @@ from bench.session import CORES, bench_session
 from bench.streams import Backlog, drain
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.model import OrderlyEngineKind
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, OrderlyEngineKind
+from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.helpers.cluster import ClusterUnderTest
 
 WANTED: Final = 0.97
@@ -88,6 +92,20 @@ class Runs:
         steady = drain(lambda: backlog.start(consumer, folder), batches=_BATCHES, skipped=1)
         return {"rate": 1 / steady["triggerExecution"]}
 
+    def arrow(self, folder: Path, topic: str, messages: int) -> Figures:
+        """The direct engine with a row for each message: made in Arrow where the tree can, else emitted one by one."""
+        backlog = self._backlog(topic, messages // _BATCHES)
+        listener: Any = emit_each
+        size = 32
+        if hasattr(pyspark_rocketmq, "ArrowListener"):
+            listener, size = pyspark_rocketmq.ArrowListener(row_each), 1024
+        consumer = backlog.consumer(
+            folder, consume_message_batch_max_size=size, orderly_engine=OrderlyEngineKind.DIRECT
+        )
+        consumer.register_message_listener(listener, orderly=True, output_schema="k string, n int")
+        steady = drain(lambda: backlog.start(consumer, folder), batches=_BATCHES, skipped=1)
+        return {"rate": 1 / steady["triggerExecution"]}
+
     def sink(self, folder: Path, topic: str, messages: int, *, keyed: bool) -> Figures:  # noqa: ARG002
         """A batch write."""
         body = sf.concat(sf.lpad(sf.col("id").cast("string"), 16, "0"), sf.lit("." * 1008))
@@ -118,6 +136,19 @@ class Runs:
             per_trigger=per_trigger,
             batches=_BATCHES,
         )
+
+
+def emit_each(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """A plain listener."""
+    for message in messages:
+        context.emit(k=message.tags, n=len(message.body))
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def row_each(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:  # noqa: ARG001
+    """The same rows."""
+    columns = [batch.column("queueOffset"), batch.column("tags"), pc.binary_length(batch.column("body"))]
+    return ConsumeOrderlyStatus.SUCCESS, pa.RecordBatch.from_arrays(columns, names=["queueOffset", "k", "n"])
 
 
 def _rate(messages: int, run: Callable[[], object]) -> Figures:
@@ -207,6 +238,7 @@ def _jobs(messages: int, seconds: float) -> list[_Job]:
             _Job(f"stream, {size}", "stream", size, {"messages": messages}),
         ]
     jobs.append(_Job("direct, 1KiB", "direct", "1KiB", {"messages": messages}))
+    jobs.append(_Job("a row each, in Arrow / plain", "arrow", "1KiB", {"messages": messages}))
     for label, keyed in (("sink", False), ("sink by key", True)):
         jobs.append(_Job(label, "sink", None, {"messages": messages // 2, "keyed": keyed}))
     for label, with_sink in (("latency, Delta", True), ("latency, no sink", False)):
@@ -234,7 +266,7 @@ def _compare(
 
 @click.command()
 @click.argument("other", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
-@click.option("--only", multiple=True, help="source, stream, direct, sink, latency; all by default.")
+@click.option("--only", multiple=True, help="source, stream, direct, arrow, sink, latency; all by default.")
 @click.option("--rounds", default=5, show_default=True, help="Rounds that count.")
 @click.option(
     "--messages",

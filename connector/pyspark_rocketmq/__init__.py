@@ -13,6 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME_OF = {
+    "ArrowListener": "streaming.arrow_listener",
     "BrokerError": "errors",
     "ConsumeConcurrentlyContext": "streaming.listener",
     "ConsumeConcurrentlyStatus": "model",

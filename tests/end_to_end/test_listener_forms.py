@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,6 +18,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
+from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
 from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
@@ -90,6 +92,14 @@ def on_frame(
     return ConsumeOrderlyStatus.SUCCESS, rows
 
 
+def on_batch(
+    batch: pa.RecordBatch, context: ConsumeOrderlyContext
+) -> tuple[ConsumeOrderlyStatus, pa.RecordBatch]:
+    columns = [batch.column(name) for name in ("queueOffset", "keys", "tags", "queueOffset")]
+    names = ["queueOffset", "order_id", "step", "delivered_ns"]
+    return ConsumeOrderlyStatus.SUCCESS, pa.RecordBatch.from_arrays(columns, names=names)
+
+
 class Tracing:
     """A hook that notes what it sees."""
 
@@ -110,8 +120,13 @@ class Tracing:
 @SIM_ONLY
 @pytest.mark.parametrize(
     "form",
-    [Connected, lambda _: f"{__name__}:yielding", lambda _: PandasListener(on_frame)],
-    ids=["opened", "generator by name", "pandas"],
+    [
+        Connected,
+        lambda _: f"{__name__}:yielding",
+        lambda _: PandasListener(on_frame),
+        lambda _: ArrowListener(on_batch),
+    ],
+    ids=["opened", "generator by name", "pandas", "arrow"],
 )
 def test_every_form_of_a_listener_fills_the_sink(
     consumption: Consumption, form: Callable[[str], Any]

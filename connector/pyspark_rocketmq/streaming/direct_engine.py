@@ -53,8 +53,7 @@ class DirectEngine:
         yield from map(self._batch, task.consumed())
 
     def _batch(self, consumed: Consumed) -> pa.RecordBatch:
-        rows, ack = consumed
-        return self._rows.to_batch(self._consumer.columns(ack.queue, rows, ack), len(rows) + 1)
+        return self._consumer.batch(self._rows, consumed)
 
 
 def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:

@@ -11,8 +11,8 @@ to any other value that passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from numbers import Integral, Real
@@ -24,6 +24,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.streaming.output_rows import RowColumns
 
 
 class _Check(Protocol):
@@ -227,6 +228,9 @@ class OutputColumns:
     """By name: the type as Spark writes it, and the thorough answer."""
     required: tuple[str, ...]
     """Columns that must not be null."""
+    rows: RowColumns = field(compare=False)
+    """A row's columns: the queue offset of its message, and these."""
+    fields: dict[str, st.StructField]
 
     @classmethod
     def of(cls, schema: st.StructType) -> Self:
@@ -241,6 +245,8 @@ class OutputColumns:
             is_plainly={f.name: _FAST.get(type(f.dataType), _is_none_of_these) for f in schema.fields},
             types={f.name: (f.dataType.simpleString(), _check_of(f.dataType)) for f in schema.fields},
             required=tuple(f.name for f in schema.fields if not f.nullable),
+            rows=RowColumns(st.StructType([st.StructField("queueOffset", st.LongType()), *schema.fields])),
+            fields={f.name: f for f in schema.fields},
         )
 
     def check_names(self, given: Mapping[str, Any]) -> None:
@@ -249,17 +255,10 @@ class OutputColumns:
         Raises:
             SchemaError: If one is not known, or one that must not be null is left out or None.
         """
-        unknown = given.keys() - self.known
-        if unknown:
-            raise SchemaError(
-                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
-                f"it has {', '.join(self.names)}."
-            )
+        self._check_known(given.keys())
         missing = [name for name in self.required if given.get(name) is None]
         if missing:
-            raise SchemaError(
-                f"emit() was given no value for column(s) {', '.join(missing)}, which the output schema says are never null."
-            )
+            raise _missing(missing)
 
     def check(self, name: str, value: Any) -> None:
         """Ask Arrow.
@@ -275,3 +274,119 @@ class OutputColumns:
                 f"emit() was given {value!r:.80} of type {given} for column '{name}', which is of type {wanted} and "
                 "cannot hold it. Convert the value in the listener, or change the output schema."
             )
+
+    def fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """``rows``, which have a column ``queueOffset``, with exactly the columns of :attr:`rows`.
+
+        Raises:
+            SchemaError: As of :meth:`check_names`, or if a column's type is not its own and does not become it without loss.
+        """
+        wanted = self.rows.schema
+        if rows.schema.equals(wanted) and not self.required:
+            return rows
+        given = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if len(given) < rows.num_columns:
+            raise SchemaError(
+                f"The listener returned rows with a column more than once: {', '.join(rows.schema.names)}."
+            )
+        self._check_known(given.keys() - {"queueOffset"})
+        missing = [name for name in self.required if name not in given or given[name].null_count]
+        if missing and rows.num_rows:
+            raise _missing(missing)
+        columns = [
+            _cast(given[field.name], field, self.types)
+            if field.name in given
+            else pa.nulls(rows.num_rows, field.type)
+            for field in wanted
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+    def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
+        """Values of column ``name``, each of which :meth:`check` takes or is None.
+
+        Raises:
+            SchemaError: If one does not fit, or there is no such column.
+        """
+        self._check_known([name])
+        is_plainly = self.is_plainly[name]
+        for value in values:
+            if value is not None and not is_plainly(value):
+                self.check(name, value)
+        return self.rows.array(self.fields[name], values, len(values))
+
+    def _check_known(self, names: Iterable[str]) -> None:
+        unknown = set(names) - self.known
+        if unknown:
+            raise SchemaError(
+                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
+                f"it has {', '.join(self.names)}."
+            )
+
+
+def _missing(names: Sequence[str]) -> SchemaError:
+    return SchemaError(
+        f"emit() was given no value for column(s) {', '.join(names)}, which the output schema says are never null."
+    )
+
+
+def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Check]]) -> pa.Array:
+    if column.type == field.type:
+        return column
+    shown = types[field.name][0] if field.name in types else "bigint"
+    if not _may_become(column.type, field.type):
+        raise SchemaError(
+            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type {shown} and "
+            "cannot hold it. Cast it in the listener, or change the output schema."
+        )
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type {shown} and "
+            f"cannot hold all of its values: {error}"
+        ) from error
+
+
+def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type mean the same as another one's, where they fit at all."""
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == wanted or pa.types.is_null(given):
+        return True
+    if not any(is_wanted(wanted) and any(each(given) for each in kinds) for is_wanted, kinds in _KINDS):
+        return False
+    if pa.types.is_timestamp(wanted):
+        return bool((given.tz is None) == (wanted.tz is None))
+    parts = (
+        [(given.field(at), wanted.field(at)) for at in range(wanted.num_fields)]
+        if given.num_fields == wanted.num_fields
+        else None
+    )
+    is_struct = pa.types.is_struct(wanted)
+    return parts is not None and all(
+        (not is_struct or one.name == other.name) and _may_become(one.type, other.type)
+        for one, other in parts
+    )
+
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, (pa.types.is_floating, pa.types.is_integer)),
+    (pa.types.is_decimal, (pa.types.is_decimal, pa.types.is_integer)),
+    (pa.types.is_string, (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
+    (
+        pa.types.is_binary,
+        (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        ),
+    ),
+    (pa.types.is_duration, (pa.types.is_duration,)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
+    (pa.types.is_struct, (pa.types.is_struct,)),
+    (pa.types.is_map, (pa.types.is_map,)),
+    (pa.types.is_list, (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
+)
+"""What a column's type is, and which kinds of types it takes, where these values fit."""

@@ -6,10 +6,14 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from logging import Logger, LoggerAdapter, getLogger
 from typing import Any, Final
 
+import pyarrow as pa
+
 from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, BROKER_DECIDES
 from pyspark_rocketmq.errors import ListenerError, SchemaError
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
+from pyspark_rocketmq.streaming.message_columns import ArrowMessages
+from pyspark_rocketmq.streaming.output_rows import Emitted
 
 _listener_logger = getLogger("pyspark_rocketmq.listener")
 
@@ -33,16 +37,21 @@ class DeliveryContext:
 
     def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
         """Begin a delivery of ``messages``: at least one, of one queue, ascending."""
-        first = messages[0]
-        self.message_queue = first.message_queue
-        """The queue being consumed."""
-        self.attempt = first.reconsume_times + 1
-        """Which delivery of its first message this is, from 1."""
+        if type(messages) is ArrowMessages:
+            self.message_queue = messages.queue
+            self.attempt = messages.attempt
+            self._first_offset, self._last_offset = messages.queue_offsets[[0, -1]].tolist()
+        else:
+            first = messages[0]
+            self.message_queue = first.message_queue
+            """The queue being consumed."""
+            self.attempt = first.reconsume_times + 1
+            """Which delivery of its first message this is, from 1."""
+            self._first_offset = first.queue_offset
+            self._last_offset = messages[-1].queue_offset
         self._output = output
-        self._first_offset = first.queue_offset
-        self._last_offset = messages[-1].queue_offset
-        self._current = first if len(messages) == 1 else None
-        self._emitted: list[tuple[Any, ...]] = []
+        self._current = messages[0] if len(messages) == 1 else None
+        self._emitted: list[Emitted] = []
         self.broken: SchemaError | None = None
         """The engine's: why the first row that broke the output schema did, whatever the listener made of that error."""
 
@@ -79,6 +88,30 @@ class DeliveryContext:
                 )
         self._emitted.append((message.queue_offset, *map(columns.get, output.names)))
 
+    def emit_batch(self, rows: pa.RecordBatch) -> None:
+        """The engine's: add rows that an ``ArrowListener`` returned, each with the queue offset of a message of this delivery.
+
+        Raises:
+            SchemaError: If they are not rows of the listener's output schema, as of :meth:`emit`.
+        """
+        try:
+            self._emitted.append(self._output.fitted(rows))
+        except SchemaError as error:
+            self.broken = self.broken or error
+            raise
+
+    def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
+        """The engine's: ``values`` of an output column, each as :meth:`emit` takes it.
+
+        Raises:
+            SchemaError: If one does not fit the column, or there is none of this name.
+        """
+        try:
+            return self._output.arrow_column(name, values)
+        except SchemaError as error:
+            self.broken = self.broken or error
+            raise
+
     @property
     def logger(self) -> LoggerAdapter[Logger]:
         """Logs to ``pyspark_rocketmq.listener`` with the queue, and the offset that the loop is at, before each text.
@@ -88,7 +121,7 @@ class DeliveryContext:
         at = self._first_offset if self._current is None else self._current.queue_offset
         return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
 
-    def take_emitted(self) -> list[tuple[Any, ...]]:
+    def take_emitted(self) -> list[Emitted]:
         """The engine's: rows of this delivery, each led by its message's queue offset."""
         emitted, self._emitted = self._emitted, []
         return emitted
@@ -96,8 +129,10 @@ class DeliveryContext:
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
         """The engine's: a list of ``messages`` for the listener, which tells this context which one a loop is at.
 
-        The listener may do with it what it likes: the engine goes by its own.
+        The listener may do with it what it likes: the engine goes by its own. Those of an ``ArrowListener`` stay in their batch.
         """
+        if type(messages) is ArrowMessages:
+            return messages
         return list(messages) if len(messages) == 1 else _Followed(messages, self)
 
     def at(self, message: MessageExt | None) -> None:

@@ -3,6 +3,7 @@
 =========================  ==========================================================================================
 a function                 ``(messages, context) -> status``
 a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is success, or ``return status``
+:class:`ArrowListener`     ``(record batch, context) -> status`` or ``(status, record batch of rows)``
 :class:`PandasListener`    ``(frame, context) -> status`` or ``(status, frame of rows)``
 a class, or an object      with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if wanted: opened
                            once per worker process, closed when it was not needed for a while

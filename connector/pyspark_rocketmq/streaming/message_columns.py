@@ -3,25 +3,83 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, repeat
 from typing import Any, Final, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.lives import LastMessage
+from pyspark_rocketmq.datasource.schema import ORIGIN_TOPIC
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
+from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
 
 _TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
 _MICROS_PER_MILLI = 1000
 _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
 """Texts that messages one behind the other often share."""
+_RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
 """Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage collector looks at
 them all; many enough that reading a column costs next to nothing."""
+
+
+class ArrowMessages(Sequence[MessageExt]):
+    """One delivery's messages as a record batch, and as objects where somebody asks for these."""
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        queue: MessageQueue,
+        queue_offsets: npt.NDArray[np.int64],
+        told: Mapping[str, str],
+    ) -> None:
+        self.batch = batch
+        """Columns as in ``format("rocketmq")``; those of a retry queue have the topic that they were sent to first."""
+        self._told = told
+        self.queue = queue
+        """The one they were read from."""
+        self.queue_offsets = queue_offsets
+        self._made: list[MessageExt] | None = None
+
+    @classmethod
+    def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
+        """Of messages of one queue that are objects already, at least one."""
+        columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
+        for name in _TIMES:
+            columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
+        columns["properties"] = [list(properties.items()) for properties in columns["properties"]]
+        batch = pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
+        offsets = batch.column("queueOffset").to_numpy()
+        made = cls(batch, messages[0].message_queue, offsets, {})
+        made._made = list(messages)
+        return made
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery of the first message this is, from 1."""
+        return int(self.batch.column(_RECONSUME_TIMES)[0].as_py()) + 1
+
+    def __len__(self) -> int:
+        return len(self.queue_offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageExt: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MessageExt]: ...
+    def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
+        if self._made is None:
+            topics = self.batch.column("topic")
+            # As they were read: null where a message does not tell, or was never given back.
+            origins = pc.replace_with_mask(
+                topics, pc.equal(topics, self.queue.topic), pa.scalar(None, pa.string())
+            )
+            self._made = _messages(self.batch.append_column(ORIGIN_TOPIC, origins), self.queue, self._told)
+        return self._made[at]
 
 
 class ArrivedMessages(Sequence[MessageExt]):
@@ -49,6 +107,8 @@ class ArrivedMessages(Sequence[MessageExt]):
         self._first = 0
         self._made: list[MessageExt] = []
         """The messages from ``_first`` on that are there."""
+        self._shown: list[pa.RecordBatch] = []
+        """``batches`` as an :class:`ArrowMessages` has them, once one was asked for."""
 
     def __len__(self) -> int:
         return len(self.queue_offsets)
@@ -59,10 +119,6 @@ class ArrivedMessages(Sequence[MessageExt]):
     def __getitem__(self, at: slice) -> list[MessageExt]: ...
     def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
         if isinstance(at, slice):
-            begin, end = (at.start or 0) - self._first, (at.stop or 0) - self._first
-            if 0 <= begin < end <= len(self._made) and at.step is None:
-                # As nearly every delivery.
-                return self._made[begin:end]
             return self._between(*at.indices(len(self)))
         index = range(len(self))[at]
         return self._between(index, index + 1, 1)[0]
@@ -70,6 +126,33 @@ class ArrivedMessages(Sequence[MessageExt]):
     def __iter__(self) -> Iterator[MessageExt]:
         for start in range(0, len(self), _MADE_AT_ONCE):
             yield from self[start : start + _MADE_AT_ONCE]
+
+    def in_objects(self, start: int, stop: int, put_back: Sequence[int] = ()) -> list[MessageExt]:
+        """Messages that follow each other, at least one; ``put_back`` is added to their reconsumptions, if it is given."""
+        begin, end = start - self._first, stop - self._first
+        # As nearly every delivery.
+        is_made = 0 <= begin < end <= len(self._made)
+        messages = self._made[begin:end] if is_made else self._between(start, stop, 1)
+        return _with_times(messages, put_back) if put_back else messages
+
+    def in_arrow(self, start: int, stop: int, put_back: Sequence[int] = ()) -> ArrowMessages:
+        """As :meth:`in_objects`."""
+        if not self._shown:
+            self._shown = [_as_shown(batch) for batch in self._batches]
+        number = bisect_right(self._ends, start)
+        rows: list[pa.RecordBatch] = []
+        at = start
+        while at < stop:
+            batch = self._shown[number]
+            rows.append(batch.slice(at - (self._ends[number] - batch.num_rows), stop - at))
+            at = self._ends[number]
+            number += 1
+        delivered = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+        if any(put_back):
+            times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(put_back, pa.int32()))
+            place = delivered.schema.get_field_index(_RECONSUME_TIMES)
+            delivered = delivered.set_column(place, delivered.schema.field(place), times)
+        return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._told)
 
     def last_message(self, index: int) -> str:
         """See :func:`last_message`: of the message at ``index``, without making it."""
@@ -94,6 +177,33 @@ class ArrivedMessages(Sequence[MessageExt]):
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
         self._first, self._made = index, _messages(rows, self._queue, self._told)
+
+
+def taker_of(
+    messages: Sequence[MessageExt], *, in_arrow: bool
+) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
+    """What takes a delivery out of a range's messages: the first index, the last one's next, and what is added to their reconsumptions."""
+    if isinstance(messages, ArrivedMessages):
+        return messages.in_arrow if in_arrow else messages.in_objects
+
+    def take(start: int, stop: int, put_back: Sequence[int]) -> Sequence[MessageExt]:
+        return _with_times(messages[start:stop], put_back) if put_back else messages[start:stop]
+
+    return take
+
+
+def _with_times(messages: Sequence[MessageExt], put_back: Sequence[int]) -> list[MessageExt]:
+    return [
+        message._replace(reconsume_times=message.reconsume_times + times)
+        for message, times in zip(messages, put_back, strict=True)
+    ]
+
+
+def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of messages, those of a retry queue under the topic that they were sent to first."""
+    columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
+    columns[0] = pc.coalesce(batch.column(ORIGIN_TOPIC), columns[0])
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:

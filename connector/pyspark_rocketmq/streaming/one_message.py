@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly_outcome import status_of
@@ -89,6 +90,9 @@ class _Rowless:
     __slots__ = ()
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
+        """Drop it."""
+
+    def emit_batch(self, rows: pa.RecordBatch) -> None:
         """Drop them."""
 
 

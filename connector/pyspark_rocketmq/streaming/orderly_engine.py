@@ -100,7 +100,7 @@ class OrderlyEngine:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         arrived = _gather(queue, chunks)
-        rows, ack = self._consumer.consume(arrived)
+        consumed = self._consumer.consume(arrived)
         if state.exists:
             state.remove()
         # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
@@ -108,7 +108,7 @@ class OrderlyEngine:
         yield pd.DataFrame(
             {
                 name: pd.Series(column, dtype=object) if isinstance(column, list) else column
-                for name, column in self._consumer.columns(queue, rows, ack).items()
+                for name, column in self._consumer.columns(consumed).items()
             }
         )
 

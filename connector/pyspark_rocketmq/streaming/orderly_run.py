@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 from pyspark_rocketmq.consume.orderly import (
     LONGEST_SUSPEND_MILLIS,
@@ -24,17 +23,16 @@ from pyspark_rocketmq.datasource.schema import RangeEnd
 from pyspark_rocketmq.errors import RocketMQError, UndecodableMessage
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.streaming.ack import QueueAck
+from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext, MessageListenerOrderly
 from pyspark_rocketmq.streaming.listener_errors import tell_failure, tell_problem
+from pyspark_rocketmq.streaming.message_columns import taker_of
+from pyspark_rocketmq.streaming.output_rows import Emitted
 from pyspark_rocketmq.streaming.range_offsets import RangeOffsets
 
 logger = logging.getLogger(__name__)
-
-Row = tuple[Any, ...]
-"""A queue offset, then one value per output column."""
-
 
 DeadLetters = Callable[[MessageExt], None]
 """Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises RocketMQError when no
@@ -98,7 +96,7 @@ class OrderlyRun:
         self._started_s = self._answered_s = self._call_began_s = now_s()
         self._ended = ended
         self._offsets = RangeOffsets(planned, messages)
-        self._pending: list[Row] = []
+        self._pending: list[Emitted] = []
         """Of messages consumed and not committed."""
         self._failed = 0
         self._last_error = ""
@@ -120,7 +118,7 @@ class OrderlyRun:
         """Why there is no more to deliver, for now if it is suspended; None where a turn has ended before that."""
         return self._machine.finished
 
-    def consume(self, for_s: float = inf) -> list[Row]:
+    def consume(self, for_s: float = inf) -> list[Emitted]:
         """Deliver until the range, the queue's patience or its time slice is used up, it is given up, or the turn has lasted ``for_s``.
 
         Called again it goes on, after a suspension from what was put back. A turn makes at least one delivery.
@@ -131,10 +129,11 @@ class OrderlyRun:
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
-        acknowledged: list[Row] = []
+        acknowledged: list[Emitted] = []
         # Looked up once: most of what the loop costs where a delivery is one message.
-        machine, now_s, output, all_messages = self._machine, self._now_s, self._output, self._messages
+        machine, now_s, output = self._machine, self._now_s, self._output
         is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
         began_s = self._call_began_s = now_s()
         ends_s = began_s + for_s
         if not is_given_up(queue):
@@ -145,12 +144,7 @@ class OrderlyRun:
             if (delivery := machine.next_delivery(now_s())) is None:
                 break
             start, stop, put_back = delivery
-            messages = all_messages[start:stop]
-            if put_back:
-                messages = [
-                    message._replace(reconsume_times=message.reconsume_times + times)
-                    for message, times in zip(messages, put_back, strict=True)
-                ]
+            messages = take(start, stop, put_back)
             context = ConsumeOrderlyContext(messages, output, machine.accumulated)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
@@ -164,8 +158,8 @@ class OrderlyRun:
         return acknowledged
 
     def _settled(
-        self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Row]
-    ) -> list[Row]:
+        self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
+    ) -> list[Emitted]:
         """Do what the outcome of a delivery asks for; the rows acknowledged by it."""
         if outcome.effect in _GIVEN_BACK:
             self._failed += 1

@@ -24,7 +24,8 @@ from pyspark_rocketmq.consume.turns import Memory, TaskTurns, Turn
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
+from pyspark_rocketmq.streaming.output_rows import Emitted
 from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
@@ -280,7 +281,7 @@ class _Range:
         self.arrived = arrived
         self.run: OrderlyRun | None = None
         """From its first turn on."""
-        self.rows: list[Row] = []
+        self.rows: list[Emitted] = []
 
     def stopped(self) -> Consumed:
         """What it has brought, at its end; or where it is now, if it could go on."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
-from pyspark_rocketmq.errors import ListenerError
-from pyspark_rocketmq.model import MessageExt
-from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS
+from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
 from pyspark_rocketmq.streaming.listener import DeliveryContext
-from pyspark_rocketmq.streaming.listener_loop import is_async
 
 _POSITION = "queueOffset"
-_TIMES = ("bornTimestamp", "storeTimestamp")
 
 
-class PandasListener:
+class PandasListener(ArrowListener):
     """Wraps a function of a DataFrame and a context: ``PandasListener(on_orders)``.
 
     The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are instants in UTC.
@@ -27,68 +24,37 @@ class PandasListener:
     """
 
     def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:
-        self._function = function
-        self.is_async = is_async(function)
-        """Whether the status is to be awaited."""
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+        super().__init__(function)
 
-    def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Deliver ``messages`` as a frame; the status."""
-        returned = self._function(frame_of(messages), context)
-        return (
-            _awaited(returned, messages, context) if self.is_async else _status(returned, messages, context)
-        )
+    def _shown(self, messages: pa.RecordBatch) -> pd.DataFrame:
+        return frame_of(messages)
 
-
-async def _awaited(
-    returned: Awaitable[object], messages: Sequence[MessageExt], context: DeliveryContext
-) -> object:
-    return _status(await returned, messages, context)
+    def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:
+        if not isinstance(returned, pd.DataFrame):
+            return None
+        names = [str(name) for name in returned.columns]
+        columns = {name: _arrow_column(name, returned.iloc[:, at], context) for at, name in enumerate(names)}
+        return pa.RecordBatch.from_pydict(columns)
 
 
-def _status(returned: object, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-    """The status in what a function returned, after emitting the rows in it."""
-    match returned:
-        case (status, pd.DataFrame() as rows):
-            _emit(rows, list(messages), context)
-            return status
-        case _:
-            return returned
-
-
-def frame_of(messages: Sequence[MessageExt]) -> pd.DataFrame:
+def frame_of(messages: pa.RecordBatch) -> pd.DataFrame:
     """One row per message."""
-    columns = zip(*messages, strict=True)
-    frame = pd.DataFrame(dict(zip(MESSAGE_COLUMNS[:-1], columns, strict=False)))
-    for name in _TIMES:
-        frame[name] = pd.to_datetime(frame[name], unit="ms", utc=True)
+    frame: pd.DataFrame = messages.to_pandas(maps_as_pydicts="strict")
     return frame
 
 
-def _emit(rows: pd.DataFrame, messages: list[MessageExt], context: DeliveryContext) -> None:
-    by_offset = {message.queue_offset: message for message in messages}
-    owners: Sequence[MessageExt | None]
-    if _POSITION in rows.columns:
-        owners = [by_offset.get(offset) for offset in rows[_POSITION].tolist()]
-    elif len(messages) == 1:
-        owners = messages * len(rows)
-    else:
-        raise ListenerError(
-            f"The listener returned rows without column '{_POSITION}' for a delivery of {len(messages)} messages; it "
-            "says which message a row belongs to: take it over from the frame of messages."
-        )
-    values = rows.drop(columns=_POSITION, errors="ignore")
-    names = [str(name) for name in values.columns]
-    columns = [_with_nulls(values.iloc[:, at]) for at in range(len(names))]
-    for owner, *row in zip(owners, *columns, strict=True):
-        if owner is None:
-            raise ListenerError(
-                f"The listener returned a row whose '{_POSITION}' is none of its delivery, {messages[0].queue_offset} to "
-                f"{messages[-1].queue_offset}."
-            )
-        context.emit(owner, **dict(zip(names, row, strict=True)))
-
-
-def _with_nulls(column: pd.Series[Any]) -> list[Any]:
+def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -> pa.Array:
+    if name == _POSITION or _has_arrow_type(column):
+        return pa.Array.from_pandas(column)
     values = zip(column.tolist(), column.notna().tolist(), strict=True)
-    return [value if is_there else None for value, is_there in values]
+    return context.arrow_column(name, [value if is_there else None for value, is_there in values])
+
+
+def _has_arrow_type(column: pd.Series[Any]) -> bool:
+    """Whether a column's values are of one kind that Arrow has: the others are looked at one by one."""
+    is_of = pd.api.types
+    return (
+        is_of.is_bool_dtype(column.dtype)
+        or is_of.is_numeric_dtype(column.dtype)
+        or isinstance(column.dtype, pd.StringDtype)
+    )

@@ -185,7 +185,7 @@ class PushConsumer:
 
         Args:
             listener: Called with messages of one queue and a context: a function, a generator function, a
-                ``PandasListener``, a class with ``consume_message``, or the ``module:name`` of any of these; a concurrent
+                ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the ``module:name`` of any of these; a concurrent
                 one may be an ``async def``, too.
             orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same time;
                 what fails comes again through the group's retry topic.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from pyspark_rocketmq.client.send_back import SendBackSettings
 from pyspark_rocketmq.client.system_clock import SystemClock
@@ -12,7 +13,6 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
 from pyspark_rocketmq.streaming.consume_hooks import NO_HOOKS, ConsumeHooks
@@ -20,14 +20,20 @@ from pyspark_rocketmq.streaming.dead_letters import DeadLetterSender
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
 from pyspark_rocketmq.streaming.opened_listeners import Call
-from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, Row, no_dead_letters
-from pyspark_rocketmq.streaming.output_rows import engine_columns
+from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, no_dead_letters
+from pyspark_rocketmq.streaming.output_rows import (
+    Emitted,
+    RowColumns,
+    as_tuples,
+    engine_batch,
+    engine_columns,
+)
 
 
 class Consumed(NamedTuple):
     """What one range brought."""
 
-    rows: list[Row]
+    rows: list[Emitted]
     """Those that may reach the sink."""
     ack: QueueAck
 
@@ -102,6 +108,11 @@ class RangeConsumer:
             orders=orders,
         )
 
-    def columns(self, queue: MessageQueue, rows: Sequence[Row], ack: QueueAck) -> dict[str, Any]:
+    def columns(self, consumed: Consumed) -> dict[str, Any]:
         """See :func:`engine_columns`."""
-        return engine_columns(self._output.names, queue, rows, ack)
+        rows, ack = consumed
+        return engine_columns(self._output.names, ack.queue, as_tuples(rows), ack)
+
+    def batch(self, columns: RowColumns, consumed: Consumed) -> pa.RecordBatch:
+        """See :func:`engine_batch`; ``columns`` are the engine's."""
+        return engine_batch(columns, self._output.rows, consumed.rows, consumed.ack)
