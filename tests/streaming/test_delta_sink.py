@@ -23,7 +23,7 @@ from pyspark_rocketmq.consume.watermark import Life, app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.streaming import sink_table
-from pyspark_rocketmq.streaming.delta_log import TableLog
+from pyspark_rocketmq.streaming.delta_log import TableLog, open_log
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
@@ -244,6 +244,36 @@ def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: Del
         log_file.unlink()
 
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: commits}
+
+
+def test_watermarks_of_many_queues_are_read_together(sink: DeltaSink, path: Path, monkeypatch):
+    """H1: each look-up of delta-rs goes through the log; a thousand took eight seconds."""
+    queues = {Q0._replace(queue_id=number): 0 for number in range(100)}
+    sink.begin(GROUP, queues).commit([], dict.fromkeys(list(queues)[:60], 3))
+    DeltaTable(path).create_checkpoint()
+    run_batch(sink, {Q0: 7}, rows(Q0, 3, 7))
+    anew = DeltaSink(path)
+    anew.prepare(SCHEMA)
+    asked: list[str] = []
+    monkeypatch.setattr(DeltaTable, "transaction_version", lambda _, name: asked.append(name))
+
+    expected = {queue: 3 * (queue.queue_id < 60) for queue in queues} | {Q0: 7}
+    assert anew.begin(GROUP, queues).watermarks == expected
+    assert anew.begin(GROUP, queues).watermarks == expected
+    assert asked == [f"rocketmq:{GROUP}"]
+
+
+def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSink, path: Path):
+    """H1: they are compared with the version that a batch began at."""
+    queues = {Q0._replace(queue_id=number): 0 for number in range(40)}
+    sink.begin(GROUP, queues).commit([], dict.fromkeys(queues, 3))
+    before = open_log(str(path))
+    assert before is not None
+    sink.begin(GROUP, queues).commit([], dict.fromkeys(queues, 9))
+    DeltaTable(path).create_checkpoint()
+
+    ids = [app_id(GROUP, queue) for queue in queues]
+    assert before.transaction_versions(ids) == dict.fromkeys(ids, 3)
 
 
 def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path):

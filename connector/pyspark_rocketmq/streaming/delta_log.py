@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ from pyspark_rocketmq.streaming.table_protocol import (
 _SOURCE, _TARGET = "source", "target"
 _HISTORY_STEPS = (20, 500, sys.maxsize)
 """How many commits of the history are read, step by step."""
+_ASKED_ONE_BY_ONE = 32
+"""Of more ids than that, delta-rs' look-ups, each of which goes through the log, take longer than to read all ids at once."""
 _FOLLOWED_COMMITS = 20
 """After more commits than that, reading the ids anew is quicker than reading the commits."""
 
@@ -118,6 +120,20 @@ class TableLog:
         if app_id not in self._versions:
             self._versions[app_id] = self._table.transaction_version(app_id)
         return self._versions[app_id]
+
+    def transaction_versions(self, app_ids: Collection[str]) -> dict[str, int]:
+        """Stored versions of those of these transaction ids that the table has."""
+        unknown = [app_id for app_id in app_ids if app_id not in self._versions]
+        if len(unknown) > _ASKED_ONE_BY_ONE:
+            try:
+                found = self.all_transactions()
+            except (OSError, ValueError, KeyError):
+                # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
+                found = None
+            if found is not None:
+                self._versions.update((app_id, found.get(app_id)) for app_id in unknown)
+        versions = ((app_id, self.transaction_version(app_id)) for app_id in app_ids)
+        return {app_id: version for app_id, version in versions if version is not None}
 
     def history_since(self, version: int) -> list[dict[str, Any]]:
         """Commits after ``version`` up to this object's, newest first."""

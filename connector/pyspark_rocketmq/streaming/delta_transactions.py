@@ -19,11 +19,13 @@ def all_transactions(filesystem: fs.FileSystem, folder: str, version: int) -> di
     """Application id → version, as of a table version that the log still has.
 
     Raises:
-        OSError: If a file of the log is missing or cannot be read.
+        OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later version.
     """
     found: dict[str, int] = {}
     checkpoint_version = -1
     for at, path in _checkpoint_files(filesystem, folder):
+        if at > version:
+            raise OSError(f"{path} is of a later version than {version}, whose transaction ids are wanted.")
         checkpoint_version = at
         actions = pq.read_table(path, columns=["txn"], filesystem=filesystem).column("txn").to_pylist()
         found |= {action["appId"]: action["version"] for action in actions if action is not None}

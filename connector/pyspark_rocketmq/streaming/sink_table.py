@@ -127,10 +127,9 @@ class SinkTable:
             )
         made = GroupCommit.of(newest) if newest is not None else None
         watermarks = dict(made.watermarks) if made is not None else {}
-        for one in (app_id(consumer_group, queue, generation) for queue, generation in lives):
-            # Where Spark's commit says nothing, the queue's last rows came by files.
-            if one not in watermarks and (at := log.transaction_version(one)) is not None:
-                watermarks[one] = at
+        ids = (app_id(consumer_group, queue, generation) for queue, generation in lives)
+        # Where Spark's commit says nothing, the queue's last rows came by files.
+        watermarks |= log.transaction_versions([one for one in ids if one not in watermarks])
         return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
 
     def check_not_restored(self, log: TableLog, consumer_group: str) -> None:
