@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 import pyspark_rocketmq as rmq
@@ -68,3 +69,20 @@ def test_every_form_is_tried_and_nothing_for_no_messages():
 
     assert [row["order_id"] for row in run.rows] == ["o0", "o1", "o2", "o3", "o4"]
     assert rmq.run_listener(rows, [], output_schema=SCHEMA).rows == []
+
+
+def test_rows_of_a_record_batch_are_shown_as_any_others():
+    """H10"""
+
+    def on_batch(batch, context):
+        columns = [batch.column("queueOffset"), batch.column("keys")]
+        return SUCCESS, pa.RecordBatch.from_arrays(columns, names=["queueOffset", "order_id"])
+
+    run = rmq.run_listener(
+        rmq.ArrowListener(on_batch), orders(2), output_schema=SCHEMA, consume_message_batch_max_size=8
+    )
+
+    assert run.rows == [
+        {"queueOffset": 0, "order_id": "o0", "attempt": None},
+        {"queueOffset": 1, "order_id": "o1", "attempt": None},
+    ]

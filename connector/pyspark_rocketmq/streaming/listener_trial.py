@@ -11,7 +11,8 @@ from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlySettings
 from pyspark_rocketmq.model import Message, MessageExt, QueueRange
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun, Row
+from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
+from pyspark_rocketmq.streaming.output_rows import Emitted, as_tuples
 from pyspark_rocketmq.streaming.output_schema import listener_schema
 
 _BROKER: Final = "broker-a"
@@ -64,7 +65,7 @@ def run_listener(
     output = OutputColumns.of(listener_schema(output_schema))
     dead_letters: list[MessageExt] = []
     now_s = _START_S
-    rows: list[Row] = []
+    rows: list[Emitted] = []
     with form_of(listener).lease() as call:
         run = OrderlyRun(
             QueueRange(queue=stored[0].message_queue, start=0, end=len(stored), epoch=1),
@@ -87,7 +88,7 @@ def run_listener(
         ack = run.ack()
     names = ("queueOffset", *output.names)
     return ListenerRun(
-        [dict(zip(names, row, strict=True)) for row in rows],
+        [dict(zip(names, row, strict=True)) for row in as_tuples(rows)],
         ack.next_offset,
         ack.failed,
         dead_letters,
