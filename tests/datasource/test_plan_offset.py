@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import base64
 import json
+import random
+import zlib
 
 import pytest
 from hypothesis import given
@@ -63,9 +66,9 @@ def test_what_earlier_releases_kept_in_a_plan_is_passed_over() -> None:
 
 def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
     with pytest.raises(
-        OffsetError, match=r"version 2; this release reads version 1\. Use the release that wrote it"
+        OffsetError, match=r"version 3; this release reads versions 1 and 2\. Use the release that wrote it"
     ):
-        offset_to_plan({"v": 2, "seq": 1, "plan": {}})
+        offset_to_plan({"v": 3, "seq": 1, "plan": {}})
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,73 @@ def test_a_plan_of_what_are_no_offsets_is_damaged(changes: dict[str, object]) ->
 
     with pytest.raises(OffsetError, match=r"checkpoint's offset is damaged .* Use a new checkpoint location"):
         offset_to_plan({"v": 1, "seq": 4, "plan": {"orders": {"broker-a": {"0": entry}}}})
+
+
+# --------------------------------------------------------------------------------------------------------- many queues
+
+
+def many(count: int, seed: int = 7) -> list[QueueRange]:
+    """A hundred queues on each broker of a topic, all of them somewhere else, some with messages that were put back."""
+    chance = random.Random(seed)
+    return [
+        QueueRange(
+            queue=MessageQueue(f"orders-{at // 1000}", f"broker-{at // 100 % 10}", at % 100),
+            start=(start := 10**9 + chance.randrange(10**6)),
+            end=start + chance.randrange(1000),
+            epoch=chance.randrange(1, 4),
+            reconsume_times=(times := int(chance.random() < 0.01)),
+            put_back=f"[[{start},{start + 3},1]]" if times else "",
+        )
+        for at in range(count)
+    ]
+
+
+def test_a_plan_of_many_queues_is_small() -> None:
+    """H4: Spark keeps the offsets of a hundred micro-batches, and writes one for each trigger."""
+    ranges = many(10_000)
+
+    stored = json.dumps(plan_to_offset(3, reversed(ranges)))
+
+    assert len(stored) <= 60_000
+    assert offset_to_plan(json.loads(stored)) == (3, tuple(sorted(ranges, key=lambda each: each.queue)))
+    assert stored == json.dumps(plan_to_offset(3, ranges))
+
+
+@given(ranges=RANGES, more=st.integers(257, 300))
+def test_whatever_is_in_a_packed_plan_survives_the_checkpoint(
+    ranges: tuple[QueueRange, ...], more: int
+) -> None:
+    whole = sorted([*ranges, *many(more)], key=lambda each: each.queue)
+
+    stored = json.loads(json.dumps(plan_to_offset(1, whole)))
+
+    assert stored["v"] == 2
+    assert offset_to_plan(stored) == (1, tuple(whole))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queues": 299},
+        {"queues": 301},
+        {"queues": -1},
+        {"queues": 10**12},
+        {"queues": "300"},
+        {"packed": ""},
+        {"packed": "no base 85: \\"},
+        {"packed": None},
+        {"packed": base64.b85encode(b"no zlib").decode()},
+        {"packed": base64.b85encode(zlib.compress(b"{}")).decode()},
+        {"packed": base64.b85encode(zlib.compress(b"[" * 100_000 + b"\n" + bytes(40 * 300))).decode()},
+        {"packed": base64.b85encode(zlib.compress(bytes(1 << 26))).decode()},
+        {"packed": base64.b85encode(zlib.compress(b'{"brokers": [["a", "b", 300]]}\n' + b"\xff" * 40 * 300)).decode()},
+        {"packed": base64.b85encode(zlib.compress(b'{"brokers": [["a", "b", 299]], "putBack": {}}\n' + bytes(40 * 300))).decode()},
+        {"packed": base64.b85encode(zlib.compress(b'{"brokers": 7, "putBack": {}}\n' + bytes(40 * 300))).decode()},
+    ],
+)  # fmt: skip
+def test_a_packed_plan_that_is_damaged_is_refused(changes: dict[str, object]) -> None:
+    """H9: whatever somebody has put there, with no more memory than a plan of so many queues takes."""
+    with pytest.raises(
+        OffsetError, match=r"The checkpoint's offset is damaged .*Use a new checkpoint location"
+    ):
+        offset_to_plan({**plan_to_offset(1, many(300)), **changes})
