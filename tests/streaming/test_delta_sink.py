@@ -600,8 +600,7 @@ def test_columns_that_differ_in_case_only_are_refused_in_a_sentence(path: Path, 
     other = pa.schema(
         [pa.field("Step" if field.name == "step" else field.name, field.type) for field in SCHEMA]
     )
-    said = "cannot have both columns 'step' and 'Step'" if schema_evolution else "missing: Step string"
-    with pytest.raises(SchemaError, match=said):
+    with pytest.raises(SchemaError, match="cannot have both columns 'step' and 'Step'"):
         DeltaSink(path, schema_evolution=schema_evolution).prepare(other)
 
 

@@ -72,8 +72,11 @@ class SinkTable:
         if log is None:
             log = create_table(self.path, schema, self.partition_by)
             logger.info("sink table created path=%s", masked(self.path))
-        elif self.schema_evolution:
-            self._add_missing_columns(log, schema)
+        else:
+            # Of both, so that a column that differs in case only is not told as one that is missing.
+            _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
+            if self.schema_evolution:
+                self._add_missing_columns(log, schema)
         form = log.form()
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
@@ -193,7 +196,6 @@ class SinkTable:
 
     def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
         known = {column.name for column in log.form().columns}
-        _check_names(self.path, [*known, *(name for name in schema.names if name not in known)])
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
