@@ -9,8 +9,10 @@ import pytest
 
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.lost_offsets import go_on_where_the_sink_is, tell_where_it_goes_on
+from pyspark_rocketmq.streaming.lost_offsets import check_sink, go_on_where_the_sink_is, tell_where_it_goes_on
+from pyspark_rocketmq.streaming.sink_standing import remembered_text
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.streaming.test_delta_sink import SCHEMA, rows
@@ -92,3 +94,18 @@ def test_a_beginning_that_is_not_used_is_told(
 
     told = [text for text in caplog.messages if f"so consume_from_where={where} is not used" in text]
     assert len(told) == is_told
+
+
+def test_a_store_that_was_put_back_while_nobody_was_there_is_told(
+    sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H2: messages are consumed again, and nobody would know why."""
+    row = store.claim(GROUP, "one", {Q0: 0})[Q0]
+    remembered = remembered_text(sink.standings(GROUP, {Q0: 0}))
+    commit = QueueCommit(queue=Q0, epoch=row.epoch, next_offset=2, sinks=remembered)
+    store.commit(GROUP, [commit], query_id="q", batch_id=1)
+
+    with caplog.at_level(logging.WARNING):
+        check_sink(store, sink, GROUP)
+
+    assert "behind its sink in 1 queues: 3 messages are consumed again" in caplog.text

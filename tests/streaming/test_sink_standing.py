@@ -11,6 +11,7 @@ from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
 from pyspark_rocketmq.streaming.sink_standing import (
     SinkStanding,
     check_has_all,
+    forgotten_by,
     lost_by,
     remembered_text,
     strangers,
@@ -167,3 +168,11 @@ def test_a_sink_that_no_row_knows_is_a_stranger_where_others_are_known() -> None
 
     assert strangers(rows(row(Q0, 9, LAKE), row(Q1, 4)), [new, LAKE]) == ["/lake/new"]
     assert strangers(rows(row(Q0, 9)), [new]) == []
+
+
+def test_offsets_that_are_behind_a_sink_are_told_unless_an_operator_has_moved_them() -> None:
+    """H2: as those of an offset store that was put back while nobody was there."""
+    ahead = LAKE._replace(watermarks={Q0: 9, Q1: 4})
+
+    assert forgotten_by(rows(row(Q0, 2, ahead), row(Q1, 4, ahead)), [ahead]) == {Q0: 7}
+    assert forgotten_by(rows(row(Q0, 2)), [ahead]) == {}

@@ -9,7 +9,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.streaming.several_sinks import Route, one_sink
 from pyspark_rocketmq.streaming.sink import Sink
-from pyspark_rocketmq.streaming.sink_standing import check_has_all, lost_by, strangers
+from pyspark_rocketmq.streaming.sink_standing import check_has_all, forgotten_by, lost_by, strangers
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,16 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         return
     standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
     check_has_all(consumer_group, rows, standings, store=store.spec)
+    forgotten = forgotten_by(rows, standings)
+    if forgotten:
+        logger.warning(
+            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose rows the sink leaves out. So "
+            "it is after a kill, by a micro-batch at most; else the offset store was put back to an earlier state store=%r",
+            consumer_group,
+            len(forgotten),
+            sum(forgotten.values()),
+            store,
+        )
     for name in strangers(rows, standings):
         logger.warning(
             "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from now on. If it "

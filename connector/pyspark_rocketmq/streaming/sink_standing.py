@@ -103,6 +103,26 @@ def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStan
     return found
 
 
+def forgotten_by(
+    rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
+) -> dict[MessageQueue, int]:
+    """How many messages rows are behind sinks that have them already, by queue.
+
+    After a batch that was killed before its offsets were stored, and after an offset store was put back; not after a reset.
+    """
+    farthest = {
+        queue: max((each.watermarks.get(queue, 0) for each in standings if _is_known(row, each)), default=0)
+        for queue, row in rows.items()
+    }
+    return {
+        queue: at - rows[queue].next_offset for queue, at in farthest.items() if at > rows[queue].next_offset
+    }
+
+
+def _is_known(row: OffsetRow, standing: SinkStanding) -> bool:
+    return _identity_in(row.sinks, standing) is not None
+
+
 def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
     """Names of the sinks that no row knows, although rows know others: their tables begin without what came before."""
     known = [row.sinks for row in rows.values() if row.sinks]
