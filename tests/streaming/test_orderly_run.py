@@ -176,6 +176,28 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
 
 
+def test_rows_of_a_rolled_back_transaction_are_not_there_when_the_same_run_goes_on() -> None:
+    """D4: everything accumulated is delivered again, and its rows are those of the second time alone."""
+    seen: list[int] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        seen.append(messages[0].queue_offset)
+        context.emit(name=f"{messages[0].keys} for the {len(seen)}. call")
+        if len(seen) == 2:
+            return ConsumeOrderlyStatus.ROLLBACK
+        return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 12 else SUCCESS
+
+    run = run_of(listener, offsets=[10, 11, 12])
+    assert run.consume() == []
+    assert run.finished == "SUSPENDED"
+
+    rows = run.consume()
+
+    assert seen == [10, 11, 10, 11, 12]
+    assert rows == [(at, f"key-{at} for the {call}. call") for call, at in enumerate((10, 11, 12), start=3)]
+
+
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("ending", ["success", "suspend", "raise", "none"])
 def test_a_listener_may_take_its_messages_out_of_their_list(ending: str, size: int) -> None:
