@@ -37,6 +37,30 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "the {orders}"
 
 
+@pytest.mark.parametrize("form", ["json", "parquet"])
+def test_watermarks_are_found_in_checkpoints_of_the_second_form(
+    spark: SparkSession, path: Path, form: str
+) -> None:
+    """H1: a new group's start reads those of all groups."""
+    spark.conf.set("spark.databricks.delta.checkpointV2.topLevelFileFormat", form)
+    try:
+        spark.sql(
+            f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', "
+            "'delta.checkpointInterval' = '3')"
+        )
+        sink = prepared(path)
+        run(sink, {Q0: 3}, rows(Q0, 0, 3))
+        run(sink, {Q1: 2}, rows(Q1, 0, 2))
+        for step in range(4):
+            spark.sql(f"INSERT INTO delta.`{path}` VALUES ('t', 'b', 1, {step}, 'x')")
+    finally:
+        spark.conf.unset("spark.databricks.delta.checkpointV2.topLevelFileFormat")
+
+    found = [one.name for one in (path / "_delta_log").glob(f"*.checkpoint.*-*.{form}")]
+    assert found, "Spark has written no such checkpoint"
+    assert prepared(path).watermarks(GROUP) == {Life(Q0, 0): 3, Life(Q1, 0): 2}
+
+
 @pytest.fixture(scope="module")
 def constrained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty table with a constraint, to be copied: making one takes as long as three commits."""

@@ -1,7 +1,8 @@
 """Every transaction id of a Delta table, which delta-rs tells only one by one and by name.
 
 They are in the newest checkpoint, which carries all of them, and in the commits after it (Delta protocol, "Transaction
-Identifiers" and "Checkpoints"). For rare moments only: the checkpoint of a large table is large.
+Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second form has a name of its own, may be JSON, and keeps nothing but files
+in others). For rare moments only: the checkpoint of a large table is large.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ def all_transactions(filesystem: fs.FileSystem, folder: str, version: int) -> di
         if at > version:
             raise OSError(f"{path} is of a later version than {version}, whose transaction ids are wanted.")
         checkpoint_version = at
-        actions = pq.read_table(path, columns=["txn"], filesystem=filesystem).column("txn").to_pylist()
-        found |= {action["appId"]: action["version"] for action in actions if action is not None}
+        found |= _transactions_in(filesystem, path)
     for later in range(checkpoint_version + 1, version + 1):
         found |= transactions_of(filesystem, folder, later)
     return found
@@ -41,8 +41,15 @@ def transactions_of(filesystem: fs.FileSystem, folder: str, version: int) -> dic
         OSError: If the commit was cleaned up.
         ValueError, KeyError: If it is in a form of a later protocol.
     """
-    actions = read_actions(filesystem, f"{folder}/_delta_log/{version:020d}.json")
-    return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    return _transactions_in(filesystem, f"{folder}/_delta_log/{version:020d}.json")
+
+
+def _transactions_in(filesystem: fs.FileSystem, path: str) -> dict[str, int]:
+    if path.endswith(".json"):
+        actions = [action.get("txn") for action in read_actions(filesystem, path)]
+    else:
+        actions = pq.read_table(path, columns=["txn"], filesystem=filesystem).column("txn").to_pylist()
+    return {action["appId"]: action["version"] for action in actions if action is not None}
 
 
 def _checkpoint_files(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[int, str]]:
@@ -53,6 +60,9 @@ def _checkpoint_files(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[
     except FileNotFoundError:
         return
     version, parts = int(newest["version"]), newest.get("parts")
+    if "v2Checkpoint" in newest:
+        yield version, f"{folder}/_delta_log/{newest['v2Checkpoint']['path'].rpartition('/')[2]}"
+        return
     name = f"{folder}/_delta_log/{version:020d}.checkpoint"
     if parts is None:
         yield version, f"{name}.parquet"
