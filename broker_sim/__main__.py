@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 default_queues=options.queues,
                 retention_bytes=options.retention_bytes,
                 slave_read_enable=options.slave_reads,
+                enable_property_filter=options.property_filter,
             ),
             users=[] if options.users is None else _super_users(options.users),
             tls=ServerTls(
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--brokers", type=int, default=1, help="number of brokers: broker-a, broker-b, …")
     add("--replicas", type=int, default=0, help="machines that follow each broker")
     add("--slave-reads", action="store_true", help="let replicas answer pulls")
+    add("--property-filter", action="store_true", help="take SQL92 subscriptions (enablePropertyFilter)")
     add("--queues", type=int, default=8, help="queues per broker of topics made on first send")
     add("--retention-bytes", type=int, help="commit log bytes kept per broker")
     add(

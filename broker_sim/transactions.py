@@ -81,30 +81,31 @@ def check_due(state: BrokerState) -> None:
             continue
         parts = read_stored(stored)
         checks = half.checks + 1
-        again = _with_properties(parts, {**parts.properties, _CHECK_TIMES: str(checks)})
+        properties = {**parts.properties, _CHECK_TIMES: str(checks)}
+        # ``renewHalfMessageInner`` forgets the flag, and has the message that is sent say WAIT=false.
+        again = _with(parts, 0, properties)
+        shown = _with(parts, parts.member.flag, {**properties, "WAIT": "false"})
         interval_s = state.settings.transaction_check_interval_s
         placed = _keep(state, again, half.producer_group, checks=checks, wait_s=interval_s)
-        _ask(state, again, placed, half.producer_group)
+        _ask(state, shown, placed, half.producer_group)
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
     topic: str
     queue_id: int
-    properties: dict[str, str]
 
 
 def _origin(parts: StoredParts) -> _Origin:
     properties = parts.properties
-    return _Origin(properties.pop("REAL_TOPIC"), int(properties.pop("REAL_QID")), properties)
+    return _Origin(properties["REAL_TOPIC"], int(properties["REAL_QID"]))
 
 
 def _committed(parts: StoredParts) -> MessageRun:
+    """With all properties of the half message: ``endMessageTransaction`` takes some away when their text is made already."""
     origin = _origin(parts)
-    origin.properties.pop("TRAN_MSG")
     flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
-    run = _with_properties(parts, origin.properties)
-    return replace(run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)
+    return replace(parts.run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)
 
 
 def _keep(
@@ -145,6 +146,5 @@ def _ask(state: BrokerState, run: MessageRun, placed: StoredRun, producer_group:
     state.outbox.append(Outgoing(asked.peer, request, code))
 
 
-def _with_properties(parts: StoredParts, properties: Mapping[str, str]) -> MessageRun:
-    member = parts.member
-    return replace(parts.run, members=(Member(member.flag, member.body, encode_properties(properties)),))
+def _with(parts: StoredParts, flag: int, properties: Mapping[str, str]) -> MessageRun:
+    return replace(parts.run, members=(Member(flag, parts.member.body, encode_properties(properties)),))

@@ -52,7 +52,7 @@ def producer(
 
 
 def message_of(queue: MessageQueue, text: str) -> Message:
-    return Message(topic=queue.topic, body=text.encode(), properties={"KEYS": text, "TAGS": "tx"})
+    return Message(topic=queue.topic, body=text.encode(), properties={"KEYS": text, "TAGS": "tx"}, flag=7)
 
 
 def readable(client: BrokerClient, address: str, queue: MessageQueue, count: int) -> list[MessageExt]:
@@ -86,6 +86,9 @@ def test_a_message_is_seen_when_its_transaction_has_succeeded(producer, client, 
     assert message.msg_id == results[1].sent.msg_id
     assert ids == [result.sent.msg_id for result in results]
     assert message.properties["PGROUP"]
+    of_half = {"REAL_TOPIC": queue.topic, "REAL_QID": str(queue.queue_id), "TRAN_MSG": "true"}
+    assert message.properties.items() >= of_half.items()
+    assert (message.flag, message.properties["WAIT"]) == (7, "true")
 
 
 def test_a_broker_asks_for_what_it_was_told_nothing_of(producer, client, address, queue, checks, caplog):  # noqa: PLR0917
@@ -103,6 +106,11 @@ def test_a_broker_asks_for_what_it_was_told_nothing_of(producer, client, address
         (queue.topic, _HALF_WAY.encode(), _HALF_WAY)
     }
     assert message.msg_id == asked[0].msg_id == asked[1].msg_id
+    assert [(each.flag, each.properties["WAIT"]) for each in (*asked, message)] == [
+        (7, "false"),
+        (0, "false"),
+        (0, "true"),
+    ]
     assert "transaction check failed" in caplog.text
 
 

@@ -57,6 +57,12 @@ def _reset(**fields: object) -> RemotingCommand:
     return request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**defaults, **fields})
 
 
+@pytest.mark.parametrize("code", [324, 325, 305, 306, 316, 329, 315, 317, 401, 907, 2003])
+def test_what_is_not_served_is_answered_as_not_supported(broker: Broker, code: int) -> None:
+    """Never with silence, which would cost the other side its time-out."""
+    assert ask(broker, request(code)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
 # --- configuration -------------------------------------------------------------------------------------------
 
 

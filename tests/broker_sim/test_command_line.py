@@ -12,7 +12,7 @@ import pytest
 
 from broker_sim.__main__ import main
 from pyspark_rocketmq.client.acl import AclSigner
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.route import decode_route
 from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
@@ -158,6 +158,21 @@ def test_what_cannot_be_used_is_explained(
     with pytest.raises(SystemExit):
         main([argument.replace("HERE", str(tmp_path)) for argument in arguments])
     assert problem in capsys.readouterr().err
+
+
+def test_it_can_be_told_to_take_conditions() -> None:
+    """enablePropertyFilter, without which a broker refuses SQL92 subscriptions."""
+    for arguments, told in (([], "false"), (["--property-filter"], "true")):
+        command = [sys.executable, "-m", "broker_sim", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+            try:
+                assert process.stdout is not None
+                brokers = json.loads(process.stdout.readline())["brokers"]
+                with RawClient(brokers["broker-a"]) as client:
+                    config = client.call(request(RequestCode.GET_BROKER_CONFIG)).body.decode()
+            finally:
+                process.kill()
+        assert f"enablePropertyFilter={told}" in config.splitlines()
 
 
 def test_it_can_end_with_the_process_that_started_it() -> None:

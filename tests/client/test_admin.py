@@ -156,3 +156,21 @@ def test_refusals_are_errors_of_their_class(
 def test_a_look_at_one_message_must_give_one(server: ScriptedServer, admin: AdminClient) -> None:
     with pytest.raises(RemoteProtocolError, match="0 messages"):
         admin.view_message(server.address, 0, "broker-a")
+
+
+@pytest.mark.parametrize("remark", [None, "there is unexpected error when get running info"])
+def test_a_member_that_answers_with_a_remark_alone_is_told_by_it(
+    admin: AdminClient, server: ScriptedServer, remark: str | None
+) -> None:
+    """D12: as a Go client does; its broker hands the answer on."""
+    server.script = lambda peer, request: peer.answer(request, 0, remark=remark)
+    calls: tuple[Call, ...] = (
+        lambda a, at: a.running_info(at, "g", "10.0.0.1@7"),
+        lambda a, at: a.consume_directly(at, "g", "10.0.0.1@7", CONSUMED, "7F"),
+    )
+
+    for call in calls:
+        with pytest.raises(
+            RemoteProtocolError, match=rf"Member 10\.0\.0\.1@7 answered with nothing but '{remark or ''}'"
+        ):
+            call(admin, server.address)

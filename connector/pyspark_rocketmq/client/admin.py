@@ -12,6 +12,7 @@ from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.client.calls import BrokerCalls, command_of
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.peer_text import peer_text
 from pyspark_rocketmq.wire import admin_headers, headers
 from pyspark_rocketmq.wire.admin_bodies import (
     ConsumerConnection,
@@ -31,6 +32,7 @@ from pyspark_rocketmq.wire.client_info import (
     decode_running_info,
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.resource_configs import (
     SubscriptionGroupConfig,
@@ -213,11 +215,13 @@ class AdminClient(BrokerCalls):
         Raises:
             BrokerError: If it is not connected to this broker (code 1).
             ConsumerNotOnline: If it did not answer the broker.
+            RemoteProtocolError: If it answered something else, or nothing but a remark.
         """
         header = admin_headers.GetConsumerRunningInfoRequestHeader(
             consumer_group=self._named(consumer_group), client_id=client_id, jstack_enable=with_stacks
         )
-        return decode_running_info(self._ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header).body)
+        answer = self._ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        return decode_running_info(_told(answer, client_id))
 
     def consume_directly(
         self, address: str, consumer_group: str, client_id: str, message: MessageExt, offset_msg_id: str
@@ -233,7 +237,8 @@ class AdminClient(BrokerCalls):
             stored_on=message.broker_name,
             topic=self._named(message.topic),
         )
-        return decode_directly_result(self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header).body)
+        answer = self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        return decode_directly_result(_told(answer, client_id))
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -308,3 +313,16 @@ class AdminClient(BrokerCalls):
     def broker_config(self, address: str) -> dict[str, str]:
         """The broker's properties by name; secrets of its configuration may be among them."""
         return decode_broker_config(self._ask(address, RequestCode.GET_BROKER_CONFIG).body)
+
+
+def _told(answer: RemotingCommand, client_id: str) -> bytes:
+    """What a member has answered through its broker.
+
+    Raises:
+        RemoteProtocolError: If that is nothing, as of a Go client whose own call failed: its remark says why.
+    """
+    if not answer.body:
+        raise RemoteProtocolError(
+            f"Member {peer_text(client_id)} answered with nothing but {peer_text(repr(answer.remark or ''))}."
+        )
+    return answer.body
