@@ -61,6 +61,28 @@ def test_a_busy_server_is_asked_again_for_as_long_as_the_option_says() -> None:
     assert len(asked) == 1
 
 
+def test_a_broker_that_says_nothing_costs_the_next_plans_a_second_at_most(
+    topics: Topics, given_s: list[float]
+) -> None:
+    """A2: one behind a cable that was pulled would cost each plan the whole requestTimeoutMs."""
+    topic = topics.make(2)
+    stream = topics.stream(topic, requestTimeoutMs="1500")
+    assert stream.next_offsets() is not None
+    topics.put(topic, 0, 1)
+    topics.sim.faults.add("lose", on=RequestCode.GET_TOPIC_STATS_INFO, times=2)
+
+    longest = []
+    try:
+        for _ in range(3):
+            given_s.clear()
+            planned = stream.plan()
+            longest.append((planned, min(given_s)))
+    finally:
+        topics.sim.faults.clear()
+
+    assert longest == [(False, 1.5), (False, 1.0), (True, 1.0)]
+
+
 def test_a_server_without_statistics_is_asked_for_each_queue(topics: Topics) -> None:
     """A2: as a RocketMQ 5 Proxy, which knows min and max offsets only; it is asked for statistics once."""
     topic = topics.make(3, 2)

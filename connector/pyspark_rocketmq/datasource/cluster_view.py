@@ -59,6 +59,10 @@ logger = logging.getLogger(__name__)
 
 FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
+_SILENT_TIMEOUT_S: Final = 1.0
+_SILENT_S: Final = 30.0
+"""A broker that did not answer costs each plan a second at most for so long; then it is given the whole time once more, in
+case it is only slow."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
 """A broker's, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
@@ -103,6 +107,11 @@ class ClusterView:
             else None
         )
         self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
+        self._briefly = BrokerClient(
+            pool, clock, min(self._timeout_s, _SILENT_TIMEOUT_S), namespace=namespace
+        )
+        self._silent_until_s: dict[str, float] = {}
+        """Broker names that did not answer in time, and until when they are asked briefly."""
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
         self._expressions = ExpressionCheck(
             AdminClient(pool, clock, self._timeout_s, namespace=namespace),
@@ -343,23 +352,28 @@ class ClusterView:
 
         def ask(name: str) -> _Outcome:
             bounds: dict[MessageQueue, QueueBounds] = {}
+            is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+            brokers = self._briefly if is_silent else self._brokers
             try:
                 for topic, wanted in queues[name].items():
-                    bounds |= self._bounds_on(addresses[name], topic, wanted)
+                    bounds |= self._bounds_on(brokers, addresses[name], topic, wanted)
             except RocketMQError as error:
                 if not error.retryable:
                     raise
+                if not is_silent and isinstance(error, TransportError):
+                    self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
                 return error
+            self._silent_until_s.pop(name, None)
             return bounds
 
         return at_brokers(queues.keys(), ask)
 
     def _bounds_on(
-        self, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
+        self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
         self._expressions.ask(address, self._options.subscription_of(topic))
         try:
-            statistics = self._statistics(address, topic)
+            statistics = self._statistics(brokers, address, topic)
         except TopicNotFound:
             # Deleted on this broker since the route was fetched.
             self._routes.invalidate()
@@ -372,18 +386,18 @@ class ClusterView:
         # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write. A proxy has none.
         for queue in queues:
             if queue not in found:
-                low = self._brokers.min_offset(address, queue)
-                found[queue] = QueueBounds(
-                    min_offset=low, max_offset=self._brokers.max_offset(address, queue)
-                )
+                low = brokers.min_offset(address, queue)
+                found[queue] = QueueBounds(min_offset=low, max_offset=brokers.max_offset(address, queue))
         return found
 
-    def _statistics(self, address: BrokerAddress, topic: str) -> Mapping[MessageQueue, QueueBounds]:
+    def _statistics(
+        self, brokers: BrokerClient, address: BrokerAddress, topic: str
+    ) -> Mapping[MessageQueue, QueueBounds]:
         """What the server says of all queues in one request; nothing where it does not know that request."""
         if address in self._without_statistics:
             return {}
         try:
-            return self._brokers.topic_stats(address, topic)
+            return brokers.topic_stats(address, topic)
         except BrokerError as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
