@@ -22,6 +22,7 @@ from pyspark_rocketmq.streaming.ack import QueueAck
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, no_dead_letters
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.range_orders import GivenUpWhen
 
@@ -174,6 +175,21 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     run.consume()
 
     assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
+
+
+def test_a_queue_waits_from_the_moment_on_at_which_its_listener_failed() -> None:
+    """D3, D8: a call that took long before it raised is over then, not when it began."""
+    clock = FakeClock()
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        clock.advance(10.0)
+        raise ValueError("the database is away")
+
+    run = run_of(listener, now_s=clock.monotonic_s)
+    run.consume()
+
+    assert run.pause_s() == pytest.approx(1.0)
+    assert run.ack().figures.call_ms == pytest.approx(10_000.0)
 
 
 def test_rows_of_a_rolled_back_transaction_are_not_there_when_the_same_run_goes_on() -> None:
