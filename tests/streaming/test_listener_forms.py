@@ -20,9 +20,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from pyspark_rocketmq.streaming import listener_errors, listener_loop, opened_listeners
+from pyspark_rocketmq.streaming.batch_task import BatchTask
+from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
+from pyspark_rocketmq.streaming.direct_engine import DirectEngine
 from pyspark_rocketmq.streaming.emitted_values import OutputColumns
 from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from pyspark_rocketmq.streaming.listener_errors import tell_problem
@@ -31,9 +35,11 @@ from pyspark_rocketmq.streaming.listener_loop import run_on_loop
 from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
 from pyspark_rocketmq.streaming.output_rows import as_tuples
 from pyspark_rocketmq.streaming.pandas_listener import PandasListener
-from pyspark_rocketmq.streaming.pickling import why_not_picklable
+from pyspark_rocketmq.streaming.pickling import PickledOnce, why_not_picklable
+from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from tests.helpers.forked import begin_child
-from tests.helpers.messages import message_at
+from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.source_rows import batches_of, rows_of
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -542,3 +548,51 @@ def test_the_name_of_a_retry_topic_is_no_format(caplog: pytest.LogCaptureFixture
         ConsumeOrderlyContext([message], OUTPUT).logger.info("no arguments: 100%")
 
     assert caplog.messages == ["topic=%RETRY%g broker=broker-a queue=3 queueOffset=10 no arguments: 100%"]
+
+
+class Heavy:
+    """Counts how often it is pickled, and is a hook, too."""
+
+    pickled = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        Heavy.pickled += 1
+        return Heavy, ()
+
+    def __call__(
+        self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus:
+        self.size = len(messages)
+        return SUCCESS
+
+    def hook_name(self) -> str:
+        return "heavy"
+
+    def consume_message_before(self, context: Any) -> None:
+        self.seen = len(context.msg_list)
+
+    def consume_message_after(self, context: Any) -> None:
+        assert (self.seen, self.size) == (2, 2)
+        EVENTS.append(context.status)
+
+
+def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
+    """H10: it may hold a model. What listener and hooks share they share on the executors, too."""
+    Heavy.pickled = 0
+    both = Heavy()
+    consumer = RangeConsumer(
+        form_of(both, "billing"),
+        OUTPUT,
+        OrderlySettings(consume_message_batch_max_size=2),
+        hooks=ConsumeHooks([both]),
+    )
+    engine = PickledOnce(DirectEngine(consumer, StructType().add("name", "string").add("size", "integer")))
+    planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=1)
+    for _ in range(3):
+        sent = pickle.loads(cloudpickle.dumps(BatchTask(None, engine)))._engine
+        assert isinstance(sent, DirectEngine)
+        assert sum(batch.num_rows for batch in sent(iter(batches_of(rows_of(planned), 9)))) == 1
+    assert sum(batch.num_rows for batch in engine(iter(batches_of(rows_of(planned), 9)))) == 1
+
+    assert Heavy.pickled == 1
+    assert EVENTS == ["SUCCESS"] * 4

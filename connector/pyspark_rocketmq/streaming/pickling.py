@@ -1,19 +1,44 @@
-"""Whether something can be sent to the executors, and if not, which part of it is to blame.
+"""Whether something can be sent to the executors, and if not, which part of it is to blame; and how it is sent many times.
 
 Asked before a query starts: Spark would say the same after it, without saying which variable it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark import cloudpickle
+
+from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.streaming.batch_task import ArrowEngine
 
 _DEEPEST: Final = 6
 """Levels looked through; deeper ones are blamed on the last."""
+
+
+class PickledOnce:
+    """An engine as it is now, with its listener and hooks: Spark pickles what a job calls for each micro-batch anew.
+
+    A listener may hold a model of hundreds of megabytes. Unpickled it is the engine.
+    """
+
+    def __init__(self, engine: ArrowEngine) -> None:
+        self._pickled: bytes = cloudpickle.dumps(engine)  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickle.loads, (self._pickled,)
+
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
+        """See ``ArrowEngine``; where it was not sent anywhere."""
+        engine: ArrowEngine = pickle.loads(self._pickled)  # noqa: S301 - its own
+        return engine(batches, orders)
 
 
 def why_not_picklable(value: object) -> str | None:

@@ -66,7 +66,7 @@ from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
 from pyspark_rocketmq.streaming.orderly_engine import consume_orderly
 from pyspark_rocketmq.streaming.output_schema import listener_schema, sink_schema
 from pyspark_rocketmq.streaming.parameter_kinds import member_of, start_problems
-from pyspark_rocketmq.streaming.pickling import why_not_picklable
+from pyspark_rocketmq.streaming.pickling import PickledOnce, why_not_picklable
 from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks, one_sink
 from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared
@@ -376,7 +376,8 @@ class PushConsumer:
             return rows, None, StructType(rows.schema.fields[:-1])
         assert self._output_schema is not None
         schema = listener_schema(self._output_schema)
-        return *self._engine(messages, schema, options), sink_schema(schema)
+        rows, engine = self._engine(messages, schema, options)
+        return rows, None if engine is None else PickledOnce(engine), sink_schema(schema)
 
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
