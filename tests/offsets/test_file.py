@@ -131,7 +131,7 @@ def test_files_that_say_nothing_are_an_error_and_not_a_new_group(folder: Path, m
     ],
 )
 def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str, value: str):
-    """F7: somebody's edit, which would have ended a batch later."""
+    """F1: somebody's edit, which would have ended a batch later."""
     FileOffsetStore(folder).claim(GROUP, "me", {Q0: 4})
     content, found = re.subn(rf'("{key}": ?)[^,}}]+', rf"\g<1>{value}", main.read_text())
     main.write_text(content)
