@@ -35,7 +35,8 @@ def test_a_recorded_checkpoint_is_gone_on_from(topics: Topics) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"v": 2, "seq": 1, "plan": {}}', "version 2; this release reads version 1"),
+        ('{"v": 3, "seq": 1, "plan": {}}', "version 3; this release reads versions"),
+        ('{"v": 2, "seq": 1, "plan": {}}', "is damaged"),
         ('{"orders": {"0": 23}}', "no offset of a RocketMQ query"),
         ('{"v": 1, "seq": 1, "plan": {"orders": {"broker-a": {"0": {"from": 1}}}}}', "is damaged"),
         ('{"v": 1, "seq": 1, "plan": []}', "is damaged"),
