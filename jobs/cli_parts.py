@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from jobs.output import OutputForm
+from jobs.settings import ClusterAccess
 from pyspark_rocketmq.option_parsers import closest
 from pyspark_rocketmq.option_set import OptionSet, specs_of
 
@@ -79,7 +80,11 @@ class JobCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""
-        specs = sorted(specs_of(self.settings), key=lambda spec: spec.default_text != "required")
+        access = {spec.key for spec in specs_of(ClusterAccess)}
+        specs = sorted(
+            specs_of(self.settings),
+            key=lambda spec: (not spec.default_text.startswith("required"), spec.key in access),
+        )
         with formatter.section("Keys of --option and of the --conf file"):
             formatter.write_dl(
                 [

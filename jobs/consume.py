@@ -92,7 +92,9 @@ def _stop(
     )
     is_committed = consumer.stop(query, _STOP_WITHIN_S)
     check_ended_well(query)
-    if not is_committed:
+    if is_committed:
+        console.print("Stopped: what was in hand is committed, and the queues are given back.")
+    else:
         console.print("What was under way could not be committed in time: it is consumed again.")
 
 

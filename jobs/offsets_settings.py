@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from jobs.option_set import like_source
 from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess
-from pyspark_rocketmq.option_set import OptionSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -24,12 +23,15 @@ class OffsetsShowSettings(ClusterAccess):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class OffsetsHistorySettings(OptionSet):
-    """Options of jobs ``offsets history`` and ``offsets diff``."""
+class OffsetsHistorySettings(ClusterAccess):
+    """Options of jobs ``offsets history`` and ``offsets diff``; those of the cluster so that one ``--conf`` does for all jobs ``offsets …``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
-    namespace: str | None = like_source("namespace", default=None)
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none", doc="Not asked: the store says it all."
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -126,8 +126,12 @@ def behind_text(figures: BatchFigures) -> str:
     if figures.lag is None:
         return ""
     age = "" if not figures.lag_s else f" for {figures.lag_s:.1f} s"
-    suspended = f", {figures.suspended} queues suspended" if figures.suspended else ""
-    return f"{figures.lag} messages behind{age}{suspended}"
+    suspended = f", {_counted(figures.suspended, 'queue')} suspended" if figures.suspended else ""
+    return f"{_counted(figures.lag, 'message')} behind{age}{suspended}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def await_query(

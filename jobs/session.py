@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ def spark_session(job: str) -> Iterator[SparkSession]:
 
     Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be asked.
     """
+    print("Starting Spark, which takes some seconds.", file=sys.stderr)
     spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
     check_classic(spark, f"Job '{job}'", "it does its work in this process, which is not the driver there")
     # Spark's own handler asks the JVM to cancel its jobs first.

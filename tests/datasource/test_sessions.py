@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.datasource.format import register
 from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.datasource.sessions import check_delta, is_speculative, task_slots
+from pyspark_rocketmq.datasource.sessions import check_classic, check_delta, is_speculative, task_slots
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.hub.state import Slots
 
@@ -91,6 +91,11 @@ def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_
     classic.sparkContext._jsc.sc.side_effect = PermissionError("not allowed")
 
     assert task_slots(classic) == Slots(4, 0)
+
+
+def test_no_session_is_told_as_such() -> None:
+    with pytest.raises(RocketMQError, match="A Replay needs a Spark session, not None"):
+        check_classic(None, "A Replay", "why")
 
 
 def test_a_session_without_delta_lake_is_told_what_it_lacks() -> None:

@@ -169,3 +169,9 @@ def test_what_is_no_setting_is_shown_as_far_as_it_is_a_name(capsys, pair, shown)
 
 def test_a_word_too_many_is_told_with_the_remedy(capsys):
     assert "a word too many. Write settings as --option key=value" in run(capsys, "offsets", "lag", "x")[2]
+
+
+def test_the_help_of_consume_begins_with_what_is_needed_and_ends_with_access(capsys):
+    _, out, _ = run(capsys, "consume", "--help")
+
+    assert out.index("  listener ") < out.index("  subscription ") < out.index("  tlsCaFile ")

@@ -435,3 +435,27 @@ def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any]
     )
 
     assert (committer._mirror is not None) is is_mirrored
+
+
+@pytest.mark.parametrize(
+    ("given", "spec"),
+    [
+        ("lake/_offsets", "delta:{}/lake/_offsets"),
+        ("file:progress", "file:{}/progress"),
+        ("/lake/_offsets", "delta:/lake/_offsets"),
+        ("s3://lake/_offsets", "s3://lake/_offsets"),
+    ],
+)
+def test_a_relative_path_of_offsets_is_the_driver_s(given: str, spec: str) -> None:
+    """H1: the planner is another process, which may work in another folder."""
+    consumer = PushConsumer(
+        consumer_group="g",
+        name_servers="a:1",
+        offset_store=given,
+        message_model="BROADCASTING",
+        instance_name="i",
+    )
+    consumer.subscribe("orders")
+    consumer.register_message_table(lambda body: body)
+
+    assert consumer.source_options()["offsetStore"] == spec.format(Path.cwd())

@@ -130,6 +130,9 @@ class DefaultSource(DataSource):
                 "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
             )
             raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
+        if "path" in self.options:
+            problem = f"load() takes no path; write .option('topic', '{self.options['path']}').load()"
+            raise OptionError((problem,))
         return ReadOptions.parse(dict(self.options))
 
 

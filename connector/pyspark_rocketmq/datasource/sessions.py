@@ -64,6 +64,10 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
     Raises:
         RocketMQError: With what can be done instead.
     """
+    if spark is None:
+        raise RocketMQError(
+            f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
+        )
     if not is_classic(spark):
         raise RocketMQError(
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "

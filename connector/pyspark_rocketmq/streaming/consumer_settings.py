@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Final
 
 from pyspark_rocketmq.consume.allocation_names import allocation_strategy
@@ -105,8 +107,14 @@ class ConsumerSettings:
 
     @property
     def store_spec(self) -> str:
-        """What option ``offsetStore`` takes."""
-        return self.offset_store if isinstance(self.offset_store, str) else self.offset_store.spec
+        """What option ``offsetStore`` takes; a relative path is of the folder this process works in, which the planner need not."""
+        if not isinstance(self.offset_store, str):
+            return self.offset_store.spec
+        with suppress(ValueError):
+            spec = StoreSpec.parse(self.offset_store)
+            if spec.kind in {StoreKind.DELTA, StoreKind.FILE} and "://" not in spec.place:
+                return f"{spec.kind}:{Path(spec.place).expanduser().absolute()}"
+        return self.offset_store
 
     @property
     def store_kind(self) -> StoreKind | None:
