@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, SendStatus
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.harness import RealCluster

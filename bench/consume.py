@@ -15,13 +15,8 @@ from bench.measure import Result, Spread, Target, load_average
 from bench.pull_peers import OrderlyPush
 from bench.session import CORES
 from bench.streams import Backlog, drain, real_backlog, start_into_noop
-from pyspark_rocketmq.model import (
-    ConsumeOrderlyStatus,
-    Message,
-    MessageExt,
-    OrderlyEngineKind,
-)
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, OrderlyEngineKind
 from pyspark_rocketmq.wire.properties import KEYS, TAGS
 
 _TOPIC = "backlog"

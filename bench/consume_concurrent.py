@@ -14,9 +14,9 @@ from bench.cluster import QUEUES
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES
 from bench.streams import Backlog, await_end, real_backlog
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, Message, MessageExt
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
 
 _TOPIC = "calls"
 _SLEEP_S = 0.005

@@ -19,13 +19,12 @@ from pyspark.sql import functions as sf
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
-from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consumer.commit import BatchCommitter
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.committer import BatchCommitter
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
 _GROUP = "bench"
 _QUEUES = 8

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import is_retry_topic
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 
 _STOP_S = 10.0
 

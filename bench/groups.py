@@ -10,12 +10,11 @@ from functools import partial
 from bench.cluster import real_cluster
 from bench.group_member import join, member_process, plannable
 from bench.measure import Result, Spread, Target, load_average
-from pyspark_rocketmq.consume.allocation_names import allocation_strategy
-from pyspark_rocketmq.consume.duties import Duty, Lock
-from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.consume.allocation import allocation_strategy
+from pyspark_rocketmq.consume.membership import Duty, Lock, Membership
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import (
+from pyspark_rocketmq.wire.requests.bodies import (
     LockBatchRequest,
     decode_consumer_list,
     decode_lock_response,

@@ -23,13 +23,13 @@ from bench.live import emit_body_size, fed, live_topic
 from bench.measure import Result, Spread, load_average
 from bench.session import CORES
 from bench.streams import Backlog
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.task import BatchTask, together
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue
-from pyspark_rocketmq.streaming.batch_task import BatchTask, together
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.sink import SinkBatch
+from pyspark_rocketmq.sinks.base import SinkBatch
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.wait import wait_until
 
 _TOPIC = "orders"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from bench.streams import Backlog, real_backlog
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 
 _BODY = b"." * 1024
 _JOIN_S = 60.0

@@ -15,18 +15,16 @@ from jobs.demo.cluster import embedded_cluster
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
-from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
-from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.datasource.queue_reader import partitions_of
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.planner import MicroBatchPlanner
+from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, partitions_of
 from tests.helpers.ownership import OneMember
 
 _BROKERS = 2

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.datasource.schema import spark_schema
+from pyspark_rocketmq.source.schema import spark_schema
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from bench.measure import Result, Spread, Target, load_average
 from bench.processor_time import processor_s
 from bench.pull_peers import MESSAGES_PER_PULL, Librocketmq, LitePull, PeerFailed, Reading
 from bench.raw_pull import pull_together
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
-from pyspark_rocketmq.datasource.queue_reader import read_queues
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import read_queues
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.properties import KEYS, TAGS
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.harness import RealCluster

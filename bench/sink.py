@@ -17,9 +17,9 @@ from bench.pull_peers import JVM, checked_output
 from bench.session import CORES, bench_session
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.datasource.key_order import by_sharding_key
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.publish.keys import by_sharding_key
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.java_process import java_command, java_environment

@@ -20,11 +20,11 @@ from bench.pull_peers import LitePull
 from bench.raw_pull import pull_ranges
 from bench.session import CORES, bench_session
 from bench.streams import drain
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.properties import KEYS, TAGS
 from tests.helpers.cluster import ClusterUnderTest
 

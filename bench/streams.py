@@ -16,13 +16,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.session import bench_session
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 _TIMEOUT_S = 600
 STAGES = (

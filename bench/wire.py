@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from bench.measure import Result, Spread, Target, load_average
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
-from pyspark_rocketmq.wire.message_id import unique_key
+from pyspark_rocketmq.wire.message_ids import unique_key
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
     StoredMessage,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark_rocketmq.wire.header_fields import bool_field, int_field, long_field, text_field
+from pyspark_rocketmq.wire.requests.header_fields import bool_field, int_field, long_field, text_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

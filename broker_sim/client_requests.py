@@ -14,14 +14,14 @@ from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState, to_client
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.admin_headers import GetConsumerStatusRequestHeader
-from pyspark_rocketmq.wire.bodies import queue_from_json
-from pyspark_rocketmq.wire.client_info import encode_group_status
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.json_fields import checked_int64, read_object
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.fastjson import checked_int64, read_object
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
+from pyspark_rocketmq.wire.requests.admin import GetConsumerStatusRequestHeader
+from pyspark_rocketmq.wire.requests.bodies import queue_from_json
+from pyspark_rocketmq.wire.requests.client_info import encode_group_status
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 
 _CALL_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 5.0

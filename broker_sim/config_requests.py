@@ -14,7 +14,7 @@ from broker_sim.settings import BrokerSettings
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.fastjson import dumps_java
 
 _logger = logging.getLogger(__name__)
 

@@ -6,16 +6,17 @@ from broker_sim.admin_headers import ProducerGroupHeader
 from broker_sim.membership import Client
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from pyspark_rocketmq.wire.admin_bodies import (
+from pyspark_rocketmq.wire.codes import LanguageCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.admin import (
     ClientConnection,
     ConsumerConnection,
     connection_to_json,
     encode_consumer_connection,
 )
-from pyspark_rocketmq.wire.codes import LanguageCode, ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import GetConsumerListByGroupRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import GetConsumerListByGroupRequestHeader
 
 
 def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -13,7 +13,10 @@ from broker_sim.sql92 import Sql92Error
 from broker_sim.sql92_parser import compile_expression
 from broker_sim.state import BrokerState, to_client
 from pyspark_rocketmq.model import MessageModel, retry_topic
-from pyspark_rocketmq.wire.bodies import (
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
+from pyspark_rocketmq.wire.fastjson import as_object, read_object
+from pyspark_rocketmq.wire.requests.bodies import (
     ConsumerData,
     decode_heartbeat,
     decode_lock_request,
@@ -21,16 +24,13 @@ from pyspark_rocketmq.wire.bodies import (
     encode_lock_response,
     subscription_from_json,
 )
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
-from pyspark_rocketmq.wire.headers import (
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import (
     GetConsumerListByGroupRequestHeader,
     QueryConsumerOffsetRequestHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
-    from_ext_fields,
 )
-from pyspark_rocketmq.wire.json_fields import as_object, read_object
 from pyspark_rocketmq.wire.subscription import SQL92
 
 

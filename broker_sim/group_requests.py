@@ -6,16 +6,15 @@ from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
 from broker_sim.topics import MOST_QUEUES
-from pyspark_rocketmq.wire.admin_headers import (
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java, read_object
+from pyspark_rocketmq.wire.requests.admin import (
     DeleteSubscriptionGroupRequestHeader,
     GetSubscriptionGroupConfigRequestHeader,
 )
-from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.json_fields import read_object
-from pyspark_rocketmq.wire.json_quirks import dumps_java
-from pyspark_rocketmq.wire.resource_configs import (
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.topics import (
     SubscriptionGroupConfig,
     decode_group_config,
     encode_group_config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 
 
 class SubscriptionGroups:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.hashing import java_string_hash
+from pyspark_rocketmq.wire.subscription import java_string_hash
 
 # total size, magic, body CRC, queue id, flag, queue offset, commit log offset
 _HEAD = struct.Struct(">iIiiiqq")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from broker_sim.peers import Peer
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.wire.bodies import ConsumerData
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 CHANNEL_EXPIRED_TIMEOUT_S = 120.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 from broker_sim.admin_headers import QueryConsumeQueueHeader
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
-from pyspark_rocketmq.wire.admin_headers import QueryMessageRequestHeader, ViewMessageRequestHeader
-from pyspark_rocketmq.wire.bodies import subscription_to_json
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.admin import QueryMessageRequestHeader, ViewMessageRequestHeader
+from pyspark_rocketmq.wire.requests.bodies import subscription_to_json
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 
 _MOST_BY_UNIQUE_KEY = 32
 """defaultQueryMaxNum."""

@@ -12,12 +12,13 @@ from broker_sim.state import CLUSTER_NAME
 from broker_sim.topics import Topic, TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
-from pyspark_rocketmq.wire.admin_bodies import encode_cluster_info, encode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java
-from pyspark_rocketmq.wire.route import encode_route
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.admin import encode_cluster_info, encode_topic_list
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import GetRouteInfoRequestHeader
+from pyspark_rocketmq.wire.requests.topics import encode_route
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the key-value table that holds ``broker-a:4;broker-b:4`` for ordered topics."""

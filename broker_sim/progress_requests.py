@@ -13,21 +13,19 @@ from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.admin_bodies import (
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.admin import (
     ConsumeStats,
+    GetConsumeStatsRequestHeader,
     OffsetWrapper,
+    QueryTopicConsumeByWhoRequestHeader,
     encode_consume_stats,
     encode_group_list,
 )
-from pyspark_rocketmq.wire.admin_headers import (
-    GetConsumeStatsRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
-)
-from pyspark_rocketmq.wire.bodies import queue_to_json, subscription_to_json
-from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import queue_to_json, subscription_to_json
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 
 
 def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -19,7 +19,8 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import PullMessageRequestHeader, from_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader
 from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData, build_subscription
 
 _FORBIDDEN_BROKER = {"forbiddenType": "1"}

@@ -7,15 +7,15 @@ from broker_sim.state import BrokerState
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import (
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import (
     GetEarliestMsgStoretimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetTopicStatsInfoRequestHeader,
     SearchOffsetRequestHeader,
-    from_ext_fields,
 )
-from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
+from pyspark_rocketmq.wire.requests.topics import encode_topic_stats
 
 
 def handle_search_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -13,11 +13,12 @@ from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState, to_client
 from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import encode_offset_table, queue_to_json
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
-from pyspark_rocketmq.wire.headers import ResetOffsetRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, queue_to_json
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader
 
 _OLDEST_RESETTABLE_CLIENT = 28
 """V3_0_7_SNAPSHOT."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 
 _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX
-from pyspark_rocketmq.wire.bodies import decode_heartbeat, decode_lock_request
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.bodies import decode_heartbeat, decode_lock_request
 
 CLUSTER_RESOURCE = "DefaultCluster"
 

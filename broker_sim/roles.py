@@ -11,8 +11,9 @@ from broker_sim.replies import Refused, in_json, reply
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import PullMessageRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 
 _PULLS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
 _SENDS = frozenset(

@@ -14,9 +14,8 @@ from broker_sim.replies import in_json, reply
 from broker_sim.rights import Action, Need, needs_of
 from broker_sim.server import Endpoint
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.acl import ACCESS_KEY, SIGNATURE, signature
 from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.command import ACCESS_KEY, SIGNATURE, RemotingCommand, signature
 
 _ANYTHING = "*"
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"

@@ -24,12 +24,9 @@ from broker_sim.transactions import half_properties, is_half, store_half
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, dlq_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import (
-    SendMessageRequestHeader,
-    SendMessageRequestHeaderV2,
-    from_ext_fields,
-)
 from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
 
 SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 

@@ -15,7 +15,8 @@ from broker_sim.topics import PERM_WRITE
 from pyspark_rocketmq.model import dlq_topic, retry_topic
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import ConsumerSendMsgBackRequestHeader, from_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import ConsumerSendMsgBackRequestHeader
 
 _FIRST_RETRY_LEVEL = 3
 

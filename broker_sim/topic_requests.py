@@ -8,13 +8,13 @@ from broker_sim.json_shapes import data_version
 from broker_sim.replies import Refused, reply
 from broker_sim.state import BrokerState
 from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, Topic, is_system_topic, name_problem
-from pyspark_rocketmq.wire.admin_headers import DeleteTopicRequestHeader, GetTopicConfigRequestHeader
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import CreateTopicRequestHeader, from_ext_fields
-from pyspark_rocketmq.wire.json_fields import JsonObject, read_object
-from pyspark_rocketmq.wire.json_quirks import dumps_java
-from pyspark_rocketmq.wire.resource_configs import encode_topic_config, topic_config_to_json
+from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
+from pyspark_rocketmq.wire.requests.admin import DeleteTopicRequestHeader, GetTopicConfigRequestHeader
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import CreateTopicRequestHeader
+from pyspark_rocketmq.wire.requests.topics import encode_topic_config, topic_config_to_json
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

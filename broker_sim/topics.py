@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
-from pyspark_rocketmq.wire.resource_configs import TopicConfig
+from pyspark_rocketmq.wire.requests.topics import TopicConfig
 
 PERM_WRITE = 2
 PERM_READ = 4

@@ -23,7 +23,8 @@ from broker_sim.stored import StoredParts, read_stored
 from broker_sim.storing import encode_properties, store_run
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
-from pyspark_rocketmq.wire.headers import EndTransactionRequestHeader, from_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import EndTransactionRequestHeader
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 _TRANSACTION_BITS = int(MessageSysFlag.TRANSACTION_ROLLBACK)

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from fuzz.judge import Finding, judge
 from fuzz.target import MAX_MEMORY_BYTES, Target
-from pyspark_rocketmq.wire.bodies import decode_consumer_list
-from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, SerializeType, decode_parts
 from pyspark_rocketmq.wire.compression import (
     COMPRESSION_TYPE_SHIFT,
@@ -26,8 +25,8 @@ from pyspark_rocketmq.wire.compression import (
     compress,
     decompress,
 )
+from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.framing import FrameDecoder
-from pyspark_rocketmq.wire.json_quirks import loads
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
     StoredMessage,
@@ -36,8 +35,8 @@ from pyspark_rocketmq.wire.messages import (
     encode_stored_message,
 )
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
-from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
+from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list
+from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, decode_topic_stats
 
 _ROOM: Final = MAX_FRAME_LENGTH - 1024
 _PIECE: Final = 64 * 1024

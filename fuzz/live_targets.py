@@ -18,16 +18,15 @@ from broker_sim.cluster import SimCluster
 from fuzz import seeds
 from fuzz.target import MAX_MEMORY_BYTES, Target, with_frame_lengths
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.pull_line import PullLine
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.pull_connection import PullLine
 from pyspark_rocketmq.client.transport import TcpTransport
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RESPONSE_FLAG, RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 
 _CLOCK: Final = SystemClock()
 _CONVERSATION_S: Final = 60.0

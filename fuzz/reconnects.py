@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.pull_line import PullLine
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.pull_connection import PullLine
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 
 _CLOCK: Final = SystemClock()
 SOON_S: Final = 60.0

@@ -24,9 +24,9 @@ from fuzz.reconnects import (
     tls_to_plain,
 )
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 _BROKER: Final = "broker-a"

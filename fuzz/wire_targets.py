@@ -19,16 +19,17 @@ from fuzz.target import MAX_MEMORY_BYTES, Target, with_frame_lengths, with_total
 from pyspark_rocketmq import wire
 from pyspark_rocketmq.errors import LocalProtocolError, OptionError, RemoteProtocolError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire import headers, topic_stats
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, decode_parts, encode_frame
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, MAX_EXPANDED_BYTES, decompress
+from pyspark_rocketmq.wire.fastjson import dumps_java, loads
 from pyspark_rocketmq.wire.framing import FrameDecoder
-from pyspark_rocketmq.wire.header_fields import from_ext_fields, to_ext_fields
-from pyspark_rocketmq.wire.json_quirks import dumps_java, loads
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id, offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id, offset_message_id
 from pyspark_rocketmq.wire.messages import decode_batch, encode_batch
 from pyspark_rocketmq.wire.properties import decode_properties, encode_properties
-from pyspark_rocketmq.wire.route import MAX_QUEUES, decode_route, encode_route
+from pyspark_rocketmq.wire.requests import headers
+from pyspark_rocketmq.wire.requests import topics as topic_stats
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, encode_route
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
 
 _EXPRESSIONS: Final = (

@@ -24,8 +24,8 @@ from jobs.errors import JobFailed
 from jobs.publish_settings import PublishSettings
 from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
-from pyspark_rocketmq.masked import masked
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 COMPLETION_VARIABLE: Final = "_SPARK_SUBMIT_COMPLETE"

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from jobs.output import OutputForm
 from jobs.settings import ClusterAccess
-from pyspark_rocketmq.option_parsers import closest
-from pyspark_rocketmq.option_set import OptionSet, specs_of
+from pyspark_rocketmq.options.declare import OptionSet, specs_of
+from pyspark_rocketmq.options.parsers import closest
 
 PROGRAM: Final = "./spark-submit.sh"
 _LOG_WIDTH: Final = 200

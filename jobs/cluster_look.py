@@ -15,14 +15,12 @@ from typing import Any, Protocol
 from jobs.lag_view import Members
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.datasource.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from jobs.listeners import check_listener
 from jobs.progress import RowCounter, await_query, check_ended_well
 from jobs.session import spark_session
 from jobs.stop_signals import StopSignals
-from pyspark_rocketmq.streaming import lost_offsets
+from pyspark_rocketmq.consumer import push_consumer as lost_offsets
 
 _STOP_WITHIN_S: Final = 20.0
 """Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of them."""

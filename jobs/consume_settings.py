@@ -9,9 +9,9 @@ from typing import Any
 from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
-from pyspark_rocketmq.option_parsers import boolean, int_between, list_of, parses, text_value
-from pyspark_rocketmq.option_set import option
-from pyspark_rocketmq.subscriptions import EVERYTHING, Subscription, subscriptions_of, topic_problems
+from pyspark_rocketmq.options.declare import option
+from pyspark_rocketmq.options.parsers import boolean, int_between, list_of, parses, text_value
+from pyspark_rocketmq.options.subscription import EVERYTHING, Subscription, subscriptions_of, topic_problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment
-from pyspark_rocketmq.peer_text import peer_text
 
 SUSPENDED: Final = "suspended"
 RETRIED: Final = "tried again"

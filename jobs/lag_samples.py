@@ -13,8 +13,7 @@ from jobs.errors import JobFailed
 from jobs.lag_history import LagHistory, moments_at, sample_times
 from jobs.offsets_settings import OffsetsLagSettings
 from jobs.stored_groups import StoredGroup, open_group
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.model import MessageQueue, dlq_topic
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
 

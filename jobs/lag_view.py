@@ -8,12 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from jobs.offset_view import iso
-from pyspark_rocketmq.consume.statistics import status_of
+from pyspark_rocketmq.consume.metrics import QueueLag, status_of
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.lag import QueueLag
-from pyspark_rocketmq.offsets.progress_name import ProgressName
-from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.wire.client_info import ProcessQueueInfo
+from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
 """What each member that answered says of its queues, by client id."""

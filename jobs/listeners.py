@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.streaming.listener_forms import form_of
+from pyspark_rocketmq.listeners.forms import form_of
 
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_rocketmq.option_parsers import iso_time
+from pyspark_rocketmq.options.parsers import iso_time
 
 _FORMS: Final = "a time such as 2026-11-20T10:00 (UTC unless it says otherwise) or a version such as v120"
 

@@ -40,8 +40,7 @@ from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm, print_records
 from jobs.sink_watermarks import SinkWatermarks
 from jobs.stored_groups import StoredGroup, open_group
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
 

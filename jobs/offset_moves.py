@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from jobs.moments import parse_time
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.peer_text import peer_text
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

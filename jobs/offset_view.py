@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.lag import QueueLag
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 

@@ -19,13 +19,11 @@ from jobs.offsets_settings import OffsetsLagSettings
 from jobs.output import OutputForm, print_csv, print_json
 from jobs.stored_groups import read_groups
 from jobs.tables import lag_table, totals_table
-from pyspark_rocketmq.client.stored_time import stored_at_s
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.client.cluster import stored_at_s
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.progress_name import ProgressName
-from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
 
 logger = logging.getLogger(__name__)
 

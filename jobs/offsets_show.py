@@ -14,7 +14,7 @@ from jobs.offsets_settings import OffsetsShowSettings
 from jobs.output import OutputForm, print_csv, print_json
 from jobs.stored_groups import GroupRows, read_groups
 from jobs.tables import offset_table
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pyspark_rocketmq.consumer_options import ConsumerOptions
-from pyspark_rocketmq.option_set import OptionSet, OptionSpec, option
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.options.consumer import ConsumerOptions
+from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.write import WriteOptions
 
 
 def like_source(name: str, **given: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from jobs.tables import records_table
-from pyspark_rocketmq.peer_text import peer_text
+from pyspark_rocketmq.display import peer_text
 
 _FORMULA: Final = ("=", "+", "-", "@")
 """What a text of CSV begins with that spreadsheets would calculate."""

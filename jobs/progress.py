@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jobs.errors import JobFailed
-from pyspark_rocketmq.monitoring.figures import BatchFigures
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
-from pyspark_rocketmq.streaming.committer import BatchReport
 
 _POLL_S = 0.25
 _LINE_EVERY_S = 5.0

@@ -19,11 +19,11 @@ from jobs.errors import JobFailed
 from jobs.progress import Shown, failure_sentence
 from jobs.publish_settings import PublishSettings
 from jobs.session import spark_session
-from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.datasource.sessions import check_speculation
-from pyspark_rocketmq.datasource.sink_schema import SHARDING_KEY
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.keys import by_sharding_key
+from pyspark_rocketmq.publish.rows import SHARDING_KEY
+from pyspark_rocketmq.source.session import check_speculation
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0

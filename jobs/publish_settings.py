@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from jobs.option_set import like_sink
 from jobs.settings import ClusterAccess, parse_location
-from pyspark_rocketmq.option_parsers import int_between, text_value
-from pyspark_rocketmq.option_set import option
-from pyspark_rocketmq.write_options import SINK_GROUP, BodyCompression
+from pyspark_rocketmq.options.declare import option
+from pyspark_rocketmq.options.parsers import int_between, text_value
+from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jobs.settings import parse_location
-from pyspark_rocketmq.option_parsers import MAX_TOPIC_LENGTH, int_between, resource_name
-from pyspark_rocketmq.option_set import option
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.declare import option
+from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, int_between, resource_name
+from pyspark_rocketmq.options.read import ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

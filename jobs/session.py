@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 import pyspark_rocketmq
-from pyspark_rocketmq.datasource.sessions import check_classic
+from pyspark_rocketmq.source.session import check_classic
 
 
 @contextmanager

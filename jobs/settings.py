@@ -11,8 +11,8 @@ from typing import TypeVar
 from jobs.conf_file import gather_texts
 from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.option_parsers import parses, text_value
-from pyspark_rocketmq.option_set import OptionSet
+from pyspark_rocketmq.options.declare import OptionSet
+from pyspark_rocketmq.options.parsers import parses, text_value
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 

@@ -14,14 +14,14 @@ from deltalake.exceptions import TableNotFoundError
 
 from jobs.errors import JobFailed
 from jobs.offset_moves import QueueMove
-from pyspark_rocketmq.consume.watermark import app_id
+from pyspark_rocketmq.delta.table import query_rows, sql_literal
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.offsets.table_reading import query_rows, sql_literal
-from pyspark_rocketmq.streaming.sink_standing import lost_by
+from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.standing import lost_by
 
 if TYPE_CHECKING:
-    from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
 
 class SinkWatermarks:
@@ -99,7 +99,7 @@ class SinkWatermarks:
 
 def _delta_sink(path: str) -> DeltaSink:
     """Loaded only for who rewinds or goes back to the sink: it brings Spark along, which takes longer than all the rest of a job."""
-    from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
     return DeltaSink(path)
 

@@ -12,10 +12,9 @@ from jobs.errors import JobFailed
 from jobs.moments import AtTime, AtVersion
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
-from pyspark_rocketmq.offsets.progress_name import ProgressName
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
-from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, ProgressName
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 GroupRows = dict[ProgressName, list[OffsetRow]]
 

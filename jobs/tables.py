@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jobs.lag_view import LagTotal
 from jobs.offset_view import BROKER_COLUMNS, OffsetView
-from pyspark_rocketmq.peer_text import peer_text
+from pyspark_rocketmq.display import peer_text
 
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
 _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq import option_set
+from pyspark_rocketmq.options import declare as option_set
 
 TABLE = Path(__file__).parent / "option_tests.toml"
 QUICK = "--quick"

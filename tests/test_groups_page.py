@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S
-from pyspark_rocketmq.consume.queue_tenure import TRANSITIONS
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S
+from pyspark_rocketmq.consume.queue_ownership import TRANSITIONS
 from tests.packaging.checkout import ROOT
 
 TEXT = (ROOT / "docs" / "groups.md").read_text()

@@ -6,21 +6,21 @@ import inspect
 
 import pytest
 
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.sending import (
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.errors import LocalProtocolError
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.options.parsers import resource_name
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire import properties
+from pyspark_rocketmq.wire.requests.send import (
     AUTO_CREATE_TOPIC,
     DEFAULT_TOPIC_QUEUE_NUMS,
     SendTerms,
     send_command,
 )
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.errors import LocalProtocolError
-from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.option_parsers import resource_name
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.wire import properties
 from tests.helpers.golden import golden
 
 NUMBERS = golden("numbers.json")

@@ -7,15 +7,15 @@ import pickle
 
 import pytest
 
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError
-from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.database import DatabaseSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import Route, SeveralSinks
 
 URI = "s3://AKIA:CANARY/+x@bucket/offsets"
 SIGNED = "abfss://lake@account.dfs.core.windows.net/offsets?sig=CANARY&se=2027"

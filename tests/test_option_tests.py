@@ -9,9 +9,9 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from pyspark_rocketmq.option_set import specs_of
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.options.declare import specs_of
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.write import WriteOptions
 from tests.helpers.backend_counts import COUNTS_FILE
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.ignored_options import QUICK, SLOW, WithoutEach, ignored, load_table

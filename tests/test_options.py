@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from jobs.consume_settings import ConsumeSettings
-from pyspark_rocketmq.consumer_options import ConsumerOptions
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.option_parsers import text_value
-from pyspark_rocketmq.option_set import OptionSet, Use, option, specs_of
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.options_page import markdown
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.options.consumer import ConsumerOptions
+from pyspark_rocketmq.options.declare import OptionSet, Use, option, specs_of
+from pyspark_rocketmq.options.page import markdown
+from pyspark_rocketmq.options.parsers import text_value
+from pyspark_rocketmq.options.read import ReadOptions
 
 REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.display import MOST_CHARACTERS, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -16,7 +17,6 @@ from pyspark_rocketmq.errors import (
     RequestTimeout,
 )
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
-from pyspark_rocketmq.peer_text import MOST_CHARACTERS, peer_text
 
 EVIL = "b\n26/11/22 ERROR forged\r\x1b[2J\x1b]0;owned\x07\x9b2J\u2028\u202e"
 

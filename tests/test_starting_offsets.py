@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.queue_positions import QueuePositions
-from pyspark_rocketmq.starting_offsets import (
+from pyspark_rocketmq.options.positions import (
     AT_A_GROUP,
+    QueuePositions,
     StartingOffsets,
     parse_ending_offsets,
     parse_ending_times,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 GROUP = {"nameServers": "a:1", "topic": "orders", "consumerGroup": "g"}
 BROADCASTING = {"messageModel": "BROADCASTING", "instanceName": "one"}

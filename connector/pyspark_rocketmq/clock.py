@@ -1,12 +1,34 @@
-"""Time as an argument: the protocol every clock fulfils, and deadlines made from it.
+"""Time as an argument: clocks, deadlines, and the loops that try a failed call or commit again.
 
-Nothing here reads a clock; :class:`pyspark_rocketmq.client.system_clock.SystemClock` does.
+Time as an argument: the protocol every clock fulfils, and deadlines made from it.
+
+Nothing here reads a clock; :class:`pyspark_rocketmq.clock.SystemClock` does.
+
+How often and how patiently a failed call is tried again, and the one loop that does it.
+
+The clock of production: the operating system's.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+from pyspark_rocketmq.errors import RocketMQError
+
+
+@dataclass(frozen=True, slots=True)
+class SystemClock:
+    """Implements :class:`pyspark_rocketmq.clock.Clock` with the system's wall clock and monotonic clock."""
+
+    # The functions themselves, because consumption asks for the time several times in each call of a listener.
+    now_s = staticmethod(time.time)
+    """Seconds since the epoch."""
+    monotonic_s = staticmethod(time.monotonic)
+    """Seconds from an arbitrary start that never go back."""
 
 
 class Clock(Protocol):
@@ -69,3 +91,49 @@ class SleepWatch:
 
 
 _SHORTEST_SLEEP_S: Final = 1.0
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Pauses that grow by ``multiplier`` from ``first_pause_s`` up to ``max_pause_s``."""
+
+    attempts: int
+    """Calls in all, the first one included; at least 1."""
+    first_pause_s: float
+    max_pause_s: float
+    multiplier: float = 2.0
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after the ``failures``-th failure, counted from 1."""
+        # float ** large int overflows; beyond 64 doublings every sensible maximum is long reached.
+        return min(self.max_pause_s, self.first_pause_s * self.multiplier ** min(failures - 1, 64))
+
+
+UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
+"""As often as the time allows."""
+
+
+def call_with_retry(
+    operation: Callable[[], T], policy: RetryPolicy, deadline: Deadline, sleep: Callable[[float], object]
+) -> T:
+    """Call ``operation`` until it succeeds, by ``policy`` and never beyond ``deadline``.
+
+    Only errors that say ``retryable`` are tried again; every other error, and the last one, reaches the caller
+    unchanged.  A pause that would not end before the deadline is not begun.
+    """
+    failures = 0
+    while True:
+        try:
+            return operation()
+        except RocketMQError as error:
+            failures += 1
+            pause_s = policy.pause_s(failures)
+            if not error.retryable or failures >= policy.attempts or pause_s >= deadline.remaining_s():
+                raise
+            logger.debug("! retry attempt=%d pause_s=%.3g error=%s", failures + 1, pause_s, error)
+        sleep(pause_s)

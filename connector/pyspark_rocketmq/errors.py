@@ -57,8 +57,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from pyspark_rocketmq.masked import masked
-from pyspark_rocketmq.peer_text import MOST_CHARACTERS, peer_text
+from pyspark_rocketmq.display import MOST_CHARACTERS, masked, peer_text
 
 _MAX_REASON: Final = 500
 

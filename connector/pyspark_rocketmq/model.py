@@ -1,7 +1,13 @@
-"""The values everything else speaks of: queues, messages, routes, ranges and the enums of RocketMQ.
+"""The values everything else speaks of: queues, messages, routes, ranges and RocketMQ's enums.
+
+The values everything else speaks of: queues, messages, routes, ranges and the enums of RocketMQ.
 
 Rule 1: frozen values only, complete or not built at all.  Rule 2: no bytes layout, no I/O, no Spark.
 Names are RocketMQ's in Python case; offsets always say whose offset they are.
+
+What a listener's answer means: how its call ended, and what becomes of the messages.
+
+The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted anything.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, NewType
 
-from pyspark_rocketmq.peer_text import peer_text
+from pyspark_rocketmq.display import peer_text
 
 BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
@@ -323,3 +329,13 @@ class QueueBounds(NamedTuple):
     def allow(self, next_offset: int) -> bool:
         """Whether reading can go on there: at an offset that is there, or at the end."""
         return self.min_offset <= next_offset <= self.max_offset
+
+
+class ReturnType(StrEnum):
+    """How a listener call ended, for hooks and statistics (``ConsumeReturnType``)."""
+
+    SUCCESS = "SUCCESS"
+    TIME_OUT = "TIME_OUT"
+    EXCEPTION = "EXCEPTION"
+    RETURNNULL = "RETURNNULL"
+    FAILED = "FAILED"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from jobs.demo.orders import STEPS
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 
 OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
 _ONE_IN = 5_000

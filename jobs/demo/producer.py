@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from jobs.demo.orders import OrderEvent, event_to_message
 from jobs.errors import JobFailed
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 
 _BATCH = 128
 """Messages a request; about 30 KiB of the broker's 4 MiB."""

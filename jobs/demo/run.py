@@ -27,7 +27,7 @@ from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets
 from jobs.progress import RowCounter, await_query, progress_bar
 from jobs.session import spark_session
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 
 _REQUEST_TIMEOUT_MS = 5_000
 

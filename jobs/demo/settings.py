@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from jobs.option_set import like_consumer, like_source
 from jobs.settings import GROUP_DOC, parse_location
-from pyspark_rocketmq.option_parsers import int_between
-from pyspark_rocketmq.option_set import OptionSet, option
+from pyspark_rocketmq.options.declare import OptionSet, option
+from pyspark_rocketmq.options.parsers import int_between
 
 _A_NEW_ONE = "a new one for each run"
 

@@ -9,12 +9,11 @@ from jobs.errors import JobFailed
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.sending import AUTO_CREATE_TOPIC
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.pool import process_pool
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
 
 QUEUES = 8
 _REQUEST_TIMEOUT_S = 5.0

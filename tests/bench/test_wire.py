@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from bench import wire
 from bench.page import tables
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.messages import decode_messages
 
 

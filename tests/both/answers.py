@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark_rocketmq.model import MessageExt
-from pyspark_rocketmq.wire.bodies import decode_consumer_list, decode_lock_response
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
+from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list, decode_lock_response
+from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 
 _PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")

@@ -10,8 +10,7 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.both.support import ANSWER_S, await_readable

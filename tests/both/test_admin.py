@@ -7,17 +7,12 @@ import pytest
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import Boundary, BrokerClient, PullRequest, PullStatus, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.errors import (
-    BrokerError,
-    ConsumerNotOnline,
-    ExpressionInvalid,
-    TopicNotFound,
-)
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.errors import BrokerError, ConsumerNotOnline, ExpressionInvalid, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData, build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S

@@ -11,14 +11,13 @@ import pytest
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java, loads
+from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, loads
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import pull, request, send

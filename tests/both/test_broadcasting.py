@@ -9,22 +9,22 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource import sole_owner
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
-from pyspark_rocketmq.datasource.plan_offset import Offset
-from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
-from pyspark_rocketmq.datasource.progress import GroupProgress
-from pyspark_rocketmq.datasource.sole_owner import await_sole_owner, living_members
-from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, OffsetError, OffsetNotFound
+from pyspark_rocketmq.group.join import client_id, join_group, progress_name
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source import sole_owner
+from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.planner import MicroBatchPlanner
+from pyspark_rocketmq.source.progress import GroupProgress
+from pyspark_rocketmq.source.ranges import Offset
+from pyspark_rocketmq.source.readers import RocketMQStreamReader
+from pyspark_rocketmq.source.sole_owner import await_sole_owner, living_members
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import produce_orders

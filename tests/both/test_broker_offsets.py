@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
-from pyspark_rocketmq.datasource.group_at_brokers import open_group_store
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable
+from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.both.support import ANSWER_S
 
 

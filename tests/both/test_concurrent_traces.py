@@ -21,17 +21,18 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.send_back import SendBackSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
-from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
+from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, dlq_topic, retry_topic
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.ranges import partitions_of
+from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import Backend, ClusterUnderTest

@@ -12,9 +12,9 @@ from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import NoPermission, OffsetNotFound, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 _READ_ONLY = 4

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.both.conftest import Put
 from tests.helpers.batch_read import read_batch
 from tests.helpers.cluster import ClusterUnderTest

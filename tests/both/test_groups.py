@@ -11,13 +11,14 @@ import pytest
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.headers import NotifyConsumerIdsChangedRequestHeader, from_ext_fields
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import NotifyConsumerIdsChangedRequestHeader
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.fake_clock import FakeClock

@@ -8,12 +8,12 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetsBeganAgain
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import await_readable
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

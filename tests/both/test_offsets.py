@@ -8,12 +8,12 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, OffsetNotFound, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.helpers.wait import wait_until
 
 

@@ -9,12 +9,12 @@ from itertools import chain
 import pytest
 
 from pyspark_rocketmq.client.broker import SendTerms
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.client.sending import Batch
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
-from pyspark_rocketmq.datasource.queue_reader import read_queues
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
+from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import read_queues
+from pyspark_rocketmq.wire.requests.send import Batch
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.partitions import partition_of
 

@@ -11,9 +11,9 @@ import pytest
 from pyspark_rocketmq.client.broker import PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.errors import BrokerError, SubscriptionNotLatest, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.helpers.cluster import REAL_ONLY

@@ -9,19 +9,17 @@ import pytest
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
-from pyspark_rocketmq.wire.headers import (
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.headers import (
     GetMaxOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     OffsetResponseHeader,
-    from_ext_fields,
-    to_ext_fields,
 )
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.sending import SendResult
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, TopicRoute
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay import tasks
-from pyspark_rocketmq.replay.sending import Sending
-from pyspark_rocketmq.replay.target_topic import TargetTopic
+from pyspark_rocketmq.replay.ranges import Sending
+from pyspark_rocketmq.replay.target import TargetTopic
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.both.support import ANSWER_S, await_readable
 from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

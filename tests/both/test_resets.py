@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pyspark_rocketmq.client.broker import PullRequest, PullStatus
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue
-from pyspark_rocketmq.datasource.reset_watch import PullingResetWatch
-from pyspark_rocketmq.datasource.schema import planned_range, reset_target
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.group.broker_offsets import PullingResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.schema import planned_range, reset_target
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.datasource.sink_rows import RowKeys
-from pyspark_rocketmq.datasource.sink_task import send_rows
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import ConnectFailed, TransportError
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.rows import RowKeys
+from pyspark_rocketmq.publish.writer import send_rows
 from pyspark_rocketmq.wire.codes import RequestCode
-from pyspark_rocketmq.write_options import WriteOptions
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_queue
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

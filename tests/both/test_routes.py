@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.cluster import ClusterUnderTest

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.bodies import LockBatchRequest, encode_lock_request
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, encode_lock_request
 from tests.both.answers import essence
 from tests.both.support import ANSWER_S
 from tests.broker_sim import exchange

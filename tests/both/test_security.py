@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     NoPermission,
@@ -24,12 +20,15 @@ from pyspark_rocketmq.errors import (
     TlsFailed,
     TransportError,
 )
+from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S
 from tests.helpers.certificates import Authority

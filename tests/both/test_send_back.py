@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, dlq_topic, retry_topic
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest

@@ -12,14 +12,14 @@ import pytest
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.send_back import SendBackSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConsumerNotOnline, OptionError, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from tests.both.support import await_readable
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed

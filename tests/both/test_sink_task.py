@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.datasource.sink_rows import RowKeys
 from pyspark_rocketmq.errors import RowNotSent
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_by_java, read_topic
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest

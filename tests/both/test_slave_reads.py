@@ -8,14 +8,14 @@ from itertools import chain
 import pytest
 
 from pyspark_rocketmq.client.broker import PullRequest, PullStatus, SendTerms
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.client.sending import Batch
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.send import Batch
 from tests.both.support import await_readable
 from tests.helpers.cluster import REAL_ONLY
 from tests.helpers.wait import wait_until

@@ -9,19 +9,19 @@ from queue import SimpleQueue
 import pytest
 
 from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ExpressionInvalid, RocketMQError
+from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.json_quirks import dumps_java
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.broker_sim.exchange import pull, request

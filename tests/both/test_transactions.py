@@ -8,7 +8,7 @@ from queue import SimpleQueue
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
-from pyspark_rocketmq.client.transactions import TransactionProducer
+from pyspark_rocketmq.client.producer.transactions import TransactionProducer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.messages import decode_messages

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.client.broker import SendTerms
-from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode

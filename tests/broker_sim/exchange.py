@@ -11,10 +11,10 @@ from broker_sim.peers import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
 from broker_sim.topics import Topic
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import encode_batch
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, decode_frame, decode_parts
-from pyspark_rocketmq.wire.json_quirks import ObjectMap, loads
+from pyspark_rocketmq.wire.fastjson import ObjectMap, loads
 
 PAIRS: list[dict[str, Any]] = [
     json.loads(line)

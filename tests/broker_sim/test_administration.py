@@ -9,11 +9,11 @@ import pytest
 from broker_sim.broker import Broker
 from broker_sim.peers import Outgoing
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import decode_offset_table
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.json_quirks import dumps_java, loads
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.fastjson import dumps_java, loads
+from pyspark_rocketmq.wire.requests.bodies import decode_offset_table
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,

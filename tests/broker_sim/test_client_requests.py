@@ -7,9 +7,9 @@ import pytest
 from broker_sim.broker import Broker
 from broker_sim.peers import Outgoing, Peer
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.client_info import decode_group_status, encode_consumer_status
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.client_info import decode_group_status, encode_consumer_status
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,

@@ -10,11 +10,11 @@ from broker_sim.async_cluster import AsyncCluster
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.bodies import LockBatchRequest, decode_consumer_list, encode_lock_request
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import SerializeType, encode_frame
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, decode_consumer_list, encode_lock_request
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.fake_clock import FakeClock

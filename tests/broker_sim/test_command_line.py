@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker_sim.__main__ import main
-from pyspark_rocketmq.client.acl import AclSigner
+from pyspark_rocketmq.client.pool import AclSigner
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.driver_process import ENVIRONMENT

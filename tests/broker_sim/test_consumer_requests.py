@@ -10,14 +10,14 @@ from broker_sim.membership import CHANNEL_EXPIRED_TIMEOUT_S
 from broker_sim.peers import Outgoing
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import (
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.bodies import (
     LockBatchRequest,
     decode_consumer_list,
     decode_lock_response,
     encode_lock_request,
 )
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,

@@ -7,9 +7,9 @@ import pytest
 from broker_sim.cluster import SimCluster
 from broker_sim.faults import FAULTS, Corrupt, Cut, DropConnection, Fail, FaultScript, GoAway, Lose
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import decode_consumer_list
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import encode_frame
+from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.fake_clock import FakeClock

@@ -18,13 +18,18 @@ from broker_sim.nameserver import NameServer
 from broker_sim.peers import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
-from pyspark_rocketmq.wire.bodies import ConsumerData, HeartbeatData, decode_offset_table, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.json_quirks import loads
+from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.properties import encode_properties
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.requests.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    decode_offset_table,
+    encode_heartbeat,
+)
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, TAG, build_subscription
 from tests.broker_sim.exchange import add_topic, answer_in, ask, make_broker, request, send
 from tests.broker_sim.recorded import PAIRS, assert_same_answer, recorded

@@ -8,7 +8,7 @@ from broker_sim.settings import BrokerSettings
 from broker_sim.topics import Topic, is_closed_to_producers, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from tests.broker_sim.exchange import add_topic, ask, make_broker, request
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import golden

@@ -21,9 +21,9 @@ from broker_sim.layout import (
 )
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.hashing import java_string_hash
 from pyspark_rocketmq.wire.messages import StoredMessage, decode_stored_messages, encode_batch
 from pyspark_rocketmq.wire.properties import encode_properties
+from pyspark_rocketmq.wire.subscription import java_string_hash
 
 _GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "messages.json").read_text())
 _BODIES = [base64.b64decode(pull["body_b64"]) for pull in _GOLDEN["pulls"]]

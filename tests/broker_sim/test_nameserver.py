@@ -8,8 +8,8 @@ from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
 from broker_sim.topics import Topic, TopicTable
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.json_quirks import loads
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.fastjson import loads
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import ask, request
 
 

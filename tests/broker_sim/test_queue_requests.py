@@ -5,7 +5,7 @@ import pytest
 from broker_sim.broker import Broker
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
+from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 from tests.broker_sim.exchange import TOPIC, ask, make_broker, message, request
 from tests.helpers.fake_clock import FakeClock
 

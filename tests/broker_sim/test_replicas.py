@@ -8,14 +8,14 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.fake_clock import FakeClock

@@ -9,18 +9,16 @@ import pytest
 from broker_sim.cluster import SimCluster
 from broker_sim.rights import Action, Kind, Need, needs_of
 from broker_sim.security import AccessControl, Policy, User
-from pyspark_rocketmq.client.acl import AclSigner
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.pull import PullRequest, PullStatus
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.pool import AclSigner, ConnectionSettings
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import NoPermission
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.acl import signature
-from pyspark_rocketmq.wire.bodies import LockBatchRequest, encode_lock_request
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, signature
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, encode_lock_request
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.golden import golden

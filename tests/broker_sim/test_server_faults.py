@@ -11,11 +11,8 @@ import pytest
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.pull import PullRequest, PullStatus
-from pyspark_rocketmq.client.sending import SendResult
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -27,6 +24,8 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import PATIENCE_S, wait_until
 

@@ -9,8 +9,8 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.tls import ServerTls, TlsMode, TlsStream, is_welcome
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode

@@ -7,11 +7,11 @@ import pytest
 from broker_sim.broker import Broker
 from broker_sim.transactions import HALF_TOPIC
 from pyspark_rocketmq.model import MessageExt
-from pyspark_rocketmq.wire.bodies import HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, encode_heartbeat
 from tests.broker_sim.exchange import PEER, TOPIC, ask, make_broker, request, send
 from tests.broker_sim.stored_messages import stored_messages
 from tests.helpers.fake_clock import FakeClock

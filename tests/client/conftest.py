@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 

@@ -4,14 +4,11 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.acl import AclSigner
-from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.pool import AclSigner, ChannelPool, ConnectionSettings
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.helpers.golden import golden
 from tests.helpers.scripted_server import ScriptedServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumerNotOnline,
@@ -18,10 +18,10 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
 )
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import loads
-from pyspark_rocketmq.wire.client_info import ConsumeResult
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.requests.bodies import loads
+from pyspark_rocketmq.wire.requests.client_info import ConsumeResult
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 from tests.client.test_broker import CONSUMED
 from tests.helpers.golden import recorded_command

@@ -16,16 +16,13 @@ from typing import Any
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client import after_fork, process_lines
-from pyspark_rocketmq.client.async_sends import AsyncSends
-from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.client.transactions import TransactionProducer
-from pyspark_rocketmq.client.unique_keys import UniqueKeys
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client import lifetime as after_fork
+from pyspark_rocketmq.client import pull_connection as process_lines
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
+from pyspark_rocketmq.client.producer.async_sends import AsyncSends
+from pyspark_rocketmq.client.producer.producer import Producer, UniqueKeys
+from pyspark_rocketmq.client.producer.transactions import TransactionProducer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame

@@ -4,8 +4,6 @@ import pickle
 
 import pytest
 
-from pyspark_rocketmq.client.answers import checked, error_of
-from pyspark_rocketmq.client.outgoing import describe_request
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumerNotOnline,
@@ -21,6 +19,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.responses import checked, describe_request, error_of
 
 REQUEST = RemotingCommand(
     code=RequestCode.QUERY_CONSUMER_OFFSET,

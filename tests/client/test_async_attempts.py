@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pyspark_rocketmq.client.async_attempts import AsyncAttempts
 from pyspark_rocketmq.client.broker import OnSend
-from pyspark_rocketmq.client.fault_tolerance import SendOutcome
-from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.client.producer.attempts import AsyncAttempts, SendOutcome
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import (
     ChannelClosed,
@@ -21,6 +19,7 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 
 A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)

@@ -7,15 +7,15 @@ from itertools import count
 
 import pytest
 
-from pyspark_rocketmq.client.async_sends import AsyncSends
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.publishing import select_message_queue_by_hash
-from pyspark_rocketmq.client.sending import SendResult
+from pyspark_rocketmq.client.producer.async_sends import AsyncSends
+from pyspark_rocketmq.client.producer.attempts import select_message_queue_by_hash
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import ChannelClosed, NoWritableQueue, SystemBusy, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer

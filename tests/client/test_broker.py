@@ -16,8 +16,7 @@ from pyspark_rocketmq.client.broker import (
     SendTerms,
 )
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -29,13 +28,13 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import Message, MessageExt, MessageModel, MessageQueue, QueueBounds, SendStatus
-from pyspark_rocketmq.wire import bodies
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.requests import bodies
+from pyspark_rocketmq.wire.requests.topics import encode_topic_stats
 from pyspark_rocketmq.wire.subscription import build_subscription
-from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import ScriptedServer

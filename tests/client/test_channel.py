@@ -10,11 +10,9 @@ import pytest
 
 from pyspark_rocketmq.client import channel as channels
 from pyspark_rocketmq.client import transport
-from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.dispatcher import MOST_BYTES, MOST_REQUESTS, RequestHandler
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.channel import MOST_BYTES, MOST_REQUESTS, Channel, RequestHandler
 from pyspark_rocketmq.client.transport import TcpTransport, open_socket
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome, avoided_ms
+from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, avoided_ms
 from pyspark_rocketmq.errors import LocalProtocolError, RequestTimeout, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.fake_clock import FakeClock

@@ -11,9 +11,8 @@ from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import (
     BrokerAddress,
     BrokerData,
@@ -23,8 +22,10 @@ from pyspark_rocketmq.model import (
     QueueData,
     TopicRoute,
 )
-from pyspark_rocketmq.wire import bodies
-from pyspark_rocketmq.wire.admin_bodies import (
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests import bodies
+from pyspark_rocketmq.wire.requests.admin import (
     ConsumeStats,
     OffsetWrapper,
     encode_cluster_info,
@@ -32,16 +33,14 @@ from pyspark_rocketmq.wire.admin_bodies import (
     encode_group_list,
     encode_topic_list,
 )
-from pyspark_rocketmq.wire.codes import RequestCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.resource_configs import (
+from pyspark_rocketmq.wire.requests.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
     encode_group_config,
+    encode_route,
     encode_topic_config,
+    encode_topic_stats,
 )
-from pyspark_rocketmq.wire.route import encode_route
-from pyspark_rocketmq.wire.topic_stats import encode_topic_stats
 from tests.client import test_admin, test_broker
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S

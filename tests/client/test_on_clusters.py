@@ -10,14 +10,13 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import OffsetNotFound, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag
-from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import PATIENCE_S, wait_until
 

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client import outcomes
-from pyspark_rocketmq.client.outcomes import next_outcome
+from pyspark_rocketmq.client.producer import attempts as outcomes
+from pyspark_rocketmq.client.producer.attempts import next_outcome
 
 
 def test_an_outcome_is_waited_for_though_it_comes_after_the_send_s_own_time():

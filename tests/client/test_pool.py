@@ -7,9 +7,8 @@ import pytest
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.transport import TcpTransport
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 
 
 def test_one_process_has_one_pool_per_settings() -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.sending import SendResult
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -30,6 +28,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, decompress
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer

@@ -5,15 +5,15 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.publishing import (
+from pyspark_rocketmq.client.producer.attempts import (
     round_robin_queue,
     route_to_create,
     select_message_queue_by_hash,
     select_message_queue_by_random,
-    split_batch,
 )
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, Message, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.wire.messages import encode_batch
+from pyspark_rocketmq.wire.requests.send import split_batch
 
 QUEUES = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(2)]
 

@@ -6,17 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.pull import (
-    PullRequest,
-    PullResult,
-    PullSeries,
-    PullStatus,
-    pull_result,
-)
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullSeries, PullStatus, pull_result
 from tests.helpers.golden import recorded_command
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

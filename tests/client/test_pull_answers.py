@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus, pull_result
-from pyspark_rocketmq.client.pull_answers import FoundPattern, PullAnswers
+from pyspark_rocketmq.client.pull_connection import FoundPattern, PullAnswers
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
 from tests.helpers.golden import recorded_command
 
 REQUEST = PullRequest(consumer_group="g", queue=MessageQueue("orders", "broker-a", 3), queue_offset=17)

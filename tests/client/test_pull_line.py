@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.process_lines import close_idle_lines, give_back_line, take_line
-from pyspark_rocketmq.client.pull import PullRequest, PullResult
-from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines, give_back_line, take_line
 from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult
 from tests.helpers.fake_clock import FakeClock
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

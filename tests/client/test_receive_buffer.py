@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.receive_buffer import ReceiveBuffer
+from pyspark_rocketmq.client.pull_connection import ReceiveBuffer
 
 MIB = 1 << 20
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.retry import RetryPolicy, call_with_retry
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.errors import ChannelClosed, NoPermission, RocketMQError, SystemBusy
 from tests.helpers.fake_clock import FakeClock
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.send_back import SendBack, SendBackSettings
-from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, TransportError
 from pyspark_rocketmq.model import BrokerData, MessageExt, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode

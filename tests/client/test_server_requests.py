@@ -10,12 +10,15 @@ import pytest
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.server_requests import ServerRequests
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.group.requests import ServerRequests
 from pyspark_rocketmq.model import MessageExt, MessageQueue
-from pyspark_rocketmq.wire.bodies import encode_offset_list, encode_offset_table
-from pyspark_rocketmq.wire.client_info import (
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
+from pyspark_rocketmq.wire.properties import encode_properties
+from pyspark_rocketmq.wire.requests.bodies import encode_offset_list, encode_offset_table
+from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
@@ -23,10 +26,6 @@ from pyspark_rocketmq.wire.client_info import (
     decode_directly_result,
     decode_running_info,
 )
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
-from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
-from pyspark_rocketmq.wire.properties import encode_properties
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S, wait_until

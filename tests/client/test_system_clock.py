@@ -4,8 +4,7 @@ import datetime as dt
 
 import pytest
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline, SleepWatch
+from pyspark_rocketmq.clock import Deadline, SleepWatch, SystemClock
 from tests.helpers.fake_clock import FakeClock
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.client.process_lines import give_back_line, take_line
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.pull_connection import give_back_line, take_line
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.certificates import KEY_PASSWORD, Authority, Certificate

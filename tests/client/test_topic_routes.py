@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.topic_routes import TopicRoutes
+from pyspark_rocketmq.client.cluster import TopicRoutes
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute

@@ -12,8 +12,8 @@ import pytest
 import broker_sim.transactions
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.transactions import TransactionProducer
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.client.producer.transactions import TransactionProducer
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until

@@ -4,7 +4,8 @@ import datetime as dt
 
 import pytest
 
-from pyspark_rocketmq.client.unique_keys import UniqueKeys, local_ip, month_start_s
+from pyspark_rocketmq.client.producer.producer import UniqueKeys, month_start_s
+from pyspark_rocketmq.client.transport import local_ip
 from tests.helpers.fake_clock import FakeClock
 
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from pyspark_rocketmq.consume.duties import (
+from pyspark_rocketmq.consume.membership import (
     AskMembers,
     Duty,
     Heartbeat,
     Lock,
+    Membership,
     MembershipTiming,
     Unlock,
     Unregister,
 )
-from pyspark_rocketmq.consume.membership import Membership
 from pyspark_rocketmq.model import MessageQueue
 
 BROKER_LOCK_S = 60.0

@@ -16,13 +16,15 @@ from pyspark_rocketmq.consume.allocation import (
     Averagely,
     AveragelyByCircle,
     ByConfig,
+    ByMachineRoom,
+    ConsistentHash,
+    MachineRoomNearby,
     allocate,
+    allocation_strategy,
+    room_of_client,
     sorted_members,
     sorted_queues,
 )
-from pyspark_rocketmq.consume.allocation_names import allocation_strategy
-from pyspark_rocketmq.consume.consistent_hash import ConsistentHash
-from pyspark_rocketmq.consume.machine_rooms import ByMachineRoom, MachineRoomNearby, room_of_client
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.golden import golden

@@ -8,14 +8,16 @@ from types import MappingProxyType
 import pytest
 
 from pyspark_rocketmq.consume.concurrent import (
+    ACK_ALL,
+    Answer,
     ConcurrentConsumption,
     ConcurrentSettings,
     Delivery,
     Finish,
+    answer_of,
+    answer_of_failure,
 )
-from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, Answer, answer_of, answer_of_failure
-from pyspark_rocketmq.consume.orderly_outcome import ReturnType
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageModel
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageModel, ReturnType
 
 LATER = Answer(ReturnType.FAILED, 0, 0)
 

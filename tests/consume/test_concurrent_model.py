@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.concurrent import (
+    ACK_ALL,
     ConcurrentConsumption,
     ConcurrentSettings,
     Delivery,
     Finish,
+    answer_of,
+    answer_of_failure,
 )
-from pyspark_rocketmq.consume.concurrent_answer import ACK_ALL, answer_of, answer_of_failure
 from pyspark_rocketmq.model import MessageModel
 
 _EXAMPLES = int(os.environ.get("CONCURRENT_MODEL_EXAMPLES", "150"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.lives import Beginning, LastMessage, Standing, new_life, newer
+from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life, newer
 from pyspark_rocketmq.model import QueueBounds
 
 LAST = LastMessage(99, 5_000, 12_345)

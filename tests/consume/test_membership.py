@@ -7,9 +7,8 @@ import itertools
 import pytest
 
 from pyspark_rocketmq.consume.allocation import Averagely
-from pyspark_rocketmq.consume.duties import AskMembers, Heartbeat, Lock, Unlock, Unregister
-from pyspark_rocketmq.consume.membership import Membership
-from pyspark_rocketmq.consume.queue_tenure import TRANSITIONS, Effect, Event, Phase, after
+from pyspark_rocketmq.consume.membership import AskMembers, Heartbeat, Lock, Membership, Unlock, Unregister
+from pyspark_rocketmq.consume.queue_ownership import TRANSITIONS, Effect, Event, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 from tests.consume.group_model import average
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
-from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome, ReturnType
-from pyspark_rocketmq.model import ConsumeOrderlyStatus
+from pyspark_rocketmq.consume.orderly import (
+    Delivery,
+    Effect,
+    Finish,
+    OrderlyConsumption,
+    OrderlySettings,
+    Outcome,
+)
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 COMMIT = ConsumeOrderlyStatus.COMMIT

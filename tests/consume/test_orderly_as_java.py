@@ -12,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.orderly import Delivery, Finish, OrderlyConsumption, OrderlySettings
-from pyspark_rocketmq.consume.orderly_outcome import Effect, Outcome
+from pyspark_rocketmq.consume.orderly import (
+    Delivery,
+    Effect,
+    Finish,
+    OrderlyConsumption,
+    OrderlySettings,
+    Outcome,
+)
 from pyspark_rocketmq.model import ConsumeOrderlyStatus
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.gaps import OffsetGap
-from pyspark_rocketmq.consume.plan import Had, Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.consume.planning import Had, Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 

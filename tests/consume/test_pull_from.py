@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.pull_from import AVOIDED_S, PullFrom
+from pyspark_rocketmq.consume.fetch_window import AVOIDED_S, PullFrom
 
 
 def test_the_master_is_pulled_from_at_first():

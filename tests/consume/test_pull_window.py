@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.pull_window import AnswerOutcome, Piece, PullStep, PullWindow
+from pyspark_rocketmq.consume.fetch_window import AnswerOutcome, Piece, PullStep, PullWindow
 
 
 def window(start: int, end: int, *, segment: int = 4, depth: int = 2, max_ahead_bytes: int = 1 << 20):

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.put_back import (
+from pyspark_rocketmq.consume.retry_counts import (
     MOST_SPANS,
     PutBack,
     from_offset,

@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume import put_back
-from pyspark_rocketmq.consume.lives import LastMessage
-from pyspark_rocketmq.consume.reconcile import MOST_SHOWN, Shown, from_text, go_on_at, seen, since, to_text
-from pyspark_rocketmq.consume.statistics import lately
+from pyspark_rocketmq.consume import retry_counts as put_back
+from pyspark_rocketmq.consume.metrics import lately
+from pyspark_rocketmq.consume.positions import (
+    MOST_SHOWN,
+    LastMessage,
+    Shown,
+    from_text,
+    go_on_at,
+    seen,
+    since,
+    to_text,
+)
 from pyspark_rocketmq.errors import DamagedOffsets
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.repeated import LONGEST_PAUSE_S, MOST_KEYS, Repeated
+from pyspark_rocketmq.listeners.errors import LONGEST_PAUSE_S, MOST_KEYS, Repeated
 
 
 def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals():

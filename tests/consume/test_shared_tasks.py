@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.shared_tasks import (
-    READ_MS,
-    WORTH_A_TASK_MS,
-    Expected,
-    read_together,
-    shared_tasks,
-)
+from pyspark_rocketmq.consume.planning import READ_MS, WORTH_A_TASK_MS, Expected, read_together, shared_tasks
 
 RANGES = st.lists(st.builds(Expected, st.integers(0, 500), st.none() | st.floats(0, 2)), max_size=40)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.split import MAX_PARTS, split_ranges
+from pyspark_rocketmq.consume.planning import MAX_PARTS, split_ranges
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.plan import Had, QueueProgress
-from pyspark_rocketmq.consume.stalls import REST_S, StallCounter
+from pyspark_rocketmq.consume.planning import REST_S, Had, QueueProgress, StallCounter
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 QUEUE = MessageQueue("orders", "broker-a", 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.start import starting_position, starting_positions, unknown_queue_problems
+from pyspark_rocketmq.consume.positions import starting_position, starting_positions, unknown_queue_problems
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 OTHER = MessageQueue("orders", "broker-a", 1)

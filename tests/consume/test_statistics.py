@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.statistics import Figures, RecentFigures, lately, status_of
-from pyspark_rocketmq.wire.client_info import ConsumeStatus
+from pyspark_rocketmq.consume.metrics import Figures, RecentFigures, lately, status_of
+from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 
 START_S = 1_700_000_000.0
 

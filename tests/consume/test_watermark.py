@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.watermark import Life, advance, app_id, life_of, newest_lives
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import Life, advance, life_of, newest_lives
+from pyspark_rocketmq.sinks.delta_rules import app_id
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
 

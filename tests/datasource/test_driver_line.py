@@ -6,12 +6,12 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource import driver_line
-from pyspark_rocketmq.datasource.driver_line import DriverLine
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.group import driver_line
+from pyspark_rocketmq.group.driver_line import DriverLine
 from pyspark_rocketmq.group.member import RunningMember
-from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import Slots
 
 

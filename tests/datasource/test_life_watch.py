@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.consume.lives import LastMessage
-from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message

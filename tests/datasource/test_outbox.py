@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.client.broker import OnSend
-from pyspark_rocketmq.client.fault_tolerance import FaultTable
-from pyspark_rocketmq.client.sending import SendResult
-from pyspark_rocketmq.datasource.outbox import Outbox
-from pyspark_rocketmq.datasource.sink_batches import Destination, Parcel
-from pyspark_rocketmq.datasource.sink_rows import SinkRow
+from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, RowNotSent, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, SendStatus
+from pyspark_rocketmq.publish.batches import Destination, Parcel
+from pyspark_rocketmq.publish.rows import SinkRow
+from pyspark_rocketmq.publish.sender import Outbox
+from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 
 A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)

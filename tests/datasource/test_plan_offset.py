@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.datasource.plan_offset import offset_to_plan, plan_to_offset
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.ranges import offset_to_plan, plan_to_offset
 
 QUEUES = st.builds(
     MessageQueue, st.sampled_from(["orders", "%RETRY%g"]), st.sampled_from(["a", "b"]), st.integers(0, 20)

@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.stalls import REST_S
-from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
-from pyspark_rocketmq.datasource.broker_offsets import BrokerOffsets
-from pyspark_rocketmq.datasource.cluster_view import Snapshot
-from pyspark_rocketmq.datasource.life_watch import LifeWatch
-from pyspark_rocketmq.datasource.plan_offset import Offset, offset_to_plan
-from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
-from pyspark_rocketmq.datasource.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.datasource.reset_watch import ResetWatch
-from pyspark_rocketmq.datasource.vanished import Vanished
+from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
+from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     DataLoss,
@@ -24,11 +16,18 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
     TransportError,
 )
+from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.planner import MicroBatchPlanner
+from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.source.queue_lives import LifeWatch
+from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
+from pyspark_rocketmq.source.topic_changes import Vanished
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.ownership import OneMember
 

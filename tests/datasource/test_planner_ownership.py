@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from pyspark_rocketmq.consume.left_out import LONGEST_LEFT_OUT_S, LeftOut
+from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, LeftOut
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from tests.datasource.test_planner import A0, A1, Planning
 from tests.helpers.fake_clock import FakeClock
 

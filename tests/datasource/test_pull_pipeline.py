@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.client.pull_line import PullLine
+from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
-from pyspark_rocketmq.consume.pull_window import Piece, PullWindow
-from pyspark_rocketmq.datasource import pull_pipeline
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.pull_pipeline import Arrival, PullPipeline
+from pyspark_rocketmq.consume.fetch_window import Piece, PullWindow
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.source import fetcher as pull_pipeline
+from pyspark_rocketmq.source.fetcher import Arrival, PullPipeline
+from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.partitions import partition_of

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.datasource.broker_offsets import Addresses
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
+from pyspark_rocketmq.group.broker_offsets import Addresses
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.fake_clock import FakeClock
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from pyspark_rocketmq.consume.lives import LastMessage
-from pyspark_rocketmq.datasource.life_watch import Found
+from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.errors import (
     ConnectFailed,
     LogTailLost,
@@ -16,7 +15,8 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.starting_offsets import StartingOffsets
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.source.queue_lives import Found
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.datasource.test_queue_claims import FakeBrokerOffsets, handed_over
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.consume.pull_window import PullWindow
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.range_pull import QueueReset, TailLost
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.consume.fetch_window import PullWindow
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.range_fetcher import QueueReset, TailLost
+from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.helpers.partitions import partition_of

@@ -9,24 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.datasource.offset_holes import holes_before
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues, read_ranges
-from pyspark_rocketmq.datasource.range_tickets import (
-    MOST_COUNTED,
-    Ticket,
-    read_tickets,
-    tasks_of,
-    ticket_rows,
-)
-from pyspark_rocketmq.datasource.schema import (
-    RangeEnd,
-    planned_range,
-    pull_figures,
-    range_end,
-    told_with_messages,
-)
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.consumer.engine.range import pieces
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -35,10 +19,18 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.arrived_range import pieces
+from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
+from pyspark_rocketmq.source.reader import holes_before, read_queue, read_queues, read_ranges, read_tickets
+from pyspark_rocketmq.source.schema import (
+    RangeEnd,
+    planned_range,
+    pull_figures,
+    range_end,
+    told_with_messages,
+)
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message

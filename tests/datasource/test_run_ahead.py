@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pyspark_rocketmq.datasource.run_ahead import run_ahead
+from pyspark_rocketmq.source.reader import run_ahead
 from tests.helpers.wait import PATIENCE_S
 
 

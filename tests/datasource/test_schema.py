@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.consume.statistics import Figures
-from pyspark_rocketmq.datasource.schema import (
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import (
     CONSUMER_SCHEMA,
     RangeEnd,
     marker_row,
@@ -16,9 +18,7 @@ from pyspark_rocketmq.datasource.schema import (
     told_with_messages,
     with_consumer_columns,
 )
-from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
 from tests.helpers.messages import QUEUE, message_at
 

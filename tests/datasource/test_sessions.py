@@ -11,11 +11,11 @@ import pytest
 from py4j.java_gateway import JavaPackage
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.datasource.sessions import check_classic, check_delta, is_speculative, task_slots
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.publish.keys import by_sharding_key
+from pyspark_rocketmq.source.session import check_classic, check_delta, is_speculative, task_slots
 
 
 def session(*, with_copies: bool) -> Any:

@@ -18,17 +18,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_rocketmq.datasource.key_sample import MOST_KEYS, KeySampler, keys_of_several_tasks
-from pyspark_rocketmq.datasource.places import Places
-from pyspark_rocketmq.datasource.sink_batches import Gatherer, Parcel
-from pyspark_rocketmq.datasource.sink_rows import RowKeys, RowReader, SinkRow
-from pyspark_rocketmq.datasource.sink_schema import column_positions
 from pyspark_rocketmq.errors import OptionError, RowNotSent, SchemaError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.batches import Gatherer, Parcel, Places
+from pyspark_rocketmq.publish.keys import MOST_KEYS, KeySampler, keys_of_several_tasks
+from pyspark_rocketmq.publish.rows import RowKeys, RowReader, SinkRow, column_positions
 from pyspark_rocketmq.wire.compression import decompress
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
-from pyspark_rocketmq.write_options import WriteOptions
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue, read_queues
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import read_queue, read_queues
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_stored_messages, encode_stored_message
 from tests.datasource.test_queue_reader import QUEUE, Log, offsets_of, read, told
 from tests.datasource.test_queue_reader import log as _log

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark import TaskContext
 
-from pyspark_rocketmq.datasource import worker_memory
-from pyspark_rocketmq.datasource.worker_memory import settled
+from pyspark_rocketmq.source import worker as worker_memory
+from pyspark_rocketmq.source.worker import settled
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ import pytest
 import pyspark_rocketmq
 from jobs.cli import JobCommand, cli
 from pyspark_rocketmq import errors
-from pyspark_rocketmq.datasource.schema import spark_schema
-from pyspark_rocketmq.option_set import specs_of
+from pyspark_rocketmq.options.declare import specs_of
+from pyspark_rocketmq.source.schema import spark_schema
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, pages
 
 

@@ -31,7 +31,7 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from jobs import stop_signals
 from jobs.cli import main
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_pages import JOB_CALL

@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.accounts_in_a_database import AccountsInDatabase
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer

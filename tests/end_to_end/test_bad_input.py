@@ -11,13 +11,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.datasource import format as source_format
-from pyspark_rocketmq.datasource.format import DefaultSource, register
+from pyspark_rocketmq import format as source_format
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, TopicNotFound
+from pyspark_rocketmq.format import DefaultSource, register
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import ClusterUnderTest
 
 pytestmark = pytest.mark.spark

@@ -11,8 +11,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OffsetNotFound
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
     ConsumeOrderlyStatus,
@@ -21,9 +23,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.wait import wait_until

@@ -17,7 +17,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeMessageContext,
+    ConsumeMessageHook,
+)
+from pyspark_rocketmq.listeners.forms import ListenerContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -27,12 +35,7 @@ from pyspark_rocketmq.model import (
     dlq_topic,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext, ConsumeMessageHook
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME

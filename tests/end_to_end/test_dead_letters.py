@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, dlq_topic, retry_topic
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.end_to_end.test_orderly_consumer import Consumption, emit_step
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog

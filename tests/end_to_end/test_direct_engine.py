@@ -10,8 +10,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
+from pyspark_rocketmq.consumer.engine.task import BatchTask, Evaluated, together
 from pyspark_rocketmq.model import OrderlyEngineKind
-from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated, together
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders

@@ -10,7 +10,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -20,9 +22,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until

@@ -15,17 +15,15 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListener
+from pyspark_rocketmq.listeners.context import ConsumeMessageContext, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.forms import ListenerContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
-from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeMessageContext
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
-from pyspark_rocketmq.streaming.pandas_listener import PandasListener
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.wire.client_info import ConsumeResult
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
+from pyspark_rocketmq.wire.requests.client_info import ConsumeResult
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog

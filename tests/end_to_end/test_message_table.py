@@ -12,12 +12,12 @@ from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.avro.functions import from_avro
 
+from pyspark_rocketmq.consumer.message_table import json_body
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import ConsumeFromWhere, Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.message_table import json_body
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 

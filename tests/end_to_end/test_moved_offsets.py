@@ -8,12 +8,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import produce_orders

@@ -19,22 +19,22 @@ import pyspark_rocketmq
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine import state as orderly_engine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.state import OrderlyEngine
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.monitoring.figures import BatchFigures
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming import orderly_engine
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
-from pyspark_rocketmq.wire.resource_configs import SubscriptionGroupConfig
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from tests.docs.pages import blocks
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
@@ -148,7 +148,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
 ) -> None:
     """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table, and how far behind it is on the way."""
     # A broker that is only late tells the time of a message as well.
-    monkeypatch.setattr("pyspark_rocketmq.monitoring.stored_times._TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr("pyspark_rocketmq.monitoring.query_monitor._TIMEOUT_S", PATIENCE_S)
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
     told: list[BatchFigures] = []
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import ConsumeFromWhere, Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming import push_consumer
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import emit_step
 from tests.groups.quick_source import source_with
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest

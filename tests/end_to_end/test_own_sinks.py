@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.several_sinks import Route
+from pyspark_rocketmq.sinks.database import DatabaseSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import Route
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import check_sink, produce_orders

@@ -10,17 +10,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.connection_options import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.client.pool import process_pool
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetNotFound, OptionError, SchemaError
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.replay.ranges import REPLAYED_FROM, Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.replay import Replay
-from pyspark_rocketmq.replay.resent_message import REPLAYED_FROM
-from pyspark_rocketmq.replay.sending import Sending
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import await_dispatched, patient_producer
 from tests.helpers.wait import PATIENCE_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.certificates import KEY_PASSWORD
 from tests.helpers.driver_process import ENVIRONMENT, REPO

@@ -11,8 +11,10 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.send_back import SendBackSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
     ConsumeOrderlyStatus,
@@ -22,9 +24,7 @@ from pyspark_rocketmq.model import (
     retry_topic,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.sending import await_dispatched

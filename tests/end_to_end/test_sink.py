@@ -12,9 +12,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_rocketmq.datasource.format import register
-from pyspark_rocketmq.datasource.key_order import by_sharding_key
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.publish.keys import by_sharding_key
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.end_to_end.test_source import read
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import await_dispatched

@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.consumer.engine.task import BatchTask, Evaluated, together
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
-from pyspark_rocketmq.streaming.batch_task import BatchTask, Evaluated, together
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders

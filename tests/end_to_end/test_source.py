@@ -9,7 +9,7 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.format import register
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
 

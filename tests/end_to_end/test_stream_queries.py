@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -20,8 +21,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.poison import GARBAGE, store_as_it_is
 from tests.helpers.sending import patient_producer

@@ -9,15 +9,14 @@ from contextlib import suppress
 import pytest
 
 from fuzz.reconnects import Held
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.datasource.group_member import join_group
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 

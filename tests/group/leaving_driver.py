@@ -11,11 +11,10 @@ import signal
 import sys
 import threading
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.group_member import join_group
-from pyspark_rocketmq.group.leave import leave_at_the_end
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.group.join import join_group, leave_at_the_end
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 
 
 def main(name_servers: str, topic: str, group: str, *how: str) -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pyspark_rocketmq.group.at_once import at_once
+from pyspark_rocketmq.client.cluster import at_once
 
 
 def test_calls_are_made_at_the_same_time() -> None:

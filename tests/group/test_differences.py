@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.group.differences import Differences, differences
+from pyspark_rocketmq.group.member import Differences, differences
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
-from pyspark_rocketmq.wire.admin_bodies import ConsumerConnection
-from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType
+from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription
 
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
+from pyspark_rocketmq.group.join import client_id, join_group, progress_name
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.wire.bodies import ConsumerData
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData
 from tests.helpers.fake_clock import FakeClock
 
 

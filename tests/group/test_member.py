@@ -11,7 +11,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.consume.allocation import Averagely
-from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pyspark_rocketmq.consume.statistics import Figures, RecentFigures
-from pyspark_rocketmq.datasource.member_desk import MemberDesk
+from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
+from pyspark_rocketmq.group.requests import MemberDesk
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData
-from pyspark_rocketmq.wire.client_info import ConsumeResult, ConsumeStatus
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
+from pyspark_rocketmq.wire.requests.client_info import ConsumeResult, ConsumeStatus
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at

@@ -16,12 +16,12 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming import push_consumer
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.groups.quick_source import source_with
 from tests.helpers.spark_session import make_session
 

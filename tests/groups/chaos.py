@@ -23,7 +23,7 @@ from threading import Barrier
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.groups.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.groups.operator import Operator

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable, QueryBuilder
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

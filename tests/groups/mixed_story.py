@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import SystemBusy
 from pyspark_rocketmq.model import Message, MessageQueue
 

@@ -10,10 +10,10 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.groups.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 

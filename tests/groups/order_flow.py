@@ -12,13 +12,13 @@ from typing import Self
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.orders import STEPS, Orders
 
 _OPEN_ORDERS = 20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from pyspark_rocketmq.consume.duties import MembershipTiming
-from pyspark_rocketmq.datasource.format import DefaultSource
-from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.format import DefaultSource
+from pyspark_rocketmq.source.readers import RocketMQStreamReader
 
 
 def source_with(timing: MembershipTiming) -> type[DefaultSource]:

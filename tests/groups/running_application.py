@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyspark_rocketmq.consume.duties import MembershipTiming
+from pyspark_rocketmq.consume.membership import MembershipTiming
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daemon, parent_of, session_of
 

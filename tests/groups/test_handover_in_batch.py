@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming import push_consumer
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.wait import wait_until

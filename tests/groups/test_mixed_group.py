@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.allocation import Averagely, allocate
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.errors import BrokerError
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming import push_consumer
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 from tests.groups.mixed_story import Consumed, OrderlyProducer, by_queue, disorder, repeated
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_rocketmq.datasource.format import DefaultSource
-from pyspark_rocketmq.datasource.partition import QueuePartition
+from pyspark_rocketmq.format import DefaultSource
+from pyspark_rocketmq.source.ranges import QueuePartition
 
 
 def planned_batch(**options: str) -> list[QueuePartition]:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.consume.lives import LastMessage
-from pyspark_rocketmq.datasource.broker_offsets import RemoteBrokerOffsets
-from pyspark_rocketmq.datasource.cluster_view import ClusterView
-from pyspark_rocketmq.datasource.group_member import join_group
-from pyspark_rocketmq.datasource.life_watch import PullingLifeWatch
-from pyspark_rocketmq.datasource.plan_offset import Offset
-from pyspark_rocketmq.datasource.planner import MicroBatchPlanner
-from pyspark_rocketmq.datasource.progress import GroupProgress
-from pyspark_rocketmq.datasource.queue_reader import partitions_of, read_queue
-from pyspark_rocketmq.datasource.schema import planned_range
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.group.join import join_group
+from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.starting_offsets import StartingOffsets
-from pyspark_rocketmq.streaming.arrived_range import MESSAGE_COLUMNS, messages_of
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.planner import MicroBatchPlanner
+from pyspark_rocketmq.source.progress import GroupProgress
+from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.ranges import Offset, partitions_of
+from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, planned_range
 from tests.helpers.wait import wait_until
 
 SOON_S = 120.0

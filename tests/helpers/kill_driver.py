@@ -30,8 +30,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_rocketmq.datasource.format import DefaultSource
-from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.format import DefaultSource
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -41,12 +42,10 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming import push_consumer
-from pyspark_rocketmq.streaming.delta_batch import DeltaBatch
-from pyspark_rocketmq.streaming.delta_files import WrittenFile
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.delta_files import WrittenFile
+from pyspark_rocketmq.sinks.delta_sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 from tests.helpers.wait import wait_until

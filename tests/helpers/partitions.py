@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.model import BrokerAddress, QueueRange
+from pyspark_rocketmq.source.ranges import QueuePartition
 from tests.helpers.wait import PATIENCE_S
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.wait import PATIENCE_S

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.pull_window import Piece
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
+from pyspark_rocketmq.consume.fetch_window import Piece
+from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.ranges import QueuePartition
 
 
 class QueuePuller:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_rocketmq.consume.range_orders import NoOrders
+from pyspark_rocketmq.consume.turns import NoOrders
 from pyspark_rocketmq.model import MessageQueue
 
 

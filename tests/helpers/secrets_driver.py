@@ -24,7 +24,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from jobs.cli import main as main_of_jobs
-from pyspark_rocketmq.datasource.format import DefaultSource, register
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.format import DefaultSource, register
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -32,15 +35,12 @@ from pyspark_rocketmq.model import (
     MessageExt,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.streaming.several_sinks import SeveralSinks
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.sinks.database import DatabaseSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import SeveralSinks
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.secured import RETRYING_GROUP
 from tests.helpers.spark_session import make_session

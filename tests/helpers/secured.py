@@ -14,9 +14,8 @@ from broker_sim.security import Policy, User
 from broker_sim.tls import ServerTls, TlsMode
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.certificates import KEY_PASSWORD, Authority, Certificate

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.real_broker import plain_remoting
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.datasource.sink_rows import RowKeys
-from pyspark_rocketmq.datasource.sink_task import send_rows
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.rows import RowKeys
+from pyspark_rocketmq.publish.writer import send_rows
 from tests.helpers.wait import PATIENCE_S
 
 

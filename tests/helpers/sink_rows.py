@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.sink import RowWriter, write_rows
+from pyspark_rocketmq.sinks.base import RowWriter, write_rows
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
 GROUP = "order-etl"
 Q0 = MessageQueue("orders", "broker-a", 0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
 from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, marker_row
 from tests.helpers.messages import message_at
 
 Row = dict[str, Any]

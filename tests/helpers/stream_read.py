@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_rocketmq.datasource.format import DefaultSource
-from pyspark_rocketmq.datasource.plan_offset import Offset
-from pyspark_rocketmq.datasource.stream_reader import RocketMQStreamReader
+from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.ranges import Offset
+from pyspark_rocketmq.source.readers import RocketMQStreamReader
 
 _QUICK_REFRESH_MS = "1"
 

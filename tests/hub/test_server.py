@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
-from pyspark_rocketmq.hub import line_loop, task_line
-from pyspark_rocketmq.hub.address import HubAddress
-from pyspark_rocketmq.hub.client import HubClient
+from pyspark_rocketmq.hub import connections as line_loop
+from pyspark_rocketmq.hub import task_line
+from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.session import LONGEST_GREETING, Message
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Message
 from pyspark_rocketmq.hub.state import Part, Slots
 from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue

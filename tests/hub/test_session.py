@@ -7,10 +7,10 @@ import json
 import pytest
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.hub.address import HubAddress
 from pyspark_rocketmq.hub.session import (
     LONGEST_GREETING,
     Greeting,
+    HubAddress,
     Introduction,
     LineBuffer,
     Session,

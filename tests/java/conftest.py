@@ -10,7 +10,7 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.java.clients import JavaClients

@@ -14,6 +14,8 @@ from typing import Any, Self
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -21,8 +23,6 @@ from pyspark_rocketmq.model import (
     MessageExt,
 )
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
 from tests.helpers.delivery_log import whole_lines
 
 _TRIGGER = {"processingTime": "100 milliseconds"}

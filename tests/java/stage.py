@@ -11,8 +11,8 @@ from typing import Any
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.wire.bodies import HeartbeatData, decode_heartbeat
 from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_heartbeat
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.golden import golden

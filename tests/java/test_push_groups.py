@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetNotFound
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.both.support import ANSWER_S, await_readable

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.java.clients import JavaClients

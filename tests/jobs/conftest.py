@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import jobs.publish
 import jobs.replay
-from pyspark_rocketmq.datasource.format import register
+from pyspark_rocketmq.format import register
 
 
 @pytest.fixture

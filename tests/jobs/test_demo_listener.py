@@ -10,9 +10,9 @@ from pyspark.sql.types import StructType
 
 from jobs.demo.listener import DemoFailure, InjectedFailure, injected_failure, on_order
 from jobs.demo.orders import order_events
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
 
 OUTPUT = OutputColumns.of(
     StructType()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from jobs.lag_view import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.progress_name import ProgressName
-from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.wire.client_info import ProcessQueueInfo
+from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 NOW_S = 1_700_000_100.0

@@ -22,17 +22,17 @@ from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToSink, ToTime
 from jobs.offsets_settings import OffsetsChangeSettings
 from jobs.output import OutputForm
 from jobs.sink_watermarks import SinkWatermarks
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.group_member import client_id, join_group
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.push_consumer import check_sink
 from pyspark_rocketmq.errors import SinkSetBack
+from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.lost_offsets import check_sink
-from pyspark_rocketmq.streaming.sink_standing import SinkStanding, remembered_text
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer

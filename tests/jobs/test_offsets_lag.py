@@ -15,12 +15,12 @@ from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_show import show_offsets
 from jobs.output import OutputForm
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.group_member import client_id, join_group, progress_name
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.group.join import client_id, join_group, progress_name
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until

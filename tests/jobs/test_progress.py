@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from jobs.progress import RowCounter, Shown, behind_text, failure_sentence
-from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.figures import figures_of
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.committer import BatchReport
+from pyspark_rocketmq.monitoring.batch_metrics import figures_of
+from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.fake_clock import FakeClock
 from tests.monitoring.events import NOW_S, Q0, planned, progress
 

@@ -16,7 +16,7 @@ from jobs.publish import publish
 from jobs.publish_settings import PublishSettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.write_options import WriteOptions
+from pyspark_rocketmq.options.write import WriteOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.wait import PATIENCE_S
 

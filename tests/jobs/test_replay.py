@@ -17,7 +17,7 @@ from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.replay import OnStep, Replay, ReplaySummary
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer

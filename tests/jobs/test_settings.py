@@ -13,7 +13,7 @@ from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
-from pyspark_rocketmq.option_set import specs_of
+from pyspark_rocketmq.options.declare import specs_of
 from tests.packaging.checkout import ROOT
 
 CONSUME = (
@@ -193,7 +193,7 @@ def test_relative_paths_are_the_current_directorys_and_uris_stay(tmp_path, monke
 
 
 def test_what_goes_to_the_source_is_valid_there():
-    from pyspark_rocketmq.options import ReadOptions
+    from pyspark_rocketmq.options.read import ReadOptions
 
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "failOnDataLoss=false"])
 
@@ -210,7 +210,7 @@ def test_offsets_show_needs_only_the_table():
 
 def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
     """A5, A6: given to a job, valid at the source, never shown."""
-    from pyspark_rocketmq.options import ReadOptions
+    from pyspark_rocketmq.options.read import ReadOptions
 
     given = {
         "namespace": "shop",

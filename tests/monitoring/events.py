@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.committer import BatchReport
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 NOW_S = 1_700_000_100.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
+from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.figures import figures_of
-from pyspark_rocketmq.offsets.lag import QueueLag
+from pyspark_rocketmq.monitoring.batch_metrics import figures_of
+from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.monitoring.events import NOW_S, Q0, Q1, ack, offset_row, planned, progress, report
 
 

@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
 
-from pyspark_rocketmq.datasource.plan_offset import plan_to_offset
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.monitoring import stored_times
+from pyspark_rocketmq.monitoring import query_monitor as stored_times
 from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
+from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.cluster import SIM_ONLY
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S

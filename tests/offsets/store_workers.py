@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pyspark_rocketmq.errors import OffsetCommitConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
 
 T = TypeVar("T")

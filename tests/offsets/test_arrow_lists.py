@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.offsets.arrow_lists import to_numbers, to_strings
+from pyspark_rocketmq.offsets.delta_rows import to_numbers, to_strings
 from tests.helpers.driver_process import ENVIRONMENT
 
 _MICROS = pa.timestamp("us", "UTC")

@@ -22,10 +22,9 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
-from pyspark_rocketmq.offsets.arrow_rows import SCHEMA
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.registry import open_offset_store
-from pyspark_rocketmq.offsets.table_version import NEWEST_VERSION, VERSION_PROPERTY
+from pyspark_rocketmq.offsets.delta_rows import NEWEST_VERSION, SCHEMA, VERSION_PROPERTY
+from pyspark_rocketmq.offsets.open import open_offset_store
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import (
     GROUP,

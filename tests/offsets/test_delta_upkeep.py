@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta import log as log_module
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.offsets import delta_upkeep as upkeep_module
-from pyspark_rocketmq.offsets import log_files as log_module
+from pyspark_rocketmq.offsets import delta_history as upkeep_module
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
+from pyspark_rocketmq.offsets.delta_history import HistoryTable, Upkeep
 from pyspark_rocketmq.offsets.history import StoredChange, change_at
-from pyspark_rocketmq.offsets.history_table import HistoryTable
-from pyspark_rocketmq.offsets.log_files import LogFiles
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import PATIENCE_S
 from tests.offsets.conformance import GROUP, Q0, committed
@@ -290,7 +289,7 @@ def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(path: Path, monkeypatc
 
 
 def test_days_that_are_too_old_are_forgotten_and_files_become_few(path: Path, monkeypatch):
-    monkeypatch.setattr("pyspark_rocketmq.offsets.history_table._COMPACT_ABOVE", 2)
+    monkeypatch.setattr("pyspark_rocketmq.offsets.delta_history._COMPACT_ABOVE", 2)
     store = DeltaOffsetStore(path)
     commits(store, 45)
     history = HistoryTable(str(path))

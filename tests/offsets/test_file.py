@@ -14,7 +14,7 @@ import pytest
 from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, OffsetStoreUnavailable, SchemaError
 from pyspark_rocketmq.offsets import file as file_module
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import TAKEN_OVER
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.offsets.progress_name import ProgressName
+from pyspark_rocketmq.offsets.store import ProgressName
 
 
 @pytest.mark.parametrize(

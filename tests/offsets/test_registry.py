@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.registry import open_offset_store
+from pyspark_rocketmq.offsets.open import open_offset_store
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -77,7 +77,7 @@ def test_the_brokers_need_a_group_to_ask_for(tmp_path: Path):
 def test_importing_the_registry_loads_neither_delta_nor_arrow():
     """Executors import it, and delta-rs must not be in a process that forks."""
     code = (
-        "import sys, pyspark_rocketmq.offsets.registry, pyspark_rocketmq.offsets.rules;"
+        "import sys, pyspark_rocketmq.offsets.open, pyspark_rocketmq.offsets.rules;"
         "print(sorted({'deltalake', 'pyarrow', 'pyspark'} & set(sys.modules)))"
     )
     env = {"PYTHONPATH": ":".join(sys.path)}

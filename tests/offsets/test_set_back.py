@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.offsets.set_back import what_went_back
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore, what_went_back
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.producer import Producer
+from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.helpers import held_listener

@@ -87,8 +87,6 @@ def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
 def test_under_a_name_spark_takes_the_wheel_is_an_archive_for_py_files(wheel: Path, tmp_path: Path) -> None:
     archive = Path(shutil.copy(wheel, tmp_path / "pyspark_rocketmq.zip"))
 
-    printed = run_installed(
-        archive, "-c", "import pyspark_rocketmq.datasource.format as f; print(f.__file__)"
-    )
+    printed = run_installed(archive, "-c", "import pyspark_rocketmq.format as f; print(f.__file__)")
 
-    assert printed.strip() == f"{archive}/pyspark_rocketmq/datasource/format.py"
+    assert printed.strip() == f"{archive}/pyspark_rocketmq/format.py"

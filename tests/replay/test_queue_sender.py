@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, RequestTimeout, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.replay.queue_sender import QueueSender
+from pyspark_rocketmq.replay.tasks import QueueSender
 from tests.helpers.fake_clock import FakeClock
 
 SETTLE_S = 3.0

@@ -7,8 +7,8 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.replay.sending import Sending
 
 A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.replay.resent_message import resent_message
+from pyspark_rocketmq.replay.ranges import resent_message
 
 ORIGIN = MessageQueue("orders", "broker-a", 3)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.replay.ranges import Sending
 
 A0, COPY = MessageQueue("orders", "a", 0), MessageQueue("copy", "a", 0)
 SENDING = Sending(run="r1", source=QueueRange(queue=A0, start=100, end=200), target=COPY, target_offset=50)

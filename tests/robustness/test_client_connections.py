@@ -14,10 +14,9 @@ from fuzz.reconnects import Held, reconnect
 from fuzz.simulator_reconnects import reconnect_to_simulator
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.system_clock import SystemClock
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import SendingTime, TcpTransport, open_socket
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     ChannelClosed,
     ConnectFailed,

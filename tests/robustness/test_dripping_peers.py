@@ -14,18 +14,16 @@ from broker_sim.cluster import SimCluster
 from fuzz.reconnects import Held
 from pyspark_rocketmq.client import channel as channels
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.pull_line import PullLine
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
-from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.broker_sim.exchange import TOPIC, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.partitions import partition_of

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.clock import Clock, Deadline
-from pyspark_rocketmq.datasource.partition import QueuePartition
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.source.ranges import QueuePartition
 from tests.helpers.batch_read import planned_batch, read_batch
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.stream_read import StreamUnderTest

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.client.outgoing import describe_request
-from pyspark_rocketmq.client.settings import ConnectionSettings
+from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.responses import describe_request
 from tests.helpers.batch_read import planned_batch
 from tests.helpers.scripted_server import ScriptedServer
 from tests.source.conftest import PATIENT, Topics

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.datasource.pull_pipeline import PullPipeline
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.option_parsers import duration_ms
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.parsers import duration_ms
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.fetcher import PullPipeline
 from tests.datasource.test_planner import A0, A1, Planning
 from tests.source.conftest import Topics
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.datasource.format import DefaultSource
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
 

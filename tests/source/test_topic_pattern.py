@@ -8,11 +8,11 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.process_lines import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.datasource.matching_topics import MatchingTopics
 from pyspark_rocketmq.errors import ConnectFailed
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.topic_changes import MatchingTopics
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.stream_read import offsets_by_queue
 from tests.helpers.wait import wait_until

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.process_lines import close_idle_lines
-from pyspark_rocketmq.datasource.queue_reader import read_queue
+from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.stream_read import offsets_by_queue

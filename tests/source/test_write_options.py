@@ -11,23 +11,28 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
-from pyspark_rocketmq.client.fault_tolerance import FaultTable, SendOutcome
-from pyspark_rocketmq.client.settings import ConnectionSettings
-from pyspark_rocketmq.datasource import sink_task, writer
-from pyspark_rocketmq.datasource.key_sample import KeySampler
-from pyspark_rocketmq.datasource.seen_routes import seen_routes
-from pyspark_rocketmq.datasource.sink_rows import RowKeys
-from pyspark_rocketmq.datasource.sink_task import send_rows
-from pyspark_rocketmq.datasource.writer import RocketMQStreamWriter, RocketMQWriter, SentMessage
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome
 from pyspark_rocketmq.errors import KeysOutOfOrder, RowNotSent, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.options.write import MOST_MESSAGE_BYTES, WriteOptions
+from pyspark_rocketmq.publish import writer
+from pyspark_rocketmq.publish import writer as sink_task
+from pyspark_rocketmq.publish.keys import KeySampler
+from pyspark_rocketmq.publish.rows import RowKeys
+from pyspark_rocketmq.publish.writer import (
+    RocketMQStreamWriter,
+    RocketMQWriter,
+    SentMessage,
+    seen_routes,
+    send_rows,
+)
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
-from pyspark_rocketmq.wire.hashing import select_by_hash
 from pyspark_rocketmq.wire.messages import BatchMember, decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
-from pyspark_rocketmq.write_options import MOST_MESSAGE_BYTES, WriteOptions
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.scripted_server import Peer

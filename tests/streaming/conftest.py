@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.repeated import Repeated
-from pyspark_rocketmq.streaming import listener_errors
+from pyspark_rocketmq.listeners import errors as listener_errors
+from pyspark_rocketmq.listeners.errors import Repeated
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
-from pyspark_rocketmq.streaming.several_sinks import SeveralSinks
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.database import DatabaseSink
+from pyspark_rocketmq.sinks.multi import SeveralSinks
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by

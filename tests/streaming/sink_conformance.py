@@ -11,13 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.streaming.sink import Sink, SinkBatch, TaskRows, Written, write_rows
-from pyspark_rocketmq.streaming.sink_standing import check_has_all, remembered_text
+from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch, TaskRows, Written, write_rows
+from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of
 

@@ -17,11 +17,20 @@ from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructType
 
 import pyspark_rocketmq
-from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, spark_schema
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import QueueAck, listener_schema, to_rows
+from pyspark_rocketmq.consumer.engine.state import OrderlyEngine
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
+from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageContext, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.listeners.messages import ArrowMessages
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeOrderlyStatus,
@@ -29,19 +38,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     QueueRange,
 )
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
-from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageContext
-from pyspark_rocketmq.streaming.direct_engine import DirectEngine
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.message_columns import ArrowMessages
-from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine
-from pyspark_rocketmq.streaming.output_rows import to_rows
-from pyspark_rocketmq.streaming.output_schema import listener_schema
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, spark_schema
 from tests.docs.pages import blocks
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, rows_of

@@ -13,18 +13,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener, PandasListener
+from pyspark_rocketmq.listeners.calls import workers_for
+from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
-from pyspark_rocketmq.streaming.arrow_listener import ArrowListener
-from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.listener_workers import workers_for
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
-from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from tests.helpers.messages import QUEUE, message_at
 
 OUTPUT = OutputColumns.of(StructType().add("order_id", "string", nullable=False).add("size", "integer"))

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.statistics import Figures, status_of
+from pyspark_rocketmq.consume.metrics import Figures, status_of
+from pyspark_rocketmq.consumer import commit as module
+from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener, BatchReport, Mirror
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.task import Evaluated, Job
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -20,14 +24,10 @@ from pyspark_rocketmq.errors import (
     SinkSetBack,
 )
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
-from pyspark_rocketmq.streaming import committer as module
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.batch_task import Evaluated, Job
-from pyspark_rocketmq.streaming.committer import BatchCommitter, BatchListener, BatchReport, Mirror
-from pyspark_rocketmq.streaming.delta_files import WrittenFile
-from pyspark_rocketmq.streaming.sink_standing import SinkStanding
+from pyspark_rocketmq.sinks.delta_files import WrittenFile
+from pyspark_rocketmq.sinks.standing import SinkStanding
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE
 

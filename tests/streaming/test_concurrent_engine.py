@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
+from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.listener_forms import form_of
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.source_rows import batches_of, rows_of
 

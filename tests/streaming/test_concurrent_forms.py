@@ -13,18 +13,17 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.listeners import event_loop as listener_loop
+from pyspark_rocketmq.listeners.arrow_listener import PandasListener
+from pyspark_rocketmq.listeners.calls import LoopWorkers
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
+from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
+from pyspark_rocketmq.listeners.forms import ListenerContext, form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange
-from pyspark_rocketmq.streaming import listener_loop
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.concurrent_engine import ConcurrentEngine
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
-from pyspark_rocketmq.streaming.listener_workers import LoopWorkers
-from pyspark_rocketmq.streaming.opened_listeners import ListenerContext
-from pyspark_rocketmq.streaming.pandas_listener import PandasListener
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import batches_of, rows_of
 from tests.helpers.wait import PATIENCE_S
@@ -177,7 +176,7 @@ def test_while_a_listener_cannot_be_opened_nothing_is_sent_back_or_dropped(
 
 def test_a_loop_that_a_call_blocks_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """E7: the next range's calls have another one."""
-    monkeypatch.setattr("pyspark_rocketmq.streaming.listener_workers._LOOP_END_S", 0.01)
+    monkeypatch.setattr("pyspark_rocketmq.listeners.calls._LOOP_END_S", 0.01)
     blocked, may_end = listener_loop.listener_loop(), threading.Event()
     blocks = threading.Event()
 

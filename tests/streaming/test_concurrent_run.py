@@ -12,31 +12,30 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
-from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout
-from pyspark_rocketmq.model import (
-    ConsumeConcurrentlyStatus,
-    MessageExt,
-    MessageModel,
-    MessageQueue,
-    QueueRange,
-)
-from pyspark_rocketmq.streaming import listener_loop
-from pyspark_rocketmq.streaming.concurrent_run import ConcurrentRun
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext
-from pyspark_rocketmq.streaming.listener_loop import is_async, run_on_loop
-from pyspark_rocketmq.streaming.listener_workers import (
+from pyspark_rocketmq.listeners import event_loop as listener_loop
+from pyspark_rocketmq.listeners.calls import (
     CallEnded,
     Event,
     ListenerWorkers,
     LoopWorkers,
     SendBackEnded,
     ThreadWorkers,
+)
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
+from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    MessageExt,
+    MessageModel,
+    MessageQueue,
+    QueueRange,
 )
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
@@ -476,7 +475,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
         await asyncio.sleep(0)
         return answer(messages[0], context)
 
-    caplog.set_level(logging.CRITICAL, logger="pyspark_rocketmq.streaming.concurrent_run")
+    caplog.set_level(logging.CRITICAL, logger="pyspark_rocketmq.consumer.engine.concurrent")
     workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(8)
     run = run_of(
         in_loop if kind == "loop" else in_threads,

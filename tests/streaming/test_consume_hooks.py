@@ -12,12 +12,16 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
+from pyspark_rocketmq.listeners.calls import ListenerCall
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeHooks,
+    ConsumeMessageContext,
+    ConsumeOrderlyContext,
+)
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks, ConsumeMessageContext
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.listener_call import ListenerCall
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.streaming.database_sink import DatabaseSink
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.database import DatabaseSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.streaming.database_conformance import (
     DatabaseConformance,

@@ -12,8 +12,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkMoved
+from pyspark_rocketmq.sinks.base import Life
 from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.wait import PATIENCE_S, wait_until

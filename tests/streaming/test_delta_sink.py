@@ -19,12 +19,13 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import Field, PrimitiveType
 
-from pyspark_rocketmq.consume.watermark import Life, app_id
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming import sink_table
-from pyspark_rocketmq.streaming.delta_log import TableLog, open_log
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks import delta_table as sink_table
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
 

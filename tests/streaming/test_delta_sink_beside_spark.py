@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import Q0, Q1, run_batch
 from tests.streaming.sink_conformance import SCHEMA, rows, steps_of, written_by
 

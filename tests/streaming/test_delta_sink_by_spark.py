@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run
 

@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming.delta_files import TaskWriter, WrittenFile
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import files_of
 
 GROUP = "order-etl"

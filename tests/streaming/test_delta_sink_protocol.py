@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pyspark_rocketmq.offsets.table_form import Column, TableForm, parse_columns, writer_features
-from pyspark_rocketmq.streaming.table_protocol import (
+from pyspark_rocketmq.delta.table import Column, TableForm, parse_columns, writer_features
+from pyspark_rocketmq.sinks.delta_rules import (
     POSITION_TYPES,
     cannot_take_files,
     commit_metadata,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.streaming.delta_stats import FileStatistics
+from pyspark_rocketmq.sinks.delta_files import FileStatistics
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

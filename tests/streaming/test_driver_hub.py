@@ -7,15 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.hub import task_line
-from pyspark_rocketmq.hub.address import HubAddress
-from pyspark_rocketmq.hub.client import HubClient
-from pyspark_rocketmq.hub.session import Message
+from pyspark_rocketmq.hub.connections import HubClient
+from pyspark_rocketmq.hub.session import HubAddress, Message
 from pyspark_rocketmq.hub.state import Part, Slots
 from pyspark_rocketmq.hub.task_line import Fate, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.streaming.driver_hub import BatchEnd, DriverHub
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import new_row
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.failure_summary import PAUSE_S, FailureSummary
 from tests.helpers.fake_clock import FakeClock
 
 Q0, Q1, Q2, Q3 = (MessageQueue("orders", "broker-a", number) for number in range(4))

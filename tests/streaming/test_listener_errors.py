@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pyspark_rocketmq.streaming import listener_errors
-from pyspark_rocketmq.streaming.listener_errors import MOST_CHARACTERS, one_line, tell_failure, tell_problem
+from pyspark_rocketmq.listeners import errors as listener_errors
+from pyspark_rocketmq.listeners.errors import MOST_CHARACTERS, one_line, tell_failure, tell_problem
 
 
 def refuse(text: str) -> None:

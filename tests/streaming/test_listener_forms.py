@@ -21,22 +21,21 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import as_tuples
+from pyspark_rocketmq.consumer.engine.task import BatchTask, PickledOnce, why_not_picklable
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
+from pyspark_rocketmq.listeners import errors as listener_errors
+from pyspark_rocketmq.listeners import event_loop as listener_loop
+from pyspark_rocketmq.listeners import forms as opened_listeners
+from pyspark_rocketmq.listeners.arrow_listener import PandasListener
+from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.errors import tell_problem
+from pyspark_rocketmq.listeners.event_loop import run_on_loop
+from pyspark_rocketmq.listeners.forms import ListenerContext, form_of, lease_of_opened
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
-from pyspark_rocketmq.streaming import listener_errors, listener_loop, opened_listeners
-from pyspark_rocketmq.streaming.batch_task import BatchTask
-from pyspark_rocketmq.streaming.consume_hooks import ConsumeHooks
-from pyspark_rocketmq.streaming.direct_engine import DirectEngine
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.listener_errors import tell_problem
-from pyspark_rocketmq.streaming.listener_forms import form_of
-from pyspark_rocketmq.streaming.listener_loop import run_on_loop
-from pyspark_rocketmq.streaming.opened_listeners import ListenerContext, lease_of_opened
-from pyspark_rocketmq.streaming.output_rows import as_tuples
-from pyspark_rocketmq.streaming.pandas_listener import PandasListener
-from pyspark_rocketmq.streaming.pickling import PickledOnce, why_not_picklable
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
 from tests.helpers.forked import begin_child
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, rows_of

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_rocketmq.consumer.push_consumer import check_sink, go_on_where_the_sink_is, tell_where_it_goes_on
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.lost_offsets import check_sink, go_on_where_the_sink_is, tell_where_it_goes_on
-from pyspark_rocketmq.streaming.sink_standing import remembered_text
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.standing import remembered_text
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.streaming.test_delta_sink import SCHEMA, rows
@@ -89,7 +89,7 @@ def test_a_beginning_that_is_not_used_is_told(
     """F2: given by a user who wants to consume again what the group has consumed."""
     if is_known:
         store.claim(GROUP, "me", {Q0: 5})
-    with caplog.at_level(logging.INFO, "pyspark_rocketmq.streaming.lost_offsets"):
+    with caplog.at_level(logging.INFO, "pyspark_rocketmq.consumer.push_consumer"):
         tell_where_it_goes_on(store, GROUP, where)
 
     told = [text for text in caplog.messages if f"so consume_from_where={where} is not used" in text]

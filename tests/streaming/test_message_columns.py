@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
+from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import batches_of, row_of
 

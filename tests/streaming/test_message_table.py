@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.statistics import Figures
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.message_table import TableEngine
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, marker_row
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 SCHEMA = (

@@ -13,11 +13,11 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from pyspark_rocketmq.group.offset_mirror import OffsetMirror
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.offset_mirror import OffsetMirror
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.fake_clock import FakeClock
@@ -294,11 +294,11 @@ def test_a_failure_nobody_thought_of_is_logged_and_the_next_batch_begins_anew(
 
 _PROGRAM = """
 import sys
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.streaming import offset_mirror
 # Without a wait at its end the process would show nothing; how long it waits for a broker that is late is not the question.
 offset_mirror._AT_EXIT_S = float(sys.argv[2])

@@ -16,17 +16,17 @@ import pytest
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.datasource.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, arrived_ranges
+from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, _gather
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.messages import ArrivedMessages
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
-from pyspark_rocketmq.streaming.direct_engine import DirectEngine, arrived_ranges
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.message_columns import ArrivedMessages
-from pyspark_rocketmq.streaming.orderly_engine import OrderlyEngine, _gather
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import Row, batches_of, row_of, rows_of
 

@@ -18,12 +18,12 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import OrderlyRun
 from tests.helpers.messages import QUEUE, message_at
 
 STEPS = int(os.environ.get("ORDERLY_STEPS", "100000"))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.range_orders import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.consume.statistics import Figures
-from pyspark_rocketmq.datasource.schema import RangeEnd
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consumer.engine.orderly import DeadLetters, OrderlyRun, no_dead_letters
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, UndecodableMessage
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_run import DeadLetters, OrderlyRun, no_dead_letters
+from pyspark_rocketmq.source.schema import RangeEnd
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.range_orders import GivenUpWhen

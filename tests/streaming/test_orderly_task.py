@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.send_back import SendBackSettings
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
+from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.range_orders import NO_ORDERS, NoOrders, RangeOrders
-from pyspark_rocketmq.consume.statistics import Figures
+from pyspark_rocketmq.consume.turns import NO_ORDERS, NoOrders, RangeOrders
+from pyspark_rocketmq.consumer.engine import direct as orderly_task
+from pyspark_rocketmq.consumer.engine import orderly as range_consumer
+from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
+from pyspark_rocketmq.consumer.engine.orderly import Consumed, RangeConsumer
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.streaming import orderly_task, range_consumer
-from pyspark_rocketmq.streaming.arrived_range import ArrivedRange
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.listener import ConsumeOrderlyContext
-from pyspark_rocketmq.streaming.orderly_task import OrderlyTask
-from pyspark_rocketmq.streaming.range_consumer import Consumed, RangeConsumer
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
 from tests.helpers.wait import PATIENCE_S

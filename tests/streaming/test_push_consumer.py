@@ -17,19 +17,19 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consumer_options import consume_time
-from pyspark_rocketmq.datasource.sessions import check_speculation
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.options import ReadOptions
+from pyspark_rocketmq.options.consumer import consume_time
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.replay import Replay
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.emitted_values import OutputColumns
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
-from pyspark_rocketmq.streaming.range_consumer import RangeConsumer
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.source.session import check_speculation
 from tests.helpers.fake_clock import FakeClock
 
 

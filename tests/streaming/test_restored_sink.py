@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
-from pyspark_rocketmq.offsets.memory import MemoryOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.table_protocol import restored_to
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.delta_rules import restored_to
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.sink_rows import run_batch as run

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.consume.watermark import Life
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.several_sinks import Route, SeveralSinks
+from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import Route, SeveralSinks
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
 from tests.streaming.sink_conformance import (
     SCHEMA,

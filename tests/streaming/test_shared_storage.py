@@ -11,8 +11,8 @@ import pytest
 
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.streaming.delta_sink import DeltaSink
-from pyspark_rocketmq.streaming.shared_storage import check_apart, check_shared, normal_place
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared, normal_place
 
 
 @pytest.mark.parametrize("other", ["x/../lake", "./lake", "lake/", "link"])

@@ -8,7 +8,7 @@ from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import new_row
 from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
-from pyspark_rocketmq.streaming.sink_standing import (
+from pyspark_rocketmq.sinks.standing import (
     SinkStanding,
     check_has_all,
     forgotten_by,

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck
+from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import Fate
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.streaming.ack import QueueAck
-from pyspark_rocketmq.streaming.output_schema import ACK_COLUMN
-from pyspark_rocketmq.streaming.task_parts import TaskParts
 from tests.helpers.wait import PATIENCE_S
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))

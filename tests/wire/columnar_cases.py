@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire import columnar
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
-from pyspark_rocketmq.wire.columnar_ranges import IrregularLayout
-from pyspark_rocketmq.wire.columnar_rows import locate
-from pyspark_rocketmq.wire.columnar_stretches import Stretches
+from pyspark_rocketmq.wire.columnar import decode as columnar
+from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.rows import Stretches, locate
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,

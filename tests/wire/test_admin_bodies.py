@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerData, MessageQueue
-from pyspark_rocketmq.wire.admin_bodies import (
+from pyspark_rocketmq.wire.requests.admin import (
     OffsetWrapper,
     decode_broker_config,
     decode_client_config_check,
@@ -26,8 +26,8 @@ from pyspark_rocketmq.wire.admin_bodies import (
     encode_group_list,
     encode_topic_list,
 )
-from pyspark_rocketmq.wire.bodies import ConsumeType
-from pyspark_rocketmq.wire.resource_configs import (
+from pyspark_rocketmq.wire.requests.bodies import ConsumeType
+from pyspark_rocketmq.wire.requests.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
     decode_group_config,

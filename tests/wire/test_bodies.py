@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire import bodies, topic_stats
-from pyspark_rocketmq.wire.bodies import ConsumerData, ConsumeType, HeartbeatData, LockBatchRequest
-from pyspark_rocketmq.wire.json_fields import as_object
-from pyspark_rocketmq.wire.json_quirks import dumps_standard
+from pyspark_rocketmq.wire.fastjson import as_object, dumps_standard
+from pyspark_rocketmq.wire.requests import bodies
+from pyspark_rocketmq.wire.requests import topics as topic_stats
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData, LockBatchRequest
+from pyspark_rocketmq.wire.requests.topics import decode_topic_stats, encode_topic_stats
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats, encode_topic_stats
 from tests.helpers.golden import golden, recorded_command, recorded_commands
 
 FILTER = golden("filter.json")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.bodies import decode_offset_table, encode_offset_list, encode_offset_table
-from pyspark_rocketmq.wire.client_info import (
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import decode_offset_table, encode_offset_list, encode_offset_table
+from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
@@ -28,7 +29,6 @@ from pyspark_rocketmq.wire.client_info import (
     encode_group_status,
     encode_running_info,
 )
-from pyspark_rocketmq.wire.json_quirks import dumps_java
 from tests.helpers.golden import recorded_command
 from tests.wire.test_bodies import int64, names, queues, subscriptions
 

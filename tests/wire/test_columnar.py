@@ -18,8 +18,8 @@ from pyspark.sql.types import (
 )
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire import columnar_ranges
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar import arrays as columnar_ranges
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.wire.columnar_cases import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.columnar import decode_columns
+from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages, encode_batch
 from tests.wire.columnar_cases import (

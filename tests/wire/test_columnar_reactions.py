@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire import columnar_properties
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar import property_columns as columnar_properties
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
 from tests.wire.columnar_cases import (
     PROPERTIES,
     REGULAR_PROPERTIES,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire import columnar
-from pyspark_rocketmq.wire.columnar import decode_columns, decode_together
+from pyspark_rocketmq.wire.columnar import decode as columnar
+from pyspark_rocketmq.wire.columnar.decode import decode_columns, decode_together
 from tests.wire.columnar_cases import encoded, stored_message
 from tests.wire.test_columnar_members import inner_batch
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError
-from pyspark_rocketmq.wire.hashing import JavaInteger, java_hash, java_string_hash, select_by_hash
+from pyspark_rocketmq.wire.requests.send import JavaInteger, java_hash, select_by_hash
+from pyspark_rocketmq.wire.subscription import java_string_hash
 from tests.helpers.golden import golden
 
 STRINGS = golden("hashing.json")["strings"]

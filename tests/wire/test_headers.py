@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire import admin_headers, headers
 from pyspark_rocketmq.wire.codes import PullSysFlag
 from pyspark_rocketmq.wire.command import decode_frame
-from pyspark_rocketmq.wire.headers import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests import admin as admin_headers
+from pyspark_rocketmq.wire.requests import headers
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from tests.helpers.golden import recorded_commands
 
 REQUESTS = {

@@ -9,12 +9,12 @@ import pytest
 from broker_sim.replies import SERVER_VERSION
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import dlq_topic, retry_topic
-from pyspark_rocketmq.wire.bodies import decode_heartbeat, encode_heartbeat
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, MessageSysFlag
 from pyspark_rocketmq.wire.compression import CompressionType, compress, decompress
-from pyspark_rocketmq.wire.hashing import java_string_hash
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import body_crc
+from pyspark_rocketmq.wire.requests.bodies import decode_heartbeat, encode_heartbeat
+from pyspark_rocketmq.wire.subscription import java_string_hash
 from tests.helpers.golden import golden
 from tests.real_broker.artifacts import rocketmq_version
 

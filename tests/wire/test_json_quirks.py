@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire.json_quirks import ObjectMap, dumps_java, dumps_standard, loads
+from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, dumps_standard, loads
 from tests.helpers.golden import recorded_commands
 
 JSON_BODIES = [

@@ -8,13 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.bodies import decode_consumer_list, decode_heartbeat, decode_lock_response
-from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_parts
-from pyspark_rocketmq.wire.json_quirks import loads
-from pyspark_rocketmq.wire.json_size import MAX_JSON_MEMORY, check_json_size
-from pyspark_rocketmq.wire.route import decode_route
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
+from pyspark_rocketmq.wire.fastjson import MAX_JSON_MEMORY, brief, check_json_size, loads
+from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list, decode_heartbeat, decode_lock_response
+from pyspark_rocketmq.wire.requests.topics import decode_route, decode_topic_stats
 
 DENSE = {
     "empty maps": (b"[", b"{},", b"{}]"),

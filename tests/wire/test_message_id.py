@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire.hosts import decode_host, encode_host
-from pyspark_rocketmq.wire.message_id import decode_offset_message_id, offset_message_id, unique_key
+from pyspark_rocketmq.wire.message_ids import (
+    decode_host,
+    decode_offset_message_id,
+    encode_host,
+    offset_message_id,
+    unique_key,
+)
 from tests.helpers.golden import golden
 
 NUMBERS = golden("numbers.json")

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.wire.hashing import java_string_hash
 from pyspark_rocketmq.wire.subscription import (
     SQL92,
     SubscriptionData,
     build_subscription,
+    java_string_hash,
     matches_tag,
     matches_tags_code,
     tags_code,

@@ -10,7 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.columnar import MESSAGE_SCHEMA, decode_in_turn, row_of
+from pyspark_rocketmq.wire.columnar.decode import (
+    MESSAGE_SCHEMA,
+    Undecodable,
+    decode_in_turn,
+    message_starts,
+    row_of,
+    why_undecodable,
+)
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -18,7 +25,6 @@ from pyspark_rocketmq.wire.messages import (
     encode_stored_message,
     iter_messages,
 )
-from pyspark_rocketmq.wire.undecodable import Undecodable, message_starts, why_undecodable
 from tests.wire.columnar_cases import (
     assert_same_reaction,
     encoded,

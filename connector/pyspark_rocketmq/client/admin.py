@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pyspark_rocketmq.client.answers import error_of
 from pyspark_rocketmq.client.calls import BrokerCalls, command_of
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt, MessageQueue
-from pyspark_rocketmq.peer_text import peer_text
-from pyspark_rocketmq.wire import admin_headers, headers
-from pyspark_rocketmq.wire.admin_bodies import (
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests import admin as admin_headers
+from pyspark_rocketmq.wire.requests import headers
+from pyspark_rocketmq.wire.requests.admin import (
     ConsumerConnection,
     ConsumeStats,
     decode_broker_config,
@@ -23,18 +26,16 @@ from pyspark_rocketmq.wire.admin_bodies import (
     decode_group_list,
     encode_client_config_check,
 )
-from pyspark_rocketmq.wire.bodies import decode_offset_table
-from pyspark_rocketmq.wire.client_info import (
+from pyspark_rocketmq.wire.requests.bodies import decode_offset_table
+from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
     decode_directly_result,
     decode_group_status,
     decode_running_info,
 )
-from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.resource_configs import (
+from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.requests.topics import (
     SubscriptionGroupConfig,
     TopicConfig,
     decode_group_config,

@@ -11,10 +11,24 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
-from pyspark_rocketmq.client.calls import BrokerCalls, command_of, value_of
-from pyspark_rocketmq.client.names import named_batch, named_heartbeat, named_pull, named_terms
-from pyspark_rocketmq.client.pull import PullRequest, PullResult, PullStatus, pull_result
-from pyspark_rocketmq.client.sending import (
+from pyspark_rocketmq.client.calls import (
+    BrokerCalls,
+    command_of,
+    named_batch,
+    named_heartbeat,
+    named_pull,
+    named_terms,
+    value_of,
+)
+from pyspark_rocketmq.clock import Deadline
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
+from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests import bodies, headers
+from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
+from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
     SendResult,
@@ -24,14 +38,7 @@ from pyspark_rocketmq.client.sending import (
     send_command,
     send_result,
 )
-from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire import bodies, headers
-from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode
-from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.header_fields import Header
-from pyspark_rocketmq.wire.topic_stats import decode_topic_stats
+from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 
 __all__ = [
     "Batch",
@@ -227,7 +234,7 @@ class BrokerClient(BrokerCalls):
             topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
         )
         answer = self._ask(address, RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-        found = headers.from_ext_fields(headers.GetEarliestMsgStoretimeResponseHeader, answer.ext_fields)
+        found = from_ext_fields(headers.GetEarliestMsgStoretimeResponseHeader, answer.ext_fields)
         return found.timestamp if found.timestamp >= 0 else None
 
     def topic_stats(self, address: str, topic: str) -> dict[MessageQueue, QueueBounds]:
@@ -350,7 +357,7 @@ class BrokerClient(BrokerCalls):
 
     def _offset(self, address: str, code: RequestCode, header: Header) -> int:
         answer = self._ask(address, code, header)
-        return headers.from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
+        return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
 
     def _send_command(self, message: Message, queue: MessageQueue, terms: SendTerms) -> RemotingCommand:
         named = named_terms(self._namespace, terms)

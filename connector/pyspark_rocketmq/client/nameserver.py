@@ -7,19 +7,19 @@ import math
 import threading
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.client.after_fork import renew_in_children
-from pyspark_rocketmq.client.answers import checked
 from pyspark_rocketmq.client.calls import command_of
+from pyspark_rocketmq.client.lifetime import renew_in_children
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, TopicRoute
-from pyspark_rocketmq.wire.admin_bodies import decode_cluster_info, decode_topic_list
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.headers import GetRouteInfoRequestHeader
 from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
-from pyspark_rocketmq.wire.route import decode_route
+from pyspark_rocketmq.wire.requests.admin import decode_cluster_info, decode_topic_list
+from pyspark_rocketmq.wire.requests.headers import GetRouteInfoRequestHeader
+from pyspark_rocketmq.wire.requests.responses import checked
+from pyspark_rocketmq.wire.requests.topics import decode_route
 
 logger = logging.getLogger(__name__)
 

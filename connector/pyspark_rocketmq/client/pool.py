@@ -1,23 +1,52 @@
-"""One channel per address, made when first needed and made anew when it died.
+"""Connection settings, request signing, one channel per address, one pool per process.
+
+One channel per address, made when first needed and made anew when it died.
 
 Decides under its lock; connects, waits and closes outside it.
+
+How to reach the cluster's servers: time-outs, credentials, TLS. What every process of a query shares.
+
+Signed requests: RocketMQ's access control, the same for version 1.0 and 2.0.
+
+The channel pool that the code of one process shares, such as all tasks of a Spark Python worker.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from pyspark_rocketmq.client.after_fork import renew_in_children
-from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.closing import Closing
-from pyspark_rocketmq.client.dispatcher import RequestHandler
-from pyspark_rocketmq.client.outgoing import Signer
+from pyspark_rocketmq.client.channel import Channel, RequestHandler
+from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
+from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import Connect, TcpTransport
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+from pyspark_rocketmq.options.connection import ConnectionOptions
+from pyspark_rocketmq.wire.command import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, RemotingCommand, signature
+from pyspark_rocketmq.wire.framing import Signer
+
+
+class AclSigner:
+    """Adds ``AccessKey``, ``SecurityToken`` and ``Signature`` to a request's ext fields."""
+
+    def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
+        self._credentials = {ACCESS_KEY: access_key}
+        if security_token:
+            self._credentials[SECURITY_TOKEN] = security_token
+        self._secret = secret_key.encode()
+
+    def sign(self, command: RemotingCommand) -> RemotingCommand:
+        """The same command with credentials; its ext fields and body must not change afterwards."""
+        fields = {**command.ext_fields, **self._credentials}
+        fields[SIGNATURE] = signature(self._secret, fields, command.body)
+        return replace(command, ext_fields=fields)
+
 
 HandlerFor = Callable[[str], RequestHandler]
 """What answers the requests of the server at an address."""
@@ -120,3 +149,105 @@ def _channel_in(place: Future[Channel] | None) -> list[Channel]:
     if place is None or not place.done() or place.exception() is not None:
         return []
     return [place.result()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Picklable, hashable, and silent about its secrets when printed."""
+
+    connect_timeout_s: float = 3.0
+    access_key: str | None = field(default=None, repr=False)
+    """With ``secret_key``: requests are signed."""
+    secret_key: str | None = field(default=None, repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    use_tls: bool = False
+    tls_ca_file: str | None = None
+    """PEM file of the authorities to trust; None means the system's."""
+    tls_cert_file: str | None = None
+    """PEM file of this client's certificate chain, for servers that ask for one."""
+    tls_key_file: str | None = None
+    """PEM file of its private key; None means that the key is in ``tls_cert_file``."""
+    tls_key_password: str | None = field(default=None, repr=False)
+    tls_verify_certificate: bool = True
+    """False accepts any certificate, as the Java client does in its test mode (its default)."""
+    tls_verify_hostname: bool = True
+    """False accepts a trusted certificate that was made for another host."""
+
+    @classmethod
+    def of(cls, options: ConnectionOptions) -> ConnectionSettings:
+        """The settings that the options of a source or a sink ask for."""
+        return cls(
+            access_key=options.access_key,
+            secret_key=options.secret_key,
+            security_token=options.security_token,
+            use_tls=options.use_tls,
+            tls_ca_file=options.tls_ca_file,
+            tls_cert_file=options.tls_cert_file,
+            tls_key_file=options.tls_key_file,
+            tls_key_password=options.tls_key_password,
+            tls_verify_certificate=options.tls_verify_certificate,
+            tls_verify_hostname=options.tls_verify_hostname,
+        )
+
+    def open_pool(self, clock: Clock, handler_for: HandlerFor | None = None) -> ChannelPool:
+        """Make a pool of channels with these settings; nothing is connected yet.
+
+        Raises:
+            OptionError: If a certificate or key file cannot be used.
+        """
+        return ChannelPool(
+            clock,
+            self.connect_timeout_s,
+            handler_for,
+            connect=self.connector(),
+            signer=self.signer(),
+        )
+
+    def connector(self) -> Connect:
+        """How connections are made: plain or with TLS.
+
+        Raises:
+            OptionError: If a certificate or key file cannot be used.
+        """
+        return _tls_connector(self).connect if self.use_tls else TcpTransport.connect
+
+    def signer(self) -> Signer | None:
+        """What signs requests; None without credentials."""
+        if self.access_key is None or self.secret_key is None:
+            return None
+        return AclSigner(self.access_key, self.secret_key, self.security_token).sign
+
+
+@lru_cache(maxsize=16)
+def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
+    """One per process: a worker that opens a connection for every task must not read the files for each."""
+    return TlsConnector(
+        ca_file=settings.tls_ca_file,
+        cert_file=settings.tls_cert_file,
+        key_file=settings.tls_key_file,
+        key_password=settings.tls_key_password,
+        verify_certificate=settings.tls_verify_certificate,
+        verify_hostname=settings.tls_verify_hostname,
+    )
+
+
+_pools: dict[ConnectionSettings, ChannelPool] = {}
+"""By settings. In a forked child they begin without connections."""
+
+
+def process_pool(settings: ConnectionSettings | None = None) -> ChannelPool:
+    """This process's pool for ``settings``, made at the first call.
+
+    It stays open until the process ends; do not close it.
+    """
+    key = settings or ConnectionSettings()
+    found = _pools.get(key)
+    if found is not None:
+        return found
+    # No lock, which a fork could leave held for ever: setdefault is atomic, and a pool that loses has opened
+    # nothing yet.
+    made = key.open_pool(SystemClock())
+    kept = _pools.setdefault(key, made)
+    if kept is made:
+        atexit.register(made.close)
+    return kept

@@ -1,7 +1,11 @@
-"""One TCP connection: the only place that makes system calls on sockets.
+"""One TCP connection: the only place with system calls on sockets.
+
+One TCP connection: the only place that makes system calls on sockets.
 
 Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address.  Rule 2: no call blocks
 without a bound.  Nothing here knows frames or requests.
+
+UNIQ_KEYs for the messages a producer sends: who, when, and a counter.
 """
 
 from __future__ import annotations
@@ -15,6 +19,20 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+
+_ANY_REMOTE = ("192.0.2.1", 9)
+"""A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing interface."""
+
+
+def local_ip() -> bytes:
+    """The IPv4 address other machines see, 4 bytes; the loopback address when there is no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ANY_REMOTE)
+            return socket.inet_aton(probe.getsockname()[0])
+        except OSError:
+            return socket.inet_aton("127.0.0.1")
+
 
 SEND_STALL_S: Final = 5.0
 """Seconds without a single byte accepted by the peer after which it counts as stuck."""

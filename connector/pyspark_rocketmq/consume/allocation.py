@@ -1,18 +1,33 @@
-"""Who of a group consumes which queue: every member computes it alone, and all come to the same result.
+"""All allocation strategies, and the strategy that an option names.
+
+Who of a group consumes which queue: every member computes it alone, and all come to the same result.
 
 That holds only if all members use the same strategy on the same lists in the same order; nobody checks the first,
 :func:`allocate` sees to the last. A member listed twice (one entry per connection) counts twice, as in Java: its
 second share goes to nobody until the broker forgets the old connection.
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
+
+Allocation by where brokers and consumers stand, to keep traffic out of the lines between machine rooms.
+
+From the text of option ``allocateMessageQueueStrategy`` to the strategy.
+
+Allocation that moves few queues when members come and go, at the price of very uneven shares.
+
+Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its own place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import md5
+from importlib import import_module
+from typing import ClassVar, Final, Protocol, TypeVar, cast
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 
 
@@ -140,3 +155,259 @@ class ByConfig:
         Source: ``AllocateMessageQueueByConfig``.
         """
         return self.queues
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """The ring, built anew for each allocation: the group may have changed."""
+
+    places_per_member: int = 10
+    """``virtualNodeCnt``; at least 1."""
+
+    name: ClassVar[str] = "CONSISTENT_HASH"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        """The member's queues, perhaps none.
+
+        Source: ``AllocateMessageQueueConsistentHash``, ``ConsistentHashRouter``.
+        """
+        if not is_member(client_id, queues, members):
+            return ()
+        ring = self._ring(members)
+        places = sorted(ring)
+        return tuple(
+            queue
+            for queue in queues
+            if ring[places[bisect_left(places, _place(_queue_text(queue))) % len(places)]] == client_id
+        )
+
+    def _ring(self, members: Sequence[str]) -> dict[int, str]:
+        ring: dict[int, str] = {}
+        # Counted on the way: a broker's list may name a member as often as it likes.
+        places: Counter[str] = Counter()
+        for member in members:
+            # A member named again gets ten places more, counted from those it still has.
+            first = places[member]
+            for number in range(first, first + self.places_per_member):
+                place = _place(f"{member}-{number}")
+                if place in ring:
+                    places[ring[place]] -= 1
+                ring[place] = member
+                places[member] += 1
+        return ring
+
+
+def _place(text: str) -> int:
+    digest = md5(text.encode("utf-8", "replace"), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _queue_text(queue: MessageQueue) -> str:
+    """What is hashed (``MessageQueue.toString``)."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+T = TypeVar("T")
+
+_ROOM_MARK = "@"
+_CLIENT_ROOM_MARK = "/"
+
+
+@dataclass(frozen=True, slots=True)
+class ByMachineRoom:
+    """Only queues of brokers named ``room@name`` with one of the rooms given, in equal shares.
+
+    Queues elsewhere go to nobody of this configuration: consumers with other rooms must take them.
+    """
+
+    rooms: frozenset[str]
+
+    name: ClassVar[str] = "MACHINE_ROOM"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        """The member's neighbouring queues, and one of those that do not come out even.
+
+        Source: ``AllocateMessageQueueByMachineRoom``.
+        """
+        if not is_member(client_id, queues, members):
+            return ()
+        kept = [queue for queue in queues if _room_of_name(queue.broker_name) in self.rooms]
+        index = members.index(client_id)
+        share, rest = divmod(len(kept), len(members))
+        extra = share * len(members) + index
+        return [
+            *kept[share * index : share * (index + 1)],
+            *(kept[extra : extra + 1] if index < rest else ()),
+        ]
+
+
+def _room_of_name(broker_name: str) -> str | None:
+    """The room in ``room@name``; None without exactly two parts, as ``String.split`` counts them."""
+    parts = broker_name.rstrip(_ROOM_MARK).split(_ROOM_MARK)
+    return parts[0] if len(parts) == 2 else None
+
+
+def room_of_queue(queue: MessageQueue) -> str:
+    """The broker name up to ``@``."""
+    return queue.broker_name.partition(_ROOM_MARK)[0]
+
+
+def room_of_client(client_id: str) -> str:
+    """What stands before the first ``/``, behind the host: ``east`` of ``HOST@east/worker-1`` and of ``east/1@worker``.
+
+    An id without ``/`` is a room of its own, which has no queues.
+    """
+    before, mark, _ = client_id.partition(_CLIENT_ROOM_MARK)
+    return before.rpartition("@")[2] if mark else client_id
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoomNearby:
+    """A room's queues for the consumers in it; everybody shares those of rooms without a consumer."""
+
+    inner: AllocationStrategy = field(default_factory=Averagely)
+    """How they are shared."""
+    room_of_queue: Callable[[MessageQueue], str] = room_of_queue
+    room_of_client: Callable[[str], str] = room_of_client
+    """The two say where things stand (``MachineRoomResolver``); they must be the same at all members."""
+
+    @property
+    def name(self) -> str:
+        """With the inner strategy's name."""
+        return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
+
+    def allocate(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        """Queues of the own room first, then shares of the rooms without a consumer, in the order of the rooms.
+
+        Raises:
+            ValueError: If a queue or a member has no room, besides what the inner strategy raises.
+
+        Source: ``AllocateMachineRoomNearby``.
+        """
+        if not is_member(client_id, queues, members):
+            return ()
+        queues_by_room = _by_room(queues, self.room_of_queue, "queue")
+        members_by_room = _by_room(members, self.room_of_client, "consumer")
+        own = self.room_of_client(client_id)
+        allocated = list(
+            self.inner.allocate(client_id, queues_by_room[own], members_by_room[own])
+            if own in queues_by_room
+            else ()
+        )
+        for room in sorted(queues_by_room.keys() - members_by_room.keys(), key=java_order):
+            allocated += self.inner.allocate(client_id, queues_by_room[room], members)
+        return allocated
+
+
+def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict[str, list[T]]:
+    rooms: dict[str, list[T]] = {}
+    for item in items:
+        room = room_of(item)
+        if not room:
+            raise ValueError(f"The {kind} {item} has no machine room; name it so that its room can be told.")
+        rooms.setdefault(room, []).append(item)
+    return rooms
+
+
+_FORMS: Final = (
+    "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, machineRoomNearby[:STRATEGY], "
+    "byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
+)
+
+
+def allocation_strategy(text: str) -> AllocationStrategy:
+    """Return the strategy that ``text`` names; a class of the user's is imported and made without arguments.
+
+    Raises:
+        OptionError: If there is no such strategy, or the class cannot be imported or made or has no ``allocate``.
+    """
+    name, colon, argument = text.strip().partition(":")
+    build = _BUILDERS.get(name)
+    if build is not None:
+        try:
+            return build(argument)
+        except ValueError as exc:
+            raise _unusable(text, str(exc)) from exc
+    if not colon or not name or not argument:
+        raise _unusable(text, "names no strategy")
+    return _imported(text, name, argument)
+
+
+def _without_argument(make: Callable[[], AllocationStrategy]) -> Callable[[str], AllocationStrategy]:
+    def build(argument: str) -> AllocationStrategy:
+        if argument:
+            raise ValueError(f"has {argument!r} behind a strategy that takes nothing")
+        return make()
+
+    return build
+
+
+def _consistent_hash(argument: str) -> AllocationStrategy:
+    if not argument:
+        return ConsistentHash()
+    if not (argument.isascii() and argument.isdecimal() and 0 < len(argument) < 5 and int(argument)):
+        raise ValueError(f"has {argument!r} where a number of places from 1 to 9999 belongs")
+    return ConsistentHash(int(argument))
+
+
+def _by_machine_room(argument: str) -> AllocationStrategy:
+    return ByMachineRoom(frozenset(_items(argument, "a machine room")))
+
+
+def _machine_room_nearby(argument: str) -> AllocationStrategy:
+    return MachineRoomNearby(allocation_strategy(argument)) if argument else MachineRoomNearby()
+
+
+def _by_config(argument: str) -> AllocationStrategy:
+    return ByConfig(tuple(map(_queue, _items(argument, "a queue as TOPIC/BROKER/QUEUE"))))
+
+
+def _queue(text: str) -> MessageQueue:
+    topic, _, rest = text.partition("/")
+    broker_name, _, queue_id = rest.rpartition("/")
+    if not (topic and broker_name and queue_id.isascii() and queue_id.isdecimal() and len(queue_id) < 10):
+        raise ValueError(f"has {text!r} where a queue as TOPIC/BROKER/QUEUE belongs")
+    return MessageQueue(topic, broker_name, int(queue_id))
+
+
+def _items(argument: str, what: str) -> list[str]:
+    items = [item.strip() for item in argument.split(",")]
+    if not all(items):
+        raise ValueError(f"lacks {what}")
+    return items
+
+
+_BUILDERS: Final[Mapping[str, Callable[[str], AllocationStrategy]]] = {
+    "averagely": _without_argument(Averagely),
+    "averagelyByCircle": _without_argument(AveragelyByCircle),
+    "consistentHash": _consistent_hash,
+    "byMachineRoom": _by_machine_room,
+    "machineRoomNearby": _machine_room_nearby,
+    "byConfig": _by_config,
+}
+
+
+def _imported(text: str, module_name: str, class_name: str) -> AllocationStrategy:
+    try:
+        module = import_module(module_name)
+    except Exception as exc:
+        raise _unusable(text, f"cannot be imported: {type(exc).__name__}: {exc}") from exc
+    strategy_class = getattr(module, class_name, None)
+    if not isinstance(strategy_class, type):
+        raise _unusable(text, f"names no class {class_name!r} of module {module_name!r}")
+    if not callable(getattr(strategy_class, "allocate", None)):
+        raise _unusable(text, "names a class without the method allocate(client_id, queues, members)")
+    try:
+        return cast("AllocationStrategy", strategy_class())
+    except Exception as exc:
+        raise _unusable(text, f"cannot be made without arguments: {type(exc).__name__}: {exc}") from exc
+
+
+def _unusable(text: str, why: str) -> OptionError:
+    return OptionError((f"allocateMessageQueueStrategy={text!r} {why}. Use {_FORMS}.",))

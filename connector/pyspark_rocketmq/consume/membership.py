@@ -1,8 +1,10 @@
-"""One member of a consumer group: what it must ask, tell and lock, and what it may plan.
+"""One member of a group: what it must ask, report and lock, and which queues it may plan.
+
+One member of a consumer group: what it must ask, tell and lock, and what it may plan.
 
 The machine knows neither sockets nor threads nor time: whoever drives it reports what happened (a route, a list of
 members, an answer to a lock call) with the monotonic second of the moment, takes what is :meth:`~Membership.due`,
-does it, and reports the result.  What a single queue goes through is the table of :mod:`.queue_tenure`.
+does it, and reports the result.  What a single queue goes through is the table of :mod:`~pyspark_rocketmq.consume.queue_ownership`.
 
 Rule 1: what is not known changes nothing. A list of members that cannot be had, or is empty, leaves the
 allocation as it is (B4), and so does a share that cannot be computed, for its topic (B2); a lock call that fails leaves the
@@ -18,29 +20,75 @@ Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or
 says nothing of the plan that is under way by then.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``, ``ConsumeMessageOrderlyService``.
+
+What a member of a group has to do, and at which intervals: the output of :mod:`~pyspark_rocketmq.consume.membership`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.allocation import sorted_members, sorted_queues
-from pyspark_rocketmq.consume.duties import (
-    AskMembers,
-    Duty,
-    Heartbeat,
-    Lock,
-    MembershipTiming,
-    Unlock,
-    Unregister,
-)
-from pyspark_rocketmq.consume.queue_tenure import Effect, Event, Phase, after
+from pyspark_rocketmq.consume.queue_ownership import Effect, Event, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipTiming:
+    """Intervals in seconds, RocketMQ's by default."""
+
+    heartbeat_s: float = 30.0
+    rebalance_s: float = 20.0
+    shortest_rebalance_s: float = 1.0
+    """Between two looks at the members (``RebalanceService.minInterval``)."""
+    lock_renewal_s: float = 20.0
+    lock_valid_s: float = 30.0
+    """How long a lock counts here since it was asked for; the broker keeps it for 60 s."""
+    lock_retry_s: float = 1.0
+    """Until a refused queue is tried again."""
+    second_look_s: float = 1.0
+    """Until a list of members that got shorter is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Tell every broker of the route who this member is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskMembers:
+    """Ask one broker of the route for the group's client ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Lock queues of one broker, or renew their locks, in one call (C2)."""
+
+    broker_name: str
+    queues: frozenset[MessageQueue]
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Give queues of one broker free."""
+
+    broker_name: str
+    queues: frozenset[MessageQueue]
+
+
+@dataclass(frozen=True, slots=True)
+class Unregister:
+    """Leave the group at every broker."""
+
+
+Duty = Heartbeat | AskMembers | Lock | Unlock | Unregister
+
+
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
-"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see :mod:`.allocation`. None if it cannot be said."""
+"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see :mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be said."""
 
 
 class Tenure(NamedTuple):

@@ -1,4 +1,6 @@
-"""A member of a consumer group at run time: one thread that does what :mod:`consume.membership` says is due.
+"""A running member: the thread that does what membership says; checks that members agree.
+
+A member of a consumer group at run time: one thread that does what :mod:`consume.membership` says is due.
 
 Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which brokers
 notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a server has a
@@ -7,6 +9,17 @@ lock still counts after its renewal is due, however many brokers are silent.
 
 A connection that broke took the membership at its broker with it, so a lost connection is followed by a heartbeat
 at once, not at the next half minute: otherwise the others would see this member missing and take its queues.
+
+Looks for what the members of a group must have in common, and says once when they have not.
+
+A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to different
+things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
+
+Which queues a consumer may plan, as its planner sees it.
+
+The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes with a
+*term*, a number that grows with every new grant: under a term not seen before it must be claimed in the offset
+store first.  The claim is what fences; ownership alone fences nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +35,114 @@ from typing import Protocol, TypeVar
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_once
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.topic_routes import Routes, TopicRoutes
 from pyspark_rocketmq.clock import Clock, Deadline, SleepWatch
-from pyspark_rocketmq.consume.duties import AskMembers, Duty, Heartbeat, Lock, Unlock, Unregister
-from pyspark_rocketmq.consume.membership import Membership
+from pyspark_rocketmq.consume.membership import (
+    AskMembers,
+    Duty,
+    Heartbeat,
+    Lock,
+    Membership,
+    Unlock,
+    Unregister,
+)
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
-from pyspark_rocketmq.group.at_once import at_once
-from pyspark_rocketmq.group.differences import Differences
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
-from pyspark_rocketmq.peer_text import peer_text
-from pyspark_rocketmq.wire.bodies import HeartbeatData
+from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.subscription import SubscriptionData
+
+
+class QueueOwnership(Protocol):
+    """The share of the group's queues that belongs to this consumer at this moment."""
+
+    def begin_plan(self) -> Mapping[MessageQueue, int]:
+        """The queues that may be planned now, and the term of each; the plan before this one is over.
+
+        None of them is given up until :meth:`planned` was called. Does not wait.
+        """
+        ...
+
+    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+        """Say which queues the plan holds; those of them that still may be run, the others must leave it."""
+        ...
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether the queue is in the plan under way and may still be run."""
+        ...
+
+    def claimed_by_other(self, queue: MessageQueue) -> None:
+        """Be told that another consumer claimed ``queue`` in the offset store."""
+        ...
+
+    def reclaim(self, queue: MessageQueue) -> None:
+        """Begin a new term of a queue that was not planned for too long (B6)."""
+        ...
+
+    def await_settled(self, timeout_s: float) -> bool:
+        """Wait until every queue allocated to this consumer may be planned; whether that is so now."""
+        ...
+
 
 logger = logging.getLogger(__name__)
+
+
+class Differences:
+    """What was said already is not said again until it was right in between."""
+
+    def __init__(self, own: ConsumerData, client_id: str) -> None:
+        self._own = own
+        self._client_id = client_id
+        self._said: frozenset[str] = frozenset()
+
+    def look(self, listed: Sequence[str], told: ConsumerConnection) -> None:
+        """Compare what a broker tells of the group with what this member told it."""
+        problems = frozenset(differences(self._own, self._client_id, listed, told))
+        for problem in sorted(problems - self._said):
+            logger.warning("group members differ group=%s: %s", self._own.group_name, problem)
+        self._said = problems
+
+
+def differences(
+    own: ConsumerData, client_id: str, listed: Sequence[str], told: ConsumerConnection
+) -> list[str]:
+    """Sentences on what does not fit."""
+    problems = []
+    if list(listed).count(client_id) > 1:
+        problems.append(
+            f"client id '{client_id}' is used by {list(listed).count(client_id)} members, and each takes every one of "
+            "its shares; give each query an instanceName of its own, or leave the option out"
+        )
+    if told.message_model is not own.message_model:
+        problems.append(
+            f"another member consumes in the model {told.message_model}, this one in {own.message_model}; "
+            "a group has one model, so use another group for the other"
+        )
+    return problems + _subscription_problems(own, told.subscriptions)
+
+
+def _subscription_problems(own: ConsumerData, told: Mapping[str, SubscriptionData]) -> list[str]:
+    mine = {one.topic: one for one in own.subscriptions}
+    return [
+        f"topic {peer_text(topic)} is subscribed to as {_shown(told.get(topic))} by another member and as "
+        f"{_shown(mine.get(topic))} by this one; members of a group must subscribe to the same"
+        for topic in sorted(mine.keys() | told.keys())
+        if _meaning(mine.get(topic)) != _meaning(told.get(topic))
+    ]
+
+
+def _meaning(subscription: SubscriptionData | None) -> object:
+    if subscription is None:
+        return None
+    is_tags = subscription.expression_type == "TAG"
+    return subscription.expression_type, subscription.tags_set if is_tags else subscription.sub_string
+
+
+def _shown(subscription: SubscriptionData | None) -> str:
+    return "nothing" if subscription is None else f"'{peer_text(subscription.sub_string)}'"
+
 
 T = TypeVar("T")
 
@@ -71,7 +179,7 @@ class PlanWatcher(Protocol):
 
 
 class RunningMember:
-    """Implements :class:`~pyspark_rocketmq.group.ownership.QueueOwnership`. Start it, and stop it in any case."""
+    """Implements :class:`~pyspark_rocketmq.group.member.QueueOwnership`. Start it, and stop it in any case."""
 
     def __init__(
         self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock

@@ -13,9 +13,8 @@ from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.hub.address import HubAddress
-from pyspark_rocketmq.hub.line_loop import LineLoop, Link
-from pyspark_rocketmq.hub.session import Message, queue_list
+from pyspark_rocketmq.hub.connections import LineLoop, Link
+from pyspark_rocketmq.hub.session import HubAddress, Message, queue_list
 from pyspark_rocketmq.hub.state import Action, Beginning, Commit, Ended, HubState, Part, Slots, Tell
 from pyspark_rocketmq.model import MessageQueue
 

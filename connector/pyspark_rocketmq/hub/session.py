@@ -1,10 +1,14 @@
-"""What goes over a connection to a query's hub: lines of JSON between two who have proved to each other that they know the key.
+"""The messages of a query's hub, and where it is.
+
+What goes over a connection to a query's hub: lines of JSON between two who have proved to each other that they know the key.
 
 The key itself never travels.  The hub greets with a random number; who connects answers with one of its own and with a proof made
 from both; the hub proves itself in the same way.  From then on every line begins with a code made from a key of this
 connection, of this direction and of the line's number, so that nobody can add, repeat or reorder lines.  Nothing is encrypted.
 
 No I/O here: bytes in, messages out.
+
+Where a query's hub is and what proves that one may talk to it.
 """
 
 from __future__ import annotations
@@ -13,10 +17,46 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
+
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """Host, port and key; its repr leaves the key out."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls, host: str, port: int) -> HubAddress:
+        """An address with a random key."""
+        return cls(host, port, secrets.token_bytes(_KEY_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> HubAddress:
+        """The reverse of :meth:`to_text`.
+
+        Raises:
+            LocalProtocolError: If it is not; the text is not shown.
+        """
+        place, _, key = text.rpartition("/")
+        host, _, port = place.rpartition(":")
+        try:
+            return cls(host, int(port), bytes.fromhex(key))
+        except ValueError:
+            raise LocalProtocolError("The address of a query's hub is not HOST:PORT/KEY.") from None
+
+    def to_text(self) -> str:
+        """As an option can carry it: a secret."""
+        return f"{self.host}:{self.port}/{self.key.hex()}"
+
 
 LONGEST_GREETING: Final = 512
 """Bytes of a line of somebody who has proved nothing yet."""

@@ -15,11 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from pyspark_rocketmq.client.system_clock import SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError, TransportError
-from pyspark_rocketmq.hub.address import HubAddress
-from pyspark_rocketmq.hub.client import HubClient
-from pyspark_rocketmq.hub.session import LONGEST_LINE, Message, listed, queue_list
+from pyspark_rocketmq.hub.connections import HubClient
+from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, listed, queue_list
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class Fate(Enum):
 
 
 class TaskOrders:
-    """Implements :class:`~pyspark_rocketmq.consume.range_orders.RangeOrders` for one attempt of a task."""
+    """Implements :class:`~pyspark_rocketmq.consume.turns.RangeOrders` for one attempt of a task."""
 
     def __init__(self, line: _Line, epochs: Mapping[MessageQueue, int]) -> None:
         self.id = uuid.uuid4().hex

@@ -1,8 +1,12 @@
-"""``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
+"""`QueryMonitor`: follows queries and asks brokers when the next message was stored.
+
+``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
 
 Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the query's thread,
 before that. Both leave what they have here and go on: figures are made, brokers asked and listeners called on a thread
 of the monitor's own, so that a broker that is away delays neither Spark nor the query.
+
+When the next message of each queue was stored, asked of the brokers within a bound, and not twice.
 """
 
 from __future__ import annotations
@@ -25,16 +29,68 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import stored_at_s
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.figures import BatchFigures, figures_of
-from pyspark_rocketmq.monitoring.stored_times import StoredTimes
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.streaming.committer import BatchReport
-from pyspark_rocketmq.streaming.push_consumer import PushConsumer
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
+from pyspark_rocketmq.options.read import ReadOptions
 
 logger = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 1.5
+"""Of one request: figures are late rather than kept waiting for a broker that is away."""
+_CALLS_AT_ONCE: Final = 16
+
+
+class StoredTimes:
+    """Asks with the access that ``options`` give. For one thread."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        namespace = options.namespace or ""
+        pool = process_pool(ConnectionSettings.of(options))
+        self._clock = SystemClock()
+        self._name_server = NameServerClient(
+            options.name_servers, pool, self._clock, _TIMEOUT_S, namespace=namespace
+        )
+        self._brokers = BrokerClient(pool, self._clock, _TIMEOUT_S, namespace=namespace)
+        self._known: dict[MessageQueue, tuple[int, float]] = {}
+        self._silent: set[str] = set()
+
+    def ask(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """Wall-clock seconds at which the messages at ``positions`` were stored; queues that do not tell are left out."""
+        self._known = {
+            queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
+        }
+        self._silent = set()
+        unknown = {queue: at for queue, at in positions.items() if queue not in self._known}
+        if unknown:
+            with ThreadPoolExecutor(_CALLS_AT_ONCE, "rocketmq-stored-times") as threads:
+                times = list(threads.map(self._ask_one, unknown.items()))
+            for (queue, at), stored in zip(unknown.items(), times, strict=True):
+                if stored is not None:
+                    self._known[queue] = at, stored
+        return {queue: stored for queue, (_, stored) in self._known.items()}
+
+    def _ask_one(self, position: tuple[MessageQueue, int]) -> float | None:
+        queue, queue_offset = position
+        # A broker that did not answer is not asked for its other queues: a bound for each broker, not for each queue.
+        if queue.broker_name in self._silent:
+            return None
+        try:
+            route = self._name_server.route(queue.topic, Deadline.after(self._clock, _TIMEOUT_S))
+            address = route.address_of(queue.broker_name)
+            return None if address is None else stored_at_s(self._brokers, address, queue, queue_offset)
+        except RocketMQError as error:
+            self._silent.add(queue.broker_name)
+            logger.warning("age of the next message not known %s: %s", queue, error)
+            return None
+
 
 _REPORTS_KEPT: Final = 100
 """Of batches whose progress has not come; Spark drops events when its listeners are too slow."""

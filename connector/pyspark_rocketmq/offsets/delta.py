@@ -10,7 +10,7 @@ first, the transaction id ``offsets:GROUP`` in every commit the second.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide again.
 
 Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them, by
-:mod:`pyspark_rocketmq.offsets.delta_upkeep`.
+:mod:`pyspark_rocketmq.offsets.delta_history`.
 
 Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be used
 in a process that forks later, so nothing an executor imports may import this module.
@@ -37,8 +37,18 @@ from deltalake import (
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.log import CommitFile, LogFiles
+from pyspark_rocketmq.delta.table import (
+    STORAGE_ERRORS,
+    TableForm,
+    column_differences,
+    query_rows,
+    read_form,
+    sql_literal,
+    table_uri,
+)
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import (
     OffsetCommitConflict,
     OffsetError,
@@ -46,31 +56,22 @@ from pyspark_rocketmq.errors import (
     OptionError,
     SchemaError,
 )
-from pyspark_rocketmq.masked import masked
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.arrow_rows import COLUMN_TYPES, SCHEMA, rows_from_table, rows_to_table
-from pyspark_rocketmq.offsets.delta_upkeep import Upkeep
-from pyspark_rocketmq.offsets.history import ACTION_KEY, GROUP_KEY, StoredChange, action_text
-from pyspark_rocketmq.offsets.history_table import HistoryTable
-from pyspark_rocketmq.offsets.log_files import CommitFile, LogFiles
-from pyspark_rocketmq.offsets.ruled import RuledOffsetStore
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows
-from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.offsets.table_form import TableForm, column_differences
-from pyspark_rocketmq.offsets.table_reading import (
-    STORAGE_ERRORS,
-    query_rows,
-    read_form,
-    sql_literal,
-    table_uri,
-)
-from pyspark_rocketmq.offsets.table_version import (
+from pyspark_rocketmq.offsets.delta_history import HistoryTable, Upkeep
+from pyspark_rocketmq.offsets.delta_rows import (
+    COLUMN_TYPES,
     DROPPED,
     NEWEST_VERSION,
+    SCHEMA,
     VERSION_PROPERTY,
     check_version,
     columns_of_version,
+    rows_from_table,
+    rows_to_table,
 )
+from pyspark_rocketmq.offsets.history import ACTION_KEY, GROUP_KEY, StoredChange, action_text
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, RuledOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow
 
 logger = logging.getLogger(__name__)
 

@@ -1,22 +1,28 @@
-"""What a claim, a commit and a reset do to a group's rows: pure functions, the same for every store.
+"""What a claim, a commit and a reset do to rows: pure functions, and the base of stores that keep rows.
+
+What a claim, a commit and a reset do to a group's rows: pure functions, the same for every store.
 
 Rule 1: each takes the rows as stored and returns all rows as they must be stored; unchanged rows are the same
 objects, so "nothing to write" is ``after == before``.
 Rule 2: nothing is half applied; an error means that no row changes.
 Rule 3: applying a change to its own result is harmless.  A store that does not know whether its write arrived
 reads again and applies the rule again.
+
+What all stores that keep whole rows do alike: the rules decide, the store reads and writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pyspark_rocketmq.consume.lives import newer
-from pyspark_rocketmq.consume.reconcile import from_text, go_on_at, seen, since, to_text
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.positions import from_text, go_on_at, newer, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.history import RESET
 from pyspark_rocketmq.offsets.store import (
     FIRST_LIVES,
     NO_BATCH,
@@ -263,3 +269,88 @@ def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]
 def _whole_us(seconds: float) -> float:
     """Seconds as every store can keep them: Delta's timestamps have microseconds."""
     return round(seconds, 6)
+
+
+class RuledOffsetStore(ABC):
+    """The changes of ``OffsetStore``, each one call of ``_change``."""
+
+    _clock: Clock
+
+    @abstractmethod
+    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
+        """Read the group's rows, have them decided on and store the outcome, as if nobody else did anything meanwhile.
+
+        ``decide`` may be called again with newer rows; ``action`` is for the history.
+        """
+
+    def claim(
+        self,
+        consumer_group: str,
+        owner: str,
+        starts: Mapping[MessageQueue, int],
+        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        *,
+        at_brokers: Mapping[MessageQueue, int] | None = None,
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Take queues over; see ``OffsetStore.claim``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_claim(
+                rows,
+                consumer_group,
+                owner,
+                starts,
+                now_s=now_s,
+                generations=generations,
+                at_brokers=at_brokers,
+            ),
+            f"claim by {owner}",
+        )
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Store what a batch achieved; see ``OffsetStore.commit``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_commit(
+                rows, consumer_group, commits, query_id=query_id, batch_id=batch_id, now_s=now_s
+            ),
+            f"commit of batch {batch_id} of query {query_id}",
+        )
+
+    def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
+        """Remember what brokers have taken; see ``OffsetStore.note_arrivals``."""
+        self._change(
+            consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
+        )
+
+    def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
+        """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
+        self._change(consumer_group, lambda rows: apply_passed(rows, passed), "messages passed over")
+
+    def begin_lives(
+        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Begin the next generation of queues; see ``OffsetStore.begin_lives``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group,
+            lambda rows: apply_begin_lives(rows, consumer_group, lives, now_s),
+            "offsets begin again",
+        )
+
+    def reset(
+        self,
+        consumer_group: str,
+        targets: Mapping[MessageQueue, int],
+        *,
+        under: Mapping[MessageQueue, int] | None = None,
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Move queues anywhere; see ``OffsetStore.reset``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s, under), RESET
+        )

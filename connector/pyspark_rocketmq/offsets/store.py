@@ -1,4 +1,6 @@
-"""The values and the promise of an offset store: the truth about how far a consumer group has come.
+"""The values and the promise of an offset store; under which key it knows a group.
+
+The values and the promise of an offset store: the truth about how far a consumer group has come.
 
 Rule 1: a row is changed only under its epoch.  A claim and a reset raise the epoch; a commit must name the
 epoch it was planned under, so a consumer that lost a queue cannot move it any more.  A broker's queue lock
@@ -7,6 +9,12 @@ Rule 2: ``next_offset`` is RocketMQ's convention, the last consumed queue offset
 protocol's -1 means "not found" and must not become a position.
 
 This module knows no storage.  Its rules are in :mod:`pyspark_rocketmq.offsets.rules`.
+
+Under which name the offset store and the sink know a consumer's progress.
+
+``GROUP``, ``NAMESPACE%GROUP``, and for each instance of a broadcasting group ``GROUP@INSTANCE``: groups of one name
+in two namespaces may share a store, and broadcasting instances have nothing in common but the group's name.
+A namespace ends at the first ``%``, as RocketMQ has it; neither names of groups nor of instances hold an ``@``.
 """
 
 from __future__ import annotations
@@ -14,9 +22,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.namespace import with_namespace
+
+_BEFORE_INSTANCE = "@"
+_AFTER_NAMESPACE = "%"
+
+
+class ProgressName(NamedTuple):
+    """Whose progress it is."""
+
+    namespace: str
+    """Empty for none."""
+    group: str
+    """As its members name it, without the namespace."""
+    instance: str | None = None
+    """Of a broadcasting group."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The parts of a stored name."""
+        name, at, instance = text.partition(_BEFORE_INSTANCE)
+        namespace, percent, group = name.partition(_AFTER_NAMESPACE)
+        namespace, group = (namespace, group) if percent else ("", name)
+        return cls(namespace, group, instance if at else None)
+
+    def __str__(self) -> str:
+        name = with_namespace(self.namespace, self.group)
+        return name if self.instance is None else f"{name}{_BEFORE_INSTANCE}{self.instance}"
+
 
 NO_BATCH = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
@@ -68,7 +104,7 @@ class OffsetRow(NamedTuple):
     """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty when that was
     never looked at."""
     sinks: str = ""
-    """The sinks of the batch that moved the row last, as ``streaming.sink_standing`` writes them; JSON. Empty without
+    """The sinks of the batch that moved the row last, as ``sinks.standing`` writes them; JSON. Empty without
     sinks, and once a reset or another member of the group has moved it."""
 
 

@@ -1,15 +1,115 @@
-"""Which ranges of queues are replayed, in which steps, and where their messages go. Pure."""
+"""What is left to replay, in which steps, how messages are marked, how far a range came.
+
+Which ranges of queues are replayed, in which steps, and where their messages go. Pure.
+
+A range on its way into a topic, and how far it has come if its run has ended: told by the target queue itself. Pure.
+
+A range goes to one queue, in order, by one sender, each batch after the one before is stored.  So what is stored of it is
+always its beginning, and the highest source offset found in the target tells how long that is.
+
+A stored message as it is sent again. Pure.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
 
-from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.wire.hashing import select_by_hash
+from pyspark_rocketmq.errors import DataLoss, OptionError
+from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY
+from pyspark_rocketmq.wire.requests.send import select_by_hash
+
+REPLAYED_FROM: Final = "REPLAYED_FROM"
+"""Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader drops doubles."""
+REPLAYED_BY: Final = "REPLAYED_BY"
+"""Property of a replayed message: the run that began to send it, by which a later one finds what is stored of its steps."""
+KEPT_AS: Final = "REPLAYED_BY_BEFORE"
+"""Property of a replayed message whose original had a ``REPLAYED_BY`` of its own, another run's or its producer's: what it said."""
+_LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
+"""The msgId stays, as where Java sends a message on that it has consumed: ``MessageClientIDSetter.setUniqID`` gives one only to
+a message without."""
+
+
+def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
+    """What ``REPLAYED_FROM`` says."""
+    return "/".join((*map(str, origin), str(queue_offset)))
+
+
+def resent_message(
+    topic: str, original: Message, origin: MessageQueue, queue_offset: int, run: str
+) -> Message:
+    """The message for ``topic`` with the body, keys, tags, sharding key, UNIQ_KEY, flag and properties of the original."""
+    kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
+    if before := kept.get(REPLAYED_BY):
+        kept[KEPT_AS] = before
+    kept[REPLAYED_FROM] = origin_of(origin, queue_offset)
+    kept[REPLAYED_BY] = run
+    return replace(original, topic=topic, properties=kept)
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """What was about to be sent."""
+
+    run: str
+    """Which run: ``REPLAYED_BY`` of its messages."""
+    source: QueueRange
+    target: MessageQueue
+    target_offset: int
+    """Where the target ended before the first message was sent."""
+
+    def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
+        """The source offset of a message found in the target, by its two properties; None if it is none of these."""
+        if replayed_by != self.run or replayed_from is None:
+            return None
+        prefix = origin_of(self.source.queue, "")
+        text = replayed_from.removeprefix(prefix)
+        if len(text) == len(replayed_from) or not text.isdecimal():
+            return None
+        return int(text) if self.source.start <= int(text) < self.source.end else None
+
+    def stored_until(self, highest: int | None, bounds: QueueBounds, *, fail_on_data_loss: bool) -> int:
+        """The first source offset that is not stored.
+
+        Args:
+            highest: Of the source offsets found in the target behind ``target_offset``.
+            bounds: Of the target, as it was looked through.
+            fail_on_data_loss: Whether messages that are gone may have been none of these.
+
+        Raises:
+            DataLoss: If the target lost what would tell.
+        """
+        name = str(self.target)
+        if bounds.max_offset < self.target_offset:
+            raise DataLoss(
+                name,
+                self.target_offset,
+                f"offsets below {bounds.max_offset} only",
+                "The topic was made anew or has lost its latest messages, and the record of what was replayed into it does "
+                "not hold any more: replay with another record.",
+            )
+        if highest is not None:
+            return highest + 1
+        if bounds.min_offset > self.target_offset:
+            gone = f"offsets from {bounds.min_offset}"
+            if fail_on_data_loss:
+                raise DataLoss(
+                    name,
+                    self.target_offset,
+                    gone,
+                    f"Whether messages of {self.source} were among those that the target has deleted since cannot be told. Set "
+                    "failOnDataLoss=false to send them all, or replay with another record.",
+                )
+            logger.warning("replay begins anew, its target has only %s: %s", gone, self.source)
+        return self.source.start
+
 
 MAX_STEPS: Final = 1_000_000
 """A broker may tell any offset; each step costs a job of Spark's."""

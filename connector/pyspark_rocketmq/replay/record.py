@@ -1,7 +1,7 @@
 """Which ranges were replayed into which topic, in a Delta table that anyone can read: what makes a second run add nothing.
 
 Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and one after all is
-stored.  Where the second one is missing the target says what is stored (:mod:`pyspark_rocketmq.replay.sending`), and a later
+stored.  Where the second one is missing the target says what is stored (:mod:`pyspark_rocketmq.replay.ranges`), and a later
 run writes the row.
 """
 
@@ -15,11 +15,10 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.offsets.table_reading import STORAGE_ERRORS, table_uri
-from pyspark_rocketmq.replay.ranges import Stretch
-from pyspark_rocketmq.replay.sending import Sending
+from pyspark_rocketmq.replay.ranges import Sending, Stretch
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _SCHEMA = pa.schema(

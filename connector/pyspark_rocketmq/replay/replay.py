@@ -20,18 +20,13 @@ from typing import Final
 from delta.tables import DeltaTable
 from pyspark.sql import Row, SparkSession
 
-from pyspark_rocketmq.consume.split import split_ranges
-from pyspark_rocketmq.datasource.batch_reader import RocketMQBatchReader
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.schema import spark_schema
-from pyspark_rocketmq.datasource.sessions import check_classic, check_delta, check_speculation
+from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
-from pyspark_rocketmq.options import ReadOptions
-from pyspark_rocketmq.replay.ranges import steps_of, without
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.replay.ranges import Sending, steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.replay.sending import Sending
-from pyspark_rocketmq.replay.target_topic import TargetTopic
+from pyspark_rocketmq.replay.target import TargetTopic
 from pyspark_rocketmq.replay.tasks import (
     FOUND_SCHEMA,
     RESEND_COLUMNS,
@@ -42,8 +37,12 @@ from pyspark_rocketmq.replay.tasks import (
     ResendRanges,
     run_tasks,
 )
-from pyspark_rocketmq.streaming.output_schema import POSITION_COLUMNS
-from pyspark_rocketmq.streaming.shared_storage import check_shared, is_on_one_machine
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machine
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.readers import RocketMQBatchReader
+from pyspark_rocketmq.source.schema import spark_schema
+from pyspark_rocketmq.source.session import check_classic, check_delta, check_speculation
 from pyspark_rocketmq.wire.namespace import without_namespace
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,17 @@
-"""What the tasks of a replay run: a range each, read as a batch reads it; given on, or sent to the target topic in order.
+"""What a replay's tasks run: read a range, send it once, look for what is stored.
+
+What the tasks of a replay run: a range each, read as a batch reads it; given on, or sent to the target topic in order.
 
 The functions go to ``mapInArrow`` over one number for each task, and hold the ranges: what was planned is what is read, however
 often Spark evaluates the step and whatever has happened to the topic since.
+
+Sends a range's messages to one queue: each once, whatever becomes of a request or of the task before this one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Final
@@ -18,24 +22,91 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.outcomes import next_outcome
-from pyspark_rocketmq.client.process_pool import process_pool
-from pyspark_rocketmq.client.producer import Producer
-from pyspark_rocketmq.client.publishing import split_batch
-from pyspark_rocketmq.client.pull import PullRequest
-from pyspark_rocketmq.client.sending import EncodedBatch, SendResult
-from pyspark_rocketmq.client.system_clock import SystemClock
-from pyspark_rocketmq.datasource.partition import QueuePartition
-from pyspark_rocketmq.datasource.queue_reader import read_queue
-from pyspark_rocketmq.errors import BrokerError, RocketMQError
+from pyspark_rocketmq.client.pool import process_pool
+from pyspark_rocketmq.client.producer.attempts import next_outcome
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, SendStatus, TopicRoute
-from pyspark_rocketmq.replay.queue_sender import QueueSender
-from pyspark_rocketmq.replay.resent_message import REPLAYED_BY, REPLAYED_FROM, resent_message
-from pyspark_rocketmq.replay.sending import Sending
-from pyspark_rocketmq.replay.target_tail import TargetTail
+from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
+from pyspark_rocketmq.replay.target import TargetTail
+from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
+
+Row = tuple[int, Message]
+"""Source offset and what is sent."""
+
+
+class QueueSender:
+    """For one range.
+
+    After a request of which it is not known whether it was stored, the queue is looked at before anything is sent again; before
+    that a moment passes, in which a request that was still on its way can arrive.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[Message]], None],
+        stored_until: Callable[[], int],
+        clock: Clock,
+        sleep: Callable[[float], object],
+        *,
+        is_repeated: bool,
+        settle_s: float,
+        retry_timeout_s: float,
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            send: Stores messages, all or none, or raises.
+            stored_until: Looks at the target: the first source offset that is not stored there.
+            clock: For the time a batch is tried.
+            sleep: Waits so many seconds.
+            is_repeated: Whether somebody may have sent a part of the range before.
+            settle_s: How long a request may be on its way whose sender has given it up.
+            retry_timeout_s: For how long a batch is tried.
+        """
+        self._send = send
+        self._look = stored_until
+        self._clock = clock
+        self._sleep = sleep
+        self._settle_s = settle_s
+        self._retry_timeout_s = retry_timeout_s
+        self._stored_until = 0
+        self._is_unsure = self._is_on_its_way = is_repeated
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Send the next messages of the range, few enough for a batch; they are stored when it returns.
+
+        Raises:
+            RocketMQError: If that is not so, or cannot be told.
+        """
+        deadline = Deadline.after(self._clock, self._retry_timeout_s)
+        call_with_retry(lambda: self._attempt(rows), UNTIL_DEADLINE, deadline, self._sleep)
+
+    def _attempt(self, rows: Sequence[Row]) -> None:
+        if self._is_on_its_way:
+            self._sleep(self._settle_s)
+            self._is_on_its_way = False
+        if self._is_unsure:
+            self._stored_until = self._look()
+            self._is_unsure = False
+        missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
+        if not missing:
+            return
+        try:
+            self._send(missing)
+        except RocketMQError as error:
+            # Where no connection could be made nothing was sent; a broker that answers has nothing left to do.
+            self._is_unsure = self._is_unsure or not isinstance(error, ConnectFailed)
+            self._is_on_its_way = isinstance(error, TransportError) and self._is_unsure
+            raise
+
 
 _COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
 RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")

@@ -1,4 +1,6 @@
-"""The remoting command: the one envelope of every request and response, and its frame.
+"""The remoting command, its frame, and the signature of access control.
+
+The remoting command: the one envelope of every request and response, and its frame.
 
 Frame (big-endian)::
 
@@ -8,10 +10,16 @@ The header is JSON or RocketMQ's binary form; the serialize type says which, per
 (its code's ext fields and body) is not known here: see ``headers`` and ``bodies``.
 
 Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``.
+
+The signature of RocketMQ's access control, the same for version 1.0 and 2.0.
+
+Source: RocketMQ 5.3.3 ``AclClientRPCHook.doBeforeRequest``, ``AclUtils.combineRequestContent``, ``AclSigner``.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +28,28 @@ from enum import IntEnum
 from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire.brief import brief
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode
-from pyspark_rocketmq.wire.json_size import check_json_size
+from pyspark_rocketmq.wire.fastjson import brief, check_json_size
+
+ACCESS_KEY: Final = "AccessKey"
+"""Ext field with the user's name."""
+SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
+"""Ext field of a temporary credential."""
+SIGNATURE: Final = "Signature"
+"""Ext field that signs the others and the body."""
+
+
+def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
+    """Base64(HMAC-SHA1(secretKey, values || body)).
+
+    The values are those of all ext fields but Signature, in ascending order of their names, without separators.
+    Code, opaque and version are not covered: a request can be replayed.
+    """
+    # Names are ASCII, so Java's order of UTF-16 units is the order of str.
+    values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
+    digest = hmac.digest(secret_key, values.encode() + body, "sha1")
+    return base64.b64encode(digest).decode()
+
 
 MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
 """Bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""

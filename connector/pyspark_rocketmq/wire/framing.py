@@ -1,16 +1,59 @@
-"""Cut a byte stream into frames, in chunks of any size.
+"""A byte stream cut into frames; a request that becomes a frame once its opaque is known.
+
+Cut a byte stream into frames, in chunks of any size.
 
 Each byte of a body is copied once: straight out of the chunk when the frame lies whole in it, else into a
 buffer of exactly the body's size, which becomes the body.
+
+What a channel sends: something that becomes a frame once its opaque is known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import Final
+from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
+from pyspark_rocketmq.wire.command import (
+    MAX_FRAME_LENGTH,
+    RemotingCommand,
+    decode_frame,
+    decode_parts,
+    encode_frame,
+)
+
+Signer = Callable[[RemotingCommand], RemotingCommand]
+"""Adds credentials to a request, after which its ext fields and body must not change."""
+
+
+class Outgoing(Protocol):
+    """A request without its opaque."""
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame, length prefix included."""
+        ...
+
+    def command(self) -> RemotingCommand:
+        """The same request as a command; used for signing and for error texts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """Any command as :class:`Outgoing`."""
+
+    plain: RemotingCommand
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame, length prefix included."""
+        return encode_frame(replace(self.plain, opaque=opaque))
+
+    def command(self) -> RemotingCommand:
+        """The command, opaque not set."""
+        return self.plain
+
 
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8

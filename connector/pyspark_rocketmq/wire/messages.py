@@ -25,8 +25,13 @@ from pyspark_rocketmq.model import Message, MessageExt
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.compression import ExpansionBudget
-from pyspark_rocketmq.wire.hosts import IPV4_HOST_BYTES, IPV6_HOST_BYTES, decode_host, encode_host
-from pyspark_rocketmq.wire.message_id import offset_message_id
+from pyspark_rocketmq.wire.message_ids import (
+    IPV4_HOST_BYTES,
+    IPV6_HOST_BYTES,
+    decode_host,
+    encode_host,
+    offset_message_id,
+)
 from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
 
 MIN_STORED_BYTES: Final = 91

@@ -1,8 +1,12 @@
-"""What a consumer wants of a topic: tag expressions, and how broker and client match them.
+"""Tag expressions, SQL92 conditions, and Java's string hash, by which brokers filter tags.
+
+What a consumer wants of a topic: tag expressions, and how broker and client match them.
 
 The broker compares hash codes only; the client must compare the tags themselves afterwards.
 
 Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.
+
+Java's hash of a sharding key and the queue it chooses: same key, same queue, whoever sends.
 """
 
 from __future__ import annotations
@@ -11,7 +15,26 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.wire.hashing import java_string_hash
+
+_MASK: Final = 0xFFFFFFFF
+_SIGN: Final = 0x80000000
+
+
+def java_string_hash(text: str) -> int:
+    """Hash over UTF-16 code units, as a signed 32-bit number; half surrogate pairs count as they are.
+
+    Source: ``java.lang.String.hashCode``.
+    """
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = 31 * value + unit & _MASK
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(units), 2):
+            value = 31 * value + (units[at] << 8 | units[at + 1]) & _MASK
+    return (value ^ _SIGN) - _SIGN
+
 
 ALL: Final = "*"
 """The expression of everything (``SubscriptionData.SUB_ALL``)."""

@@ -1,0 +1,267 @@
+"""One cluster as a query's options name it: its clients, its topics' routes, calls to several brokers at once.
+
+The routes of everything one consumer reads: several topics, and a retry topic that need not exist yet.
+
+Looks for a topic's queues for as long as sends are tried.
+
+Calls to several brokers at the same time, so that one that does not answer costs its time-out once.
+
+When a message was stored, asked of its broker as an operator asks: no group's offsets and figures are touched.
+
+Calls to several servers at the same time, so that one that does not answer costs the others nothing.
+
+SQL92 conditions, which brokers are asked about before they are believed to filter by them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Final, TypeVar
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, call_with_retry
+from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.subscription import Subscription
+from pyspark_rocketmq.wire.messages import decode_stored_messages
+from pyspark_rocketmq.wire.requests.pull import PullStatus
+from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type
+
+
+def subscription_data(wanted: Subscription, *, sub_version: int) -> SubscriptionData:
+    """What a heartbeat or a check says of it."""
+    kind = expression_type(is_sql92=wanted.is_sql92)
+    return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
+
+
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
+    """Make all calls, each on a thread of its own; returns when the last one has.
+
+    A call must not raise, and must end by a deadline of its own.
+    """
+    started = []
+    for call in calls[1:]:
+        thread = threading.Thread(target=call, name="rocketmq-group-call", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # From Python 3.12 on a process that is about to end starts no threads: one after the other, then.
+            call()
+        else:
+            started.append(thread)
+    for call in calls[:1]:
+        call()
+    for thread in started:
+        thread.join()
+
+
+def stored_at_s(
+    brokers: BrokerClient, address: BrokerAddress, queue: MessageQueue, queue_offset: int
+) -> float | None:
+    """Wall-clock second at which the first message from ``queue_offset`` on was stored; None if there is none.
+
+    Costs a pull of one message.
+
+    Raises:
+        RocketMQError: If the broker does not answer in time, or refuses.
+    """
+    request = PullRequest(
+        consumer_group=PLAIN_SOURCE_GROUP, queue=queue, queue_offset=queue_offset, max_msg_nums=1
+    )
+    pulled = brokers.pull(address, request)
+    if pulled.status is not PullStatus.FOUND:
+        return None
+    # Bodies are left as they are: one that cannot be decompressed was stored at its time, too.
+    messages = decode_stored_messages(pulled.body)
+    times = [one.store_timestamp for one in messages if one.queue_offset >= queue_offset]
+    return times[0] / 1000 if times else None
+
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 16
+
+
+def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
+    """What ``ask`` says of each broker; each call must end by a deadline of its own.
+
+    Raises whatever a call raises, once all that were begun have ended.
+    """
+    if len(names) <= 1:
+        return {name: ask(name) for name in names}
+    with ThreadPoolExecutor(min(len(names), _AT_ONCE), "rocketmq-brokers") as executor:
+        return dict(zip(names, executor.map(ask, names), strict=True))
+
+
+def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
+    """What ``ask`` says of each queue: brokers at once, queues of a broker one after another.
+
+    A broker is asked no further after a call that raised, which is then raised as by :func:`at_brokers`.
+    """
+    by_broker: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        by_broker.setdefault(queue.broker_name, []).append(queue)
+
+    def ask_one_broker(name: str) -> dict[MessageQueue, T]:
+        return {queue: ask(queue) for queue in by_broker[name]}
+
+    answers = at_brokers(by_broker.keys(), ask_one_broker)
+    return {queue: answer for each in answers.values() for queue, answer in each.items()}
+
+
+logger = logging.getLogger(__name__)
+
+
+class _NotThere(TopicNotFound):
+    retryable: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class PatientLookup:
+    """Finds the queues of topics for one producer.
+
+    A topic that the producer has never seen may be new, or be on brokers that restart: nobody can tell.  It is looked for
+    all the time there is before brokers are expected to make it, because other brokers would, and keys would move to them.
+    """
+
+    producer: Producer
+    clock: Clock
+    timeout_s: float
+    """For one topic."""
+    sleep: Callable[[float], object] = time.sleep
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The topic's queues, as :meth:`Producer.queues` has them.
+
+        Raises:
+            RocketMQError: As of :meth:`Producer.queues`, after the time is over if it may pass.
+        """
+        deadline = Deadline.after(self.clock, self.timeout_s)
+        try:
+            return call_with_retry(lambda: self._look(topic), UNTIL_DEADLINE, deadline, self.sleep)
+        except _NotThere:
+            return self.producer.queues(topic)
+
+    def _look(self, topic: str) -> tuple[MessageQueue, ...]:
+        try:
+            return self.producer.queues(topic, may_create=False)
+        except TopicNotFound as error:
+            logger.warning(
+                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is best created before "
+                "it is written to topic=%s",
+                self.timeout_s,
+                topic,
+            )
+            raise _NotThere(error.code, error.remark, request=error.request, address=error.address) from error
+
+
+_SOON_S: Final = 1.0
+_LATE_S: Final = 30.0
+"""Pauses between two questions for a retry topic that is not on all brokers yet, the first and the longest: a broker
+makes it at the group's first heartbeat, so that it is there a moment later or, for want of rights, never."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Routes of several topics at one moment."""
+
+    by_topic: Mapping[str, TopicRoute]
+    absent: Mapping[str, TopicNotFound] = field(default_factory=dict)
+    """Topics that no living broker has; a retry topic is never here."""
+
+    @cached_property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """Every queue that consumers may read, sorted within its topic."""
+        return tuple(
+            queue for topic, route in self.by_topic.items() for queue in route.subscribe_queues(topic)
+        )
+
+    @cached_property
+    def brokers(self) -> tuple[BrokerData, ...]:
+        """Each broker of one of the topics, once for each form in which routes tell of it."""
+        return tuple(broker for route in self.by_topic.values() for broker in route.brokers)
+
+    @cached_property
+    def masters(self) -> Mapping[str, BrokerAddress]:
+        """Where the living masters are, by broker name in its order."""
+        found = {broker.broker_name: broker.master for broker in self.brokers if broker.master is not None}
+        return dict(sorted(found.items()))
+
+
+class TopicRoutes:
+    """Looks up the routes of ``topics``, and of ``retry_topic`` if there is one. For one thread."""
+
+    def __init__(
+        self, name_server: NameServerClient, topics: Collection[str], retry_topic: str | None, clock: Clock
+    ) -> None:
+        self._name_server = name_server
+        self._topics = tuple(topic for topic in topics if topic != retry_topic)
+        self._retry_topic = retry_topic
+        self._clock = clock
+        self._known = Routes({})
+        self._retry_route: TopicRoute | None = None
+        self._retry_again_s = 0.0
+        self._retry_pause_s = _SOON_S
+
+    def look(self, deadline: Deadline) -> Routes:
+        """Routes at most 30 s old; the same object as before as long as they are the same.
+
+        Raises:
+            TransportError: If no name server answered before ``deadline`` and a route was not known.
+        """
+        found: dict[str, TopicRoute] = {}
+        absent: dict[str, TopicNotFound] = {}
+        for topic in self._topics:
+            try:
+                found[topic] = self._name_server.route(topic, deadline)
+            except TopicNotFound as error:
+                absent[topic] = error
+        if self._retry_topic is not None:
+            self._look_for_retries({name for route in found.values() for name in _names(route)}, deadline)
+            if self._retry_route is not None:
+                found[self._retry_topic] = self._retry_route
+        if absent or self._known.absent or found != self._known.by_topic:
+            self._known = Routes(found, absent)
+        return self._known
+
+    def follow(self, topics: Collection[str]) -> None:
+        """From now on the routes are those of ``topics``."""
+        self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
+
+    def invalidate(self) -> None:
+        """Ask for every route anew: one led to a broker that is gone."""
+        for topic in self._topics:
+            self._name_server.invalidate(topic)
+        if self._retry_topic is not None:
+            self._name_server.invalidate(self._retry_topic)
+
+    def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
+        assert self._retry_topic is not None
+        now_s = self._clock.monotonic_s()
+        if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):
+            self._retry_pause_s = _SOON_S
+        elif now_s < self._retry_again_s:
+            return
+        else:
+            self._retry_again_s = now_s + self._retry_pause_s
+            self._retry_pause_s = min(self._retry_pause_s * 2, _LATE_S)
+            self._name_server.invalidate(self._retry_topic)
+        try:
+            self._retry_route = self._name_server.route(self._retry_topic, deadline)
+        except RocketMQError:
+            # Not there yet, or nobody to ask: nothing was given back, or what was is found a little later. The last
+            # route holds.
+            return
+
+
+def _names(route: TopicRoute) -> frozenset[str]:
+    return frozenset(broker.broker_name for broker in route.brokers)

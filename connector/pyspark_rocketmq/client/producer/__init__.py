@@ -1,0 +1,3 @@
+"""Sending."""
+
+from __future__ import annotations

@@ -1,0 +1,147 @@
+"""Sends that are not waited for one by one: each has a future, and there are never too many under way.
+
+Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives up a request whose
+time is over, or by the one thread of a producer that repeats attempts.  So every future is done within a second after the
+producer's send time-out, or after as long again if its repetition waited for others'.  What is added to a future with
+``add_done_callback`` runs on that thread and must not block.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, Final
+
+from pyspark_rocketmq.client.lifetime import renew_in_children
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.errors import RocketMQError, TooManySends
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.requests.send import SendResult, ShardingKey
+
+MOST_SENDS: Final = 10_000
+"""``DefaultMQProducer.backPressureForAsyncSendNum``."""
+MOST_BYTES: Final = 100 * 1024 * 1024
+"""``DefaultMQProducer.backPressureForAsyncSendSize``."""
+
+
+class _SendFuture(Future[SendResult]):
+    """The future of one send."""
+
+    _done_callbacks: list[Any]
+    """The base class's; nothing public takes callbacks back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: the outcome is told to the parent; here it is an error, and callbacks are not called."""
+        self._condition = threading.Condition()
+        if not self.done():
+            self._done_callbacks.clear()
+            self.set_exception(
+                RocketMQError(
+                    "This process was forked while the message was under way; its parent is told what became of it."
+                )
+            )
+
+
+class AsyncSends:
+    """Sends messages of one producer without waiting. Shared by any number of threads.
+
+    Attempts are repeated as :meth:`Producer.send_async` says; two messages under way for one queue may be stored in either order.
+    For order there are :meth:`Producer.send_ordered` and the data source's sink.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        *,
+        max_sends: int = MOST_SENDS,
+        max_bytes: int = MOST_BYTES,
+        wait_s: float = 3.0,
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            producer: Stays open when this is not used any more.
+            max_sends: Most messages under way.
+            max_bytes: Most bytes of their bodies; a larger message goes alone.
+            wait_s: How long :meth:`send` may wait for others to be answered.
+        """
+        self._producer = producer
+        self._max_sends = max_sends
+        self._max_bytes = max_bytes
+        self._wait_s = wait_s
+        self._changed = threading.Condition()
+        self._sends = 0
+        self._bytes = 0
+        self._undone = 0
+        """Futures that are not done: a send has left room for the next one a moment before its future is."""
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: nothing is under way."""
+        self._changed = threading.Condition()
+        self._sends = self._bytes = self._undone = 0
+
+    def send(
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
+    ) -> Future[SendResult]:
+        """Begin to send one message; its future has the result, or raises what went wrong.
+
+        Raises:
+            TooManySends: If too much was under way for ``wait_s``; nothing was sent.
+            RocketMQError: If no queue could be chosen; nothing was sent.
+        """
+        size = len(message.body)
+        self._enter(size)
+        future = _SendFuture()
+        future.set_running_or_notify_cancel()
+
+        def done(outcome: SendResult | RocketMQError) -> None:
+            self._leave(size)
+            try:
+                if isinstance(outcome, RocketMQError):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+            finally:
+                self._is_done()
+
+        try:
+            self._producer.send_async(message, done, sharding_key=sharding_key, queue=queue)
+        except BaseException:
+            self._leave(size)
+            self._is_done()
+            raise
+        return future
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every future is done; False if that took longer. Not from a future's callback, which it waits for, too."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._undone == 0, timeout_s)
+
+    def _enter(self, size: int) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(size), self._wait_s):
+                raise TooManySends(self._sends, self._bytes, self._wait_s)
+            self._sends += 1
+            self._bytes += size
+            self._undone += 1
+
+    def _has_room(self, size: int) -> bool:
+        return self._sends == 0 or (self._sends < self._max_sends and self._bytes + size <= self._max_bytes)
+
+    def _leave(self, size: int) -> None:
+        with self._changed:
+            self._sends -= 1
+            self._bytes -= size
+            self._changed.notify_all()
+
+    def _is_done(self) -> None:
+        with self._changed:
+            self._undone -= 1
+            self._changed.notify_all()

@@ -1,0 +1,258 @@
+"""Which queue a send tries, when it is tried again, which brokers it avoids meanwhile.
+
+Which brokers a producer avoids for a while: those that were slow or failed. Pure but for its lock; the clock is given.
+
+A broker is *available* when the time for which it is avoided is over, and *reachable* unless its last answer was a refusal.
+Neither ever leaves a producer without a queue: available ones are preferred, then reachable ones, then any.
+
+Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``. Java's detector, a thread that probes brokers and
+is off by default, is not here.
+
+The attempts of one send that nobody waits for. Decides alone; who sends, looks for queues and has threads is given.
+
+Source: RocketMQ 5.3.3 ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
+
+Where a message goes: the pure choices of a producer.
+
+What became of sends, left in a queue by callbacks on other threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from queue import Empty, SimpleQueue
+from random import Random
+from typing import Final, TypeVar
+
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.lifetime import renew_in_children
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
+from pyspark_rocketmq.model import MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.requests.send import (
+    DEFAULT_TOPIC_QUEUE_NUMS,
+    SendResult,
+    ShardingKey,
+    select_by_hash,
+)
+
+OutcomeT = TypeVar("OutcomeT")
+
+_LATE_S: Final = 60.0
+"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a bug."""
+_WAIT_S: Final = 1.0
+
+
+def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
+    """Wait for the next outcome of sends that may take so long each.
+
+    A process that stood still has not waited meanwhile: what is counted are waits of a second.
+
+    Raises:
+        AssertionError: If none comes, although each send has exactly one.
+    """
+    patience_s = send_timeout_s + _LATE_S
+    for _ in range(math.ceil(patience_s / _WAIT_S)):
+        with suppress(Empty):
+            return outcomes.get(timeout=_WAIT_S)
+    raise AssertionError(f"no outcome of a send came within {patience_s:g} s")
+
+
+def route_to_create(default_route: TopicRoute) -> TopicRoute:
+    """The route to expect of a topic that the first send will create, from that of TBW102.
+
+    Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
+    """
+    queues = []
+    for data in default_route.queues:
+        nums = min(DEFAULT_TOPIC_QUEUE_NUMS, data.read_queue_nums)
+        queues.append(replace(data, read_queue_nums=nums, write_queue_nums=nums))
+    return replace(default_route, queues=tuple(queues))
+
+
+def round_robin_queue(
+    queues: Sequence[MessageQueue], turn: int, failed_broker: str | None = None
+) -> MessageQueue:
+    """The ``turn``-th queue, or the next one that is not on the broker that just failed, if there is any.
+
+    Source: RocketMQ 5.3.3 ``TopicPublishInfo.selectOneMessageQueue(lastBrokerName)``.
+    """
+    for step in range(len(queues)):
+        queue = queues[(turn + step) % len(queues)]
+        if queue.broker_name != failed_broker:
+            return queue
+    return queues[turn % len(queues)]
+
+
+def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: ShardingKey) -> MessageQueue:
+    """The queue of a sharding key among a topic's queues, in their order (``SelectMessageQueueByHash``)."""
+    return queues[select_by_hash(sharding_key, len(queues))]
+
+
+def select_message_queue_by_random(queues: Sequence[MessageQueue], random: Random) -> MessageQueue:
+    """Any queue (``SelectMessageQueueByRandom``)."""
+    return queues[random.randrange(len(queues))]
+
+
+_AVOIDED_MS: Final = (
+    (15_000, 30_000),
+    (5_000, 10_000),
+    (3_000, 6_000),
+    (1_800, 5_000),
+    (550, 2_000),
+    (100, 0),
+    (50, 0),
+)
+"""From this latency on, for so long (``MQFaultStrategy.latencyMax``, ``notAvailableDuration``)."""
+_LATENCY_OF_A_FAILURE_MS: Final = 10_000
+
+
+class SendOutcome(Enum):
+    """What an attempt came to, as far as it tells of the broker."""
+
+    ANSWERED = auto()
+    REFUSED = auto()
+    """The broker said no (``MQBrokerException``); it counts as not reachable."""
+    UNHEARD = auto()
+    """No answer came (``RemotingException``)."""
+
+    @classmethod
+    def of(cls, error: RocketMQError) -> SendOutcome:
+        """That of a failed attempt; what was wrong on this side tells nothing of a broker."""
+        if isinstance(error, BrokerError):
+            return cls.REFUSED
+        return cls.UNHEARD if isinstance(error, TransportError) else cls.ANSWERED
+
+    @classmethod
+    def of_async(cls, outcome: object) -> SendOutcome:
+        """That of an attempt nobody waited for, where a refusal says that the broker can be reached.
+
+        Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
+        """
+        if isinstance(outcome, ConnectFailed):
+            return cls.REFUSED
+        return cls.UNHEARD if isinstance(outcome, (BrokerError, TransportError)) else cls.ANSWERED
+
+
+def avoided_ms(latency_ms: float) -> int:
+    """How long a broker is avoided after an answer that took ``latency_ms``.
+
+    Source: ``MQFaultStrategy.computeNotAvailableDuration``.
+    """
+    return next((duration for least, duration in _AVOIDED_MS if latency_ms >= least), 0)
+
+
+@dataclass(slots=True)
+class _Broker:
+    available_at_s: float = 0.0
+    is_reachable: bool = True
+
+
+class FaultTable:
+    """What a producer knows of its brokers. Shared by any number of threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._brokers: dict[str, _Broker] = {}
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: what is known stays."""
+        self._lock = threading.Lock()
+
+    def note(self, broker_name: str, latency_ms: float, outcome: SendOutcome) -> None:
+        """Take in how an attempt went (``MQFaultStrategy.updateFaultItem``)."""
+        counted_ms = latency_ms if outcome is SendOutcome.ANSWERED else _LATENCY_OF_A_FAILURE_MS
+        available_at_s = self._clock.monotonic_s() + avoided_ms(counted_ms) / 1000
+        with self._lock:
+            broker = self._brokers.setdefault(broker_name, _Broker())
+            broker.available_at_s = max(broker.available_at_s, available_at_s)
+            broker.is_reachable = outcome is not SendOutcome.REFUSED
+
+    def is_available(self, broker_name: str) -> bool:
+        """Whether it is not avoided now; True of a broker nothing is known of."""
+        with self._lock:
+            broker = self._brokers.get(broker_name)
+            return broker is None or self._clock.monotonic_s() >= broker.available_at_s
+
+    def is_reachable(self, broker_name: str) -> bool:
+        """Whether its last answer was no refusal; True of a broker nothing is known of."""
+        with self._lock:
+            broker = self._brokers.get(broker_name)
+            return broker is None or broker.is_reachable
+
+    def preferred(
+        self, queues: Sequence[MessageQueue], failed_broker: str | None = None
+    ) -> Sequence[MessageQueue]:
+        """Those of brokers that are available, else reachable, and did not just fail; all if there is none.
+
+        Source: ``MQFaultStrategy.selectOneMessageQueue``, which takes the next one of these.
+        """
+        others = {queue.broker_name for queue in queues} - {failed_broker}
+        filters: tuple[Callable[[str], bool], ...] = (self.is_available, self.is_reachable)
+        for is_good in filters:
+            good = set(filter(is_good, others))
+            if good:
+                return [queue for queue in queues if queue.broker_name in good]
+        return queues
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class AsyncAttempts:
+    """Of one message.
+
+    An attempt that was not answered is repeated while there is time; a broker's refusal is not, whatever it says.  All attempts
+    share one time, so one that used it up has no successor.
+    """
+
+    send: Callable[[MessageQueue, OnSend], None]
+    """Begins an attempt; what it is given is called exactly once, on any thread, unless it raises."""
+    next_queue: Callable[[MessageQueue], MessageQueue]
+    """Where to try after a failure at this queue; may block."""
+    note: Callable[[MessageQueue, float, SendOutcome], None]
+    """Takes in how an attempt at a queue, begun at a moment in monotonic seconds, went."""
+    later: Callable[[Callable[[], None]], bool]
+    """Has something done on a thread that may block; False if there is none any more."""
+    on_result: OnSend
+    """Told once, in the end."""
+    deadline: Deadline
+    retries: int
+    """Attempts left after the first."""
+
+    def begin(self, queue: MessageQueue) -> None:
+        """Try; :attr:`on_result` is called when it is over.
+
+        Raises:
+            RocketMQError: If the first attempt could not be begun; then it is not called.
+        """
+        begun_s = self.deadline.clock.monotonic_s()
+        self.send(queue, lambda outcome: self._ended(queue, begun_s, outcome))
+
+    def _ended(self, queue: MessageQueue, begun_s: float, outcome: SendResult | RocketMQError) -> None:
+        self.note(queue, begun_s, SendOutcome.of_async(outcome))
+        if isinstance(outcome, TransportError) and self.retries > 0 and not self.deadline.has_passed:
+            self.retries -= 1
+            failure = outcome
+            if self.later(lambda: self._repeat(queue, failure)):
+                return
+        self.on_result(outcome)
+
+    def _repeat(self, queue: MessageQueue, failure: RocketMQError) -> None:
+        try:
+            self.begin(self.next_queue(queue))
+        except Exception as error:
+            # Of any kind: nobody else would hear of it, and somebody waits for the result.
+            if not isinstance(error, RocketMQError):
+                logger.exception("a send could not be repeated queue=%s", queue)
+            # What became of the message says the attempt, not the search for another queue.
+            self.on_result(failure)

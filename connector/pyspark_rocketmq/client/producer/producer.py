@@ -1,0 +1,571 @@
+"""The producer: routes, queue choice, ids, compression, batches.
+
+A producer: routes, queue choice, ids and compression around the broker calls.
+
+Order.  A message with a sharding key, or with a given queue, goes to that queue or not at all: trying another
+queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is the
+order of the queue only if each send is answered before the next one for that queue begins, which all blocking
+methods here see to.
+
+A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that create it by
+themselves do so one by one, each at its own first message.  As Java's, a producer that found no topic sends as if all had it,
+for as long as it trusts a route; then it goes by those that have, and so does every producer that comes later.
+
+Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name server that restarts
+moves no key; sends to a broker that is away fail until it is back, and may be tried again.
+
+UNIQ_KEYs for the messages a producer sends: who, when, and a counter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Final, NoReturn, TypeVar
+
+from pyspark_rocketmq.client.broker import BrokerClient, OnSend
+from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings
+from pyspark_rocketmq.client.producer.attempts import (
+    AsyncAttempts,
+    FaultTable,
+    SendOutcome,
+    next_outcome,
+    round_robin_queue,
+    route_to_create,
+    select_message_queue_by_hash,
+)
+from pyspark_rocketmq.client.transport import local_ip
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ConnectFailed,
+    NoWritableQueue,
+    RocketMQError,
+    TopicAway,
+    TopicNotFound,
+    TransportError,
+)
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
+from pyspark_rocketmq.options.parsers import address_list
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.message_ids import unique_key
+from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
+from pyspark_rocketmq.wire.requests.send import (
+    AUTO_CREATE_TOPIC,
+    Batch,
+    EncodedBatch,
+    SendResult,
+    SendTerms,
+    ShardingKey,
+    check_body,
+    retry_terms,
+    split_batch,
+    transaction_terms,
+)
+
+_TIME_AND_COUNTER_DIGITS = 12
+_MORE_THAN_A_MONTH_S = 32 * 86_400.0
+"""From a month's begin into the next one."""
+
+
+class UniqueKeys:
+    """Makes keys no other producer makes at the same time. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``MessageClientIDSetter``.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._month = (0.0, 0.0)
+        """Begin of the current month and of the next one."""
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()`` as at first: another maker."""
+        # Java takes the class loader's hash, which tells two producers of one process apart as well.
+        hash_code = random.SystemRandom().getrandbits(32)
+        self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
+        self._counter = itertools.count()
+
+    def next(self) -> str:
+        """A new key."""
+        now_s = self._clock.now_s()
+        begin_s, end_s = self._month
+        if not begin_s <= now_s < end_s:
+            begin_s = month_start_s(now_s)
+            self._month = (begin_s, month_start_s(begin_s + _MORE_THAN_A_MONTH_S))
+        since_ms = int((now_s - begin_s) * 1000)
+        return f"{self._maker}{since_ms & 0xFFFFFFFF:08X}{next(self._counter) & 0xFFFF:04X}"
+
+
+def month_start_s(now_s: float) -> float:
+    """The first instant of the current local month, in seconds since the epoch."""
+    local = time.localtime(now_s)
+    return time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+
+
+T = TypeVar("T")
+
+RETRIED_ELSEWHERE: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""A broker's refusal that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
+_SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
+_ORDERED_CHUNK: Final = 4096
+"""Messages ``send_ordered`` holds back to make batches of."""
+
+
+class Producer(Closing):
+    """Sends messages to the topics of a cluster. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl``.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        producer_group: str,
+        *,
+        send_timeout_s: float = 3.0,
+        retry_times_when_send_failed: int = 2,
+        retry_times_when_send_async_failed: int = 2,
+        compress_over_bytes: int = 4096,
+        compression_type: CompressionType | None = CompressionType.ZLIB,
+        max_message_size: int = MAX_MESSAGE_BYTES,
+        send_latency_fault_enable: bool = False,
+        settings: ConnectionSettings | None = None,
+        pool: ChannelPool | None = None,
+        clock: Clock | None = None,
+        namespace: str = "",
+    ) -> None:
+        """Connect to nothing yet.
+
+        Args:
+            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``.
+            producer_group: Shown to brokers.
+            send_timeout_s: For one send, all its attempts together.
+            retry_times_when_send_failed: Further attempts of a send without key and queue.
+            retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
+            compress_over_bytes: Bodies of at least this size are compressed, except in batches.
+            compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
+            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB of what is sent if they are not
+                told otherwise (their ``maxMessageSize``), and readers of this package 128 MiB.
+            send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
+                :class:`FaultTable` says.
+            settings: Credentials and TLS of the producer's own connections.
+            pool: Connections to use instead of own ones; they stay open when the producer is closed.
+            clock: The system's if not given.
+            namespace: That of the topics and of the producer group, which are named without it everywhere.
+        """
+        self._clock = clock or SystemClock()
+        self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
+        shared = pool or self._own_pool
+        assert shared is not None
+        addresses = address_list(name_servers) if isinstance(name_servers, str) else tuple(name_servers)
+        self._name_servers = NameServerClient(
+            addresses, shared, self._clock, send_timeout_s, namespace=namespace
+        )
+        self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
+        self._terms = SendTerms(producer_group=producer_group, max_message_bytes=max_message_size)
+        self._send_timeout_s = send_timeout_s
+        self._attempts = 1 + retry_times_when_send_failed
+        self._async_retries = retry_times_when_send_async_failed
+        self._repeats = _thread_for_repeats()
+        self._compress_over_bytes = compress_over_bytes
+        self._compression_type = compression_type
+        self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
+        self._unique_keys = UniqueKeys(self._clock)
+        # As Java: producers do not all begin with the first queue.
+        self._turns = itertools.count(random.SystemRandom().getrandbits(16))
+        self._is_closed = False
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: what the parent has under way is the parent's; connections, ids and threads are new."""
+        if not self._is_closed:
+            self._repeats = _thread_for_repeats()
+
+    def queues(
+        self, topic: str, *, may_create: bool = True, afresh: bool = False
+    ) -> tuple[MessageQueue, ...]:
+        """The queues messages go to, in route order; the order that sharding keys count in.
+
+        Args:
+            topic: If it was never seen, brokers are expected to create it, where any does so.
+            may_create: False asks for a topic that there is, or was.
+            afresh: Whether the name server is asked, however young the route is that is known.
+
+        Raises:
+            TopicNotFound: If the topic was never seen and brokers do not create topics, or may not.
+            NoWritableQueue: If no living master has a queue to write to.
+        """
+        if afresh:
+            self._name_servers.invalidate(topic)
+        return self._publication(topic, self._deadline(), may_create=may_create)[1]
+
+    def route(self, topic: str, *, may_create: bool = True) -> TopicRoute:
+        """The route messages go by; for :meth:`know` of another process's producer.
+
+        Raises:
+            RocketMQError: As of :meth:`queues`.
+        """
+        return self._publication(topic, self._deadline(), may_create=may_create)[0]
+
+    def know(self, topic: str, route: TopicRoute) -> None:
+        """Go by ``route``, which another process has seen, until it is as old as any other."""
+        self._name_servers.know(topic, route)
+
+    def master_of(self, queue: MessageQueue) -> str:
+        """Where the broker of ``queue`` takes messages.
+
+        Raises:
+            RocketMQError: If no route tells.
+        """
+        return self._master(self._publication(queue.topic, self._deadline())[0], queue)
+
+    def send(
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Send one message and wait until it is stored.
+
+        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns, and a
+        failed attempt is repeated on another broker if there is one; a repeated message may be stored twice,
+        both times with the same UNIQ_KEY. A number as ``sharding_key`` goes where Java sends a Long of it, a ``JavaInteger``
+        where it sends an Integer; they differ in negative ones.
+
+        Raises:
+            RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
+        """
+        deadline = self._deadline()
+        prepared, terms = self._prepare(message)
+        if queue is None and sharding_key is None:
+            return self._send_anywhere(prepared, terms, deadline)
+        route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
+        return self._sent_by_route(
+            message.topic,
+            lambda: self._brokers.send(self._master(route, chosen), prepared, chosen, terms, deadline),
+        )
+
+    def send_async(
+        self,
+        message: Message,
+        on_result: OnSend,
+        *,
+        sharding_key: ShardingKey | None = None,
+        queue: MessageQueue | None = None,
+    ) -> None:
+        """Send one message without waiting for its answer; ``on_result`` is called exactly once.
+
+        An attempt that was not answered is repeated on another broker if there is one, or on the queue that was given, by
+        ``sharding_key`` too; the message may then be stored twice, both times with the same UNIQ_KEY. What a broker refuses is
+        not repeated. Two messages sent so to one queue may be stored in either order.
+
+        Raises:
+            RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
+
+        Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first queue, which another
+        broker may not have; here it is the number of the queue that was chosen for it.
+        """
+        prepared, terms = self._prepare(message)
+        deadline = self._deadline()
+
+        route, first = self._chosen(message.topic, sharding_key, queue, deadline)
+
+        def attempt(chosen: MessageQueue, told: OnSend) -> None:
+            told = self._watching_route(message.topic, told)
+            master = self._master(route, chosen)
+            self._brokers.send_async(master, prepared, chosen, terms, told, deadline=deadline)
+
+        def next_queue(failed: MessageQueue) -> MessageQueue:
+            nonlocal route
+            route, queues = self._publication(message.topic, deadline)
+            if queue is not None or sharding_key is not None:
+                return failed
+            return self._any_queue(queues, failed.broker_name)
+
+        AsyncAttempts(
+            send=attempt,
+            next_queue=next_queue,
+            note=self._note,
+            later=self._later,
+            on_result=on_result,
+            deadline=deadline,
+            retries=self._async_retries,
+        ).begin(first)
+
+    def send_oneway(
+        self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
+    ) -> None:
+        """Send one message without ever learning whether it was stored."""
+        prepared, terms = self._prepare(message)
+        route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
+        self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, terms)
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
+        """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
+
+        Raises:
+            LocalProtocolError: If the batch is too large, mixed or delayed; ``split_batch`` helps.
+            RocketMQError: As of :meth:`send`.
+        """
+        deadline = self._deadline()
+        route = self._publication(queue.topic, deadline)[0]
+        batch = self._batch(queue, messages)
+        return self._sent_by_route(
+            queue.topic,
+            lambda: self._brokers.send_batch(self._master(route, queue), batch, self._terms, deadline),
+        )
+
+    def send_batches(
+        self, batches: Mapping[MessageQueue, Sequence[Message]]
+    ) -> dict[MessageQueue, SendResult | RocketMQError]:
+        """Send one batch to each of several queues at the same time; the outcome of each. A batch of one goes as a message.
+
+        Call it again for the next batches: within a queue the order of calls is the order of messages.
+        """
+        outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
+        for queue, messages in batches.items():
+            self._begin_batch(queue, messages, lambda outcome, queue=queue: outcomes.put((queue, outcome)))  # type: ignore[misc]
+        return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
+
+    def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
+        """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
+
+        Within a queue the order of requests is that of messages only if each is answered before the next one begins.
+        """
+        told = self._watching_route(batch.queue.topic, on_result)
+        try:
+            route = self._publication(batch.queue.topic, self._deadline())[0]
+            self._brokers.send_encoded(self._master(route, batch.queue), batch, self._terms, told)
+        except RocketMQError as error:
+            told(error)
+
+    def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
+        """Send a message with the body that a broker has stored, in one attempt; ``on_result`` is called exactly once.
+
+        Args:
+            message: With its UNIQ_KEY, if it is to have one.
+            queue: Where it goes.
+            sys_flag: Bits of ``MessageSysFlag``: how the body is compressed.
+            on_result: Told what became of it.
+        """
+        told = self._watching_route(queue.topic, on_result)
+        try:
+            route = self._publication(queue.topic, self._deadline())[0]
+            terms = replace(self._terms, sys_flag=sys_flag)
+            self._brokers.send_async(self._master(route, queue), message, queue, terms, told)
+        except RocketMQError as error:
+            told(error)
+
+    def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
+        """Send messages by sharding key, many at a time; their number.
+
+        Messages of one key keep their order. Batches for different queues travel at the same time.
+
+        Raises:
+            RocketMQError: The first failure; messages of the same and of earlier chunks may be stored.
+        """
+        messages = iter(keyed_messages)
+        sent = 0
+        while chunk := list(itertools.islice(messages, _ORDERED_CHUNK)):
+            self._send_chunk(chunk)
+            sent += len(chunk)
+        return sent
+
+    def close(self) -> None:
+        """Close the producer's own connections; nothing is repeated any more. Idempotent."""
+        self._is_closed = True
+        self._repeats.shutdown(wait=False)
+        if self._own_pool is not None:
+            self._own_pool.close()
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._send_timeout_s)
+
+    def _publication(
+        self, topic: str, deadline: Deadline, *, may_create: bool = True
+    ) -> tuple[TopicRoute, tuple[MessageQueue, ...]]:
+        try:
+            route = self._name_servers.lasting_route(topic, deadline)
+        except TopicNotFound as missing:
+            if not may_create:
+                raise
+            try:
+                default = self._name_servers.lasting_route(AUTO_CREATE_TOPIC, deadline)
+            except TopicNotFound:
+                raise missing from None
+            route = route_to_create(default)
+            # As Java: until it is asked for again, or keys would move as soon as the first broker has made its queues.
+            self._name_servers.expect(topic, route)
+        queues = route.publish_queues(topic)
+        if not queues:
+            raise NoWritableQueue(topic)
+        return route, queues
+
+    def _chosen(
+        self, topic: str, sharding_key: ShardingKey | None, queue: MessageQueue | None, deadline: Deadline
+    ) -> tuple[TopicRoute, MessageQueue]:
+        route, queues = self._publication(topic, deadline)
+        if queue is not None:
+            return route, queue
+        if sharding_key is not None:
+            return route, select_message_queue_by_hash(queues, sharding_key)
+        return route, self._any_queue(queues)
+
+    def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
+        """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
+        check_body(message.body, f"topic {message.topic}", self._terms.max_message_bytes)
+        prepared = replace(message, properties=self._with_key(message.properties))
+        terms = transaction_terms(message, retry_terms(message, self._terms))
+        if self._compression_type is None or len(message.body) < self._compress_over_bytes:
+            return prepared, terms
+        body, sys_flag = compress(message.body, self._compression_type)
+        if len(body) > self._terms.max_message_bytes:
+            # What does not shrink grows a little, beyond what can be sent.
+            return prepared, terms
+        return replace(prepared, body=body), replace(terms, sys_flag=terms.sys_flag | sys_flag)
+
+    def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
+        return {WAIT: "true", **properties, UNIQ_KEY: properties.get(UNIQ_KEY) or self._unique_keys.next()}
+
+    def _batch(self, queue: MessageQueue, messages: Sequence[Message]) -> Batch:
+        keyed = [replace(message, properties=self._with_key(message.properties)) for message in messages]
+        return Batch(queue=queue, messages=keyed, properties=self._with_key({}))
+
+    def _send_anywhere(self, message: Message, terms: SendTerms, deadline: Deadline) -> SendResult:
+        failed_broker: str | None = None
+        for attempt in itertools.count(1):
+            route, queues = self._publication(message.topic, deadline)
+            queue = self._any_queue(queues, failed_broker)
+            begun_s = self._clock.monotonic_s()
+            try:
+                result = self._brokers.send(self._master(route, queue), message, queue, terms, deadline)
+            except (TransportError, BrokerError) as error:
+                self._note(queue, begun_s, SendOutcome.of(error))
+                is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_ELSEWHERE
+                if is_hopeless or attempt >= self._attempts or deadline.has_passed:
+                    self._raise_as_told(message.topic, error)
+                failed_broker = queue.broker_name
+            else:
+                self._note(queue, begun_s, SendOutcome.ANSWERED)
+                return result
+        raise AssertionError("count() does not end")
+
+    def _any_queue(self, queues: Sequence[MessageQueue], failed_broker: str | None = None) -> MessageQueue:
+        if self._faults is not None:
+            queues = self._faults.preferred(queues, failed_broker)
+        return round_robin_queue(queues, next(self._turns), failed_broker)
+
+    def _note(self, queue: MessageQueue, begun_s: float, outcome: SendOutcome) -> None:
+        if self._faults is not None:
+            self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
+
+    def _later(self, repeat: Callable[[], None]) -> bool:
+        """Answers come on threads that must not wait for a connection."""
+        try:
+            self._repeats.submit(repeat)
+        except RuntimeError:
+            return False
+        return True
+
+    def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
+        told = self._watching_route(queue.topic, on_result)
+        try:
+            route = self._publication(queue.topic, self._deadline())[0]
+            master = self._master(route, queue)
+            if len(messages) == 1:
+                # A batch of one has no room for the largest body there may be.
+                message, terms = self._prepare(messages[0])
+                self._brokers.send_async(master, message, queue, terms, told)
+            else:
+                self._brokers.send_batch_async(master, self._batch(queue, messages), self._terms, told)
+        except RocketMQError as error:
+            told(error)
+
+    def _send_chunk(self, chunk: Sequence[tuple[ShardingKey, Message]]) -> None:
+        waiting: dict[MessageQueue, list[Message]] = {}
+        for sharding_key, message in chunk:
+            _, queue = self._chosen(message.topic, sharding_key, None, self._deadline())
+            waiting.setdefault(queue, []).append(message)
+        rounds = {queue: split_batch(messages) for queue, messages in waiting.items()}
+        while rounds:
+            batches = {queue: batch for queue, parts in rounds.items() if (batch := next(parts, None))}
+            for outcome in self.send_batches(batches).values():
+                if isinstance(outcome, RocketMQError):
+                    raise outcome
+            rounds = {queue: rounds[queue] for queue in batches}
+
+    def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
+        """Where the queue's broker takes messages, by the topic's route or, if it is not in it yet, by another one."""
+        for broker in route.brokers:
+            if broker.broker_name == queue.broker_name and broker.master is not None:
+                return broker.master
+        known = self._name_servers.known_master(queue.broker_name)
+        if known is None:
+            raise ConnectFailed(
+                queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
+            )
+        return known
+
+    def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
+        try:
+            return send()
+        except _SIGNS_OF_AN_OLD_ROUTE as error:
+            self._raise_as_told(topic, error)
+
+    def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
+        """``on_result``, told after a route that may be old is forgotten: the next send must see the new one."""
+
+        def told(outcome: SendResult | RocketMQError) -> None:
+            if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
+                self._name_servers.invalidate(topic)
+                outcome = self._told_as(topic, outcome)
+            on_result(outcome)
+
+        return told
+
+    def _raise_as_told(self, topic: str, error: RocketMQError) -> NoReturn:
+        """Have the route asked for anew, and raise the error as :meth:`_told_as` has it."""
+        self._name_servers.invalidate(topic)
+        told = self._told_as(topic, error)
+        if told is error:
+            raise error
+        raise told from error
+
+    def _told_as(self, topic: str, error: RocketMQError) -> RocketMQError:
+        """The error, with what was known of a topic that is away, and retryable then."""
+        known = self._name_servers.last_known(topic)
+        if known is None or known.is_expected:
+            return error
+        was_on = known.route.brokers_shown()
+        if isinstance(error, TopicNotFound) and not error.retryable:
+            remark = f"{error.remark.rstrip('. ')}. The topic was on {was_on} before."
+            return TopicAway(error.code, remark, request=error.request, address=error.address)
+        if known.is_denied and isinstance(error, ConnectFailed):
+            detail = f"{error.detail}; the name server does not know topic {topic} for the moment, which was on {was_on} before"
+            return type(error)(error.address, detail)
+        return error
+
+
+def _thread_for_repeats() -> ThreadPoolExecutor:
+    """Begins its thread with the first attempt that is repeated."""
+    return ThreadPoolExecutor(1, "rocketmq-producer-repeats")

@@ -1,0 +1,299 @@
+"""Messages that consumers see only when their sender's local transaction has succeeded.
+
+A message is sent as a *half message*, the local transaction is run, and what it came to is told to the broker, oneway.  If
+that is lost, or the transaction's state was not known, or the sender has died, the broker asks a member of the producer
+group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to tell.
+
+Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread of their own: a
+producer that begins anew answers for the one before it, and a broker that is down holds up no transaction at another one.
+
+Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is not run.
+Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue, SendStatus
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.namespace import with_namespace, without_namespace
+from pyspark_rocketmq.wire.properties import DELAY, PGROUP, TRAN_MSG, UNIQ_KEY
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import (
+    CheckTransactionStateRequestHeader,
+    EndTransactionRequestHeader,
+)
+from pyspark_rocketmq.wire.requests.send import SendResult
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S: Final = 30.0
+"""``ClientConfig.heartbeatBrokerInterval``."""
+_FLAGS: Final = {
+    LocalTransactionState.COMMIT_MESSAGE: int(MessageSysFlag.TRANSACTION_COMMIT),
+    LocalTransactionState.ROLLBACK_MESSAGE: int(MessageSysFlag.TRANSACTION_ROLLBACK),
+    LocalTransactionState.UNKNOW: 0,
+}
+
+LocalTransaction = Callable[[Message], LocalTransactionState]
+"""Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a check is asked about
+(``TransactionListener.executeLocalTransaction``)."""
+TransactionCheck = Callable[[MessageExt], LocalTransactionState]
+"""Tells what became of the transaction of this ``msg_id``, also after a restart
+(``TransactionListener.checkLocalTransaction``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionSendResult:
+    """Where the half message is, and what its transaction came to."""
+
+    sent: SendResult
+    state: LocalTransactionState
+
+
+class TransactionProducer(Closing):
+    """Sends messages in transactions and answers brokers' checks. Shared by any number of threads.
+
+    Source: RocketMQ 5.3.3 ``TransactionMQProducer``, ``DefaultMQProducerImpl.sendMessageInTransaction``,
+    ``checkTransactionState``.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | Sequence[str],
+        producer_group: str,
+        check: TransactionCheck,
+        *,
+        topics: Sequence[str],
+        send_timeout_s: float = 3.0,
+        settings: ConnectionSettings | None = None,
+        clock: Clock | None = None,
+        namespace: str = "",
+    ) -> None:
+        """Have the brokers of ``topics`` told of this member; waits for none of them.
+
+        Args:
+            name_servers: As of :class:`Producer`.
+            producer_group: Whose members can all tell what became of a transaction.
+            check: Called on a thread of a connection, one call at a time for each broker.
+            topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any other topic may
+                when a message was sent to it.
+            send_timeout_s: For one send.
+            settings: Credentials and TLS.
+            clock: The system's if not given.
+            namespace: As of :class:`Producer`.
+        """
+        self._clock = clock or SystemClock()
+        self._producer_group = producer_group
+        self._check = check
+        self._namespace = namespace
+        self._client_id = self._new_client_id()
+        self._pool = (settings or ConnectionSettings()).open_pool(
+            self._clock, lambda address: partial(self._asked, address)
+        )
+        self._producer = Producer(
+            name_servers,
+            producer_group,
+            send_timeout_s=send_timeout_s,
+            pool=self._pool,
+            clock=self._clock,
+            namespace=namespace,
+        )
+        self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=namespace)
+        self._lock = threading.Lock()
+        self._masters: dict[str, dict[str, str]] = {topic: {} for topic in topics}
+        """Names of brokers by address, of each topic as last seen."""
+        self._known: set[str] = set()
+        """Addresses of brokers that know of this member."""
+        self._is_over = False
+        self._wake = threading.Event()
+        self._beating: threading.Thread | None = None
+        renew_in_children(self)
+        self._begin_beating()
+
+    def renew(self) -> None:
+        """In a child of ``fork()``: be another member, of which no broker knows before its first send."""
+        self._client_id = self._new_client_id()
+        self._lock = threading.Lock()
+        self._known = set()
+        self._wake = threading.Event()
+        self._beating = None
+
+    def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
+        """Send a half message, run the local transaction, and tell the broker what it came to.
+
+        ``execute`` gets the message with its ``msg_id``. An exception of it leaves the state unknown and is raised again; the
+        broker will ask. A delay of the message is left out, as in Java. Only the broker that takes the message need be up.
+
+        Raises:
+            RocketMQError: If the half message could not be sent, or its broker does not say where it is; then ``execute`` was not
+                called.
+        """
+        own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
+        properties = {name: text for name, text in message.properties.items() if name != DELAY}
+        half = replace(message, properties={**properties, **own})
+        sent = self._producer.send(half)
+        # Before the transaction: whoever cannot be told of its end would not know that it was run.
+        _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
+        self._be_known_at(sent.queue)
+        state = LocalTransactionState.ROLLBACK_MESSAGE
+        if sent.status is SendStatus.SEND_OK:
+            told = replace(message, properties={**message.properties, UNIQ_KEY: sent.msg_id})
+            state = LocalTransactionState(execute(told))
+        header = EndTransactionRequestHeader(
+            producer_group=self._producer_group,
+            tran_state_table_offset=sent.queue_offset,
+            commit_log_offset=commit_log_offset,
+            commit_or_rollback=_FLAGS[state],
+            from_transaction_check=False,
+            msg_id=sent.msg_id,
+            transaction_id=sent.msg_id,
+            topic=message.topic,
+            broker_name=sent.queue.broker_name,
+        )
+        self._tell(lambda: self._producer.master_of(sent.queue), header)
+        return TransactionSendResult(sent=sent, state=state)
+
+    def close(self) -> None:
+        """Leave the producer group and close the connections. Idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._wake.set()
+        if self._beating is not None:
+            self._beating.join()
+        for address in sorted(self._known):
+            try:
+                self._brokers.unregister(address, self._client_id, producer_group=self._producer_group)
+            except RocketMQError as error:
+                logger.warning("not unregistered address=%s: %s", address, error)
+        self._pool.close()
+
+    # --- membership ------------------------------------------------------------------------------------------
+
+    def _new_client_id(self) -> str:
+        return f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
+
+    def _begin_beating(self) -> None:
+        with self._lock:
+            if self._beating is None and not self._is_over:
+                self._beating = threading.Thread(target=self._beat, name="rocketmq-transactions", daemon=True)
+                self._beating.start()
+
+    def _be_known_at(self, queue: MessageQueue) -> None:
+        """Have the broker that took a message know whom to ask, and soon the topic's other ones, for the next messages."""
+        self._begin_beating()
+        try:
+            address = self._producer.master_of(queue)
+        except RocketMQError as error:
+            logger.warning("no heartbeat broker=%s: %s", queue.broker_name, error)
+            return
+        with self._lock:
+            is_known = address in self._known
+            is_new_topic = queue.topic not in self._masters
+            self._masters.setdefault(queue.topic, {})[address] = queue.broker_name
+        if not is_known:
+            self._heartbeat(address)
+        if is_new_topic:
+            self._wake.set()
+
+    def _beat(self) -> None:
+        while not self._is_over:
+            self._wake.clear()
+            with self._lock:
+                topics = list(self._masters)
+            for topic in topics:
+                self._look_up(topic)
+            for address in self._addresses():
+                if not self._is_over:
+                    self._heartbeat(address)
+            if not self._is_over:
+                self._wake.wait(_HEARTBEAT_S)
+
+    def _look_up(self, topic: str) -> None:
+        try:
+            route = self._producer.route(topic, may_create=False)
+        except RocketMQError as error:
+            logger.warning("brokers of a topic not found, those known stay topic=%s: %s", topic, error)
+            return
+        found = {str(each.master): each.broker_name for each in route.brokers if each.master is not None}
+        with self._lock:
+            self._masters[topic] = found
+
+    def _addresses(self) -> list[str]:
+        with self._lock:
+            return sorted({address for masters in self._masters.values() for address in masters})
+
+    def _heartbeat(self, address: str) -> None:
+        data = HeartbeatData(client_id=self._client_id, producers=(self._producer_group,))
+        try:
+            self._brokers.heartbeat(address, data)
+        except RocketMQError as error:
+            logger.warning("heartbeat failed address=%s: %s", address, error)
+            with self._lock:
+                self._known.discard(address)
+        else:
+            with self._lock:
+                self._known.add(address)
+
+    def _name_of(self, address: str) -> str:
+        with self._lock:
+            return next((masters[address] for masters in self._masters.values() if address in masters), "")
+
+    def _tell(self, address_of: Callable[[], str], header: EndTransactionRequestHeader) -> None:
+        try:
+            self._brokers.end_transaction(address_of(), header)
+        except RocketMQError as error:
+            # The broker will ask.
+            logger.warning("end of a transaction not told msgId=%s: %s", header.msg_id, error)
+
+    # --- what brokers ask ----------------------------------------------------------------------------------------
+
+    def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
+        """Answer where the question came from: brokers before 5.2.0 do not say their name in it."""
+        if request.code != RequestCode.CHECK_TRANSACTION_STATE:
+            return None
+        header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
+        messages = decode_messages(request.body, header.broker_name or self._name_of(address))
+        if len(messages) != 1:
+            raise RemoteProtocolError(f"{address} asks for {len(messages)} messages, not one.")
+        bare = without_namespace(self._namespace, messages[0].topic)
+        message = messages[0]._replace(topic=bare)
+        answer = EndTransactionRequestHeader(
+            producer_group=self._producer_group,
+            tran_state_table_offset=header.tran_state_table_offset,
+            commit_log_offset=header.commit_log_offset,
+            commit_or_rollback=_FLAGS[self._checked(message)],
+            from_transaction_check=True,
+            msg_id=message.properties.get(UNIQ_KEY) or message.msg_id,
+            transaction_id=header.transaction_id,
+            topic=bare,
+            broker_name=header.broker_name,
+        )
+        self._tell(lambda: address, answer)
+        return request.response(ResponseCode.SUCCESS)
+
+    def _checked(self, message: MessageExt) -> LocalTransactionState:
+        try:
+            return LocalTransactionState(self._check(message))
+        except Exception:
+            logger.exception("transaction check failed msgId=%s; the broker will ask again", message.msg_id)
+            return LocalTransactionState.UNKNOW

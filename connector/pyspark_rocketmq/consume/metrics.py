@@ -1,0 +1,201 @@
+"""How fast a consumer is, per minute and hour, and how far behind.
+
+How fast a consumer is: sums over the last minute and the last hour, as Java's clients keep them (row D11).
+
+Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of seven samples.
+Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.
+
+The figures travel as text in the offset store's rows, because whoever is asked for them, the member of the group, is another
+process than the one that hears of every batch.  Shape: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0], "minute": [12, 1, …],
+"hour": [640, 3, …]}``: when they were written, how long minute and hour had been watched, and the sums in the order of
+:class:`Figures`.
+
+Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
+
+How far one queue is behind: the one place that says what lag is, in messages and in seconds. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
+
+
+class QueueLag(NamedTuple):
+    """Where a queue is read next, beside what its broker holds."""
+
+    next_offset: int
+    """Next queue offset to consume."""
+    max_offset: int | None
+    """The broker's, exclusive; None when it did not answer or does not have the queue."""
+    next_stored_at_s: float | None = None
+    """Wall-clock second at which the message at ``next_offset`` was stored, where it was asked for and is there."""
+
+    @property
+    def messages(self) -> int | None:
+        """Messages stored and not yet consumed; offsets that hold none, as after a filter, count too."""
+        return None if self.max_offset is None else max(0, self.max_offset - self.next_offset)
+
+    @property
+    def beyond_end(self) -> int | None:
+        """By how many messages the next offset is beyond the end of the queue; None where the end is not known."""
+        return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
+
+    @property
+    def note(self) -> str | None:
+        """What 0 messages do not say of a queue that nothing is consumed of."""
+        return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
+
+    def seconds(self, now_s: float) -> float | None:
+        """For how long the next message has waited; 0 when there is none, and where clocks differ."""
+        if self.messages == 0:
+            return 0.0
+        return None if self.next_stored_at_s is None else max(0.0, now_s - self.next_stored_at_s)
+
+
+_MINUTE_BUCKET_S: Final = 10.0
+_HOUR_BUCKET_S: Final = 600.0
+_FULL_BUCKETS: Final = 6
+"""Before the one that is being filled."""
+_MINUTE_S: Final = 60.0
+_HOUR_S: Final = 3600.0
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Figures(NamedTuple):
+    """What was done: sums."""
+
+    ok: int = 0
+    """Messages the listener acknowledged."""
+    failed: int = 0
+    """Messages it gave back, each time again."""
+    calls: int = 0
+    call_ms: float = 0.0
+    pulled: int = 0
+    """Messages read from brokers."""
+    pulls: int = 0
+    pull_ms: float = 0.0
+
+    def plus(self, other: Figures) -> Figures:
+        """Both together."""
+        return Figures(
+            self.ok + other.ok,
+            self.failed + other.failed,
+            self.calls + other.calls,
+            self.call_ms + other.call_ms,
+            self.pulled + other.pulled,
+            self.pulls + other.pulls,
+            self.pull_ms + other.pull_ms,
+        )
+
+
+class Lately(NamedTuple):
+    """What was done lately, as of one moment."""
+
+    minute: Figures
+    hour: Figures
+    minute_s: float
+    """How long the minute's figures were gathered, at least ten seconds."""
+
+
+class RecentFigures(Generic[KeyT]):
+    """Gathers figures by key, in the process that hears of all of them; the clock is the caller's."""
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._windows: dict[KeyT, tuple[_Window, _Window]] = {}
+
+    def add(self, key: KeyT, figures: Figures, now_s: float) -> str:
+        """Count ``figures`` in; the key's text as of ``now_s``."""
+        windows = self._windows.get(key)
+        if windows is None:
+            windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
+        sums = []
+        for window in windows:
+            window.add(figures, now_s)
+            sums.append(window.total())
+        text = {
+            "at": round(now_s, 3),
+            "seconds": [round(min(window.span_s(now_s), now_s - self._began_s), 1) for window in windows],
+            "minute": [round(number, 1) for number in sums[0]],
+            "hour": [round(number, 1) for number in sums[1]],
+        }
+        return json.dumps(text, separators=(",", ":"))
+
+
+def lately(text: str, now_s: float) -> Lately:
+    """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later.
+
+    Of a text that cannot be read nothing is known: nothing goes by figures, and the next batch writes new ones.
+    """
+    try:
+        facts = json.loads(text) if text else None
+        if facts is not None:
+            age_s = max(0.0, now_s - facts["at"])
+            return Lately(
+                _figures(facts["minute"]) if age_s < _MINUTE_S else Figures(),
+                _figures(facts["hour"]) if age_s < _HOUR_S else Figures(),
+                max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
+            )
+    except (ValueError, TypeError, LookupError, RecursionError):
+        """Changed by other means."""
+    return Lately(Figures(), Figures(), _MINUTE_BUCKET_S)
+
+
+def _figures(numbers: list[Any]) -> Figures:
+    figures = Figures(*numbers)
+    if not all(isinstance(number, int | float) for number in figures):
+        raise TypeError
+    return figures
+
+
+def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
+    """The status of a consumer with one topic, from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
+    queues = [lately(text, now_s) for text in texts]
+    minute = _sum(each.minute for each in queues)
+    hour = _sum(each.hour for each in queues)
+    called = minute if minute.calls else hour
+    return ConsumeStatus(
+        pull_rt=_mean(minute.pull_ms, minute.pulls),
+        pull_tps=sum(each.minute.pulled / each.minute_s for each in queues),
+        consume_rt=_mean(called.call_ms, called.calls),
+        consume_ok_tps=sum(each.minute.ok / each.minute_s for each in queues),
+        consume_failed_tps=sum(each.minute.failed / each.minute_s for each in queues),
+        consume_failed_msgs=hour.failed,
+    )
+
+
+class _Window:
+    """Sums of the last buckets of time."""
+
+    def __init__(self, bucket_s: float) -> None:
+        self._bucket_s = bucket_s
+        self._sums: dict[int, Figures] = {}
+
+    def add(self, figures: Figures, now_s: float) -> None:
+        now = int(now_s // self._bucket_s)
+        self._sums[now] = self._sums.get(now, Figures()).plus(figures)
+        # Those of the future are of a clock that was put back.
+        self._sums = {at: sums for at, sums in self._sums.items() if now - _FULL_BUCKETS <= at <= now}
+
+    def total(self) -> Figures:
+        return _sum(self._sums.values())
+
+    def span_s(self, now_s: float) -> float:
+        """The time that the buckets cover up to now."""
+        return _FULL_BUCKETS * self._bucket_s + now_s % self._bucket_s
+
+
+def _sum(all_figures: Iterable[Figures]) -> Figures:
+    total = Figures()
+    for figures in all_figures:
+        total = total.plus(figures)
+    return total
+
+
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0

@@ -1,0 +1,536 @@
+"""What one micro-batch reads, and how its ranges share tasks.
+
+What one micro-batch reads: a range per queue, from stored progress, broker bounds and limits.
+
+The rules, in the order in which they apply to a queue:
+
+1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
+2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute, so one
+   that ends later than that was written before the clock was stepped back: it is over.
+3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset if
+   gaps are skipped, else the queue is left out.
+4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was suspended at
+   its first message is tried with one delivery's worth: it may well stop there again, and the more its backlog
+   grows the less of the others' share is to go into reading what is not delivered.
+5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
+6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at least as
+   many new ones, up to the flow-control threshold; until there are new ones it is left out for a while.
+
+Which planned ranges share a task.
+
+A task costs some tens of milliseconds of a core whatever it does: Spark schedules it, and two Python processes take it up. A queue with a
+few messages, or one on trial after a suspension, is done in less.  So:
+
+1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25 ms if that is
+   more: with any number of cores the micro-batch takes no longer, and with few it takes less.
+2. A range of which nothing is known has a task of its own.
+3. If that makes more tasks than can run at the same time, and their number is known, there are as many as that, each
+   with its share of the work. A task that waits for a core could do nothing for its queues, and one that has
+   a suspended queue left would have to end for it (D3).
+4. Neighbours in a task that take no longer than 25 ms together are read at once: pulled by one burst and decoded in one go, which
+   takes a few short ranges as long as one. None of them waits longer to be given up than the call of a slow listener lasts.
+
+How a task goes about its ranges is said in :mod:`~pyspark_rocketmq.consume.turns`.
+
+Memory of the planner: which queues stand still although they are read.
+
+With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing.  The next plan then begins at
+the same offset, and only a longer range brings the messages after which the listener commits.
+
+Splits ranges of queues into more tasks than there are queues; every offset stays in exactly one of them.
+
+Source: Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the same names.
+
+Watches for queues that are held, have messages and are due, and are in no plan all the same (B6).
+
+That should never be; if it is, something that this consumer remembers of the queue is wrong, and claiming it anew
+clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
+
+Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from heapq import heapify, heapreplace
+from itertools import pairwise
+from math import ceil, inf
+from typing import Final, NamedTuple, Protocol
+
+from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
+from pyspark_rocketmq.consume.positions import OffsetGap
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+
+LONGEST_LEFT_OUT_S: Final = 120.0
+"""``ProcessQueue.PULL_MAX_IDLE_TIME``."""
+
+
+class _Row(Protocol):
+    """What is needed of a row of the offset store."""
+
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def suspended_until_s(self) -> float | None: ...
+
+
+class LeftOut:
+    """Since when each queue that could be planned was not."""
+
+    def __init__(self) -> None:
+        self._ready: frozenset[MessageQueue] = frozenset()
+        self._since_s: dict[MessageQueue, float] = {}
+
+    def look(
+        self, rows: Mapping[MessageQueue, _Row], bounds: Mapping[MessageQueue, QueueBounds], now_s: float
+    ) -> None:
+        """Take the queues a plan is about to be made of; ``now_s`` is the wall clock's, as suspensions are."""
+        self._ready = frozenset(
+            queue
+            for queue, row in rows.items()
+            if row.next_offset < bounds[queue].max_offset
+            and (row.suspended_until_s is None or row.suspended_until_s <= now_s)
+        )
+
+    def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
+        """Take what the plan holds; the queues left out for too long, each told once. ``now_s`` is monotonic: nobody sets that clock."""
+        waiting = self._ready.difference(queues)
+        self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
+        overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]
+        for queue in overdue:
+            self._since_s[queue] = now_s
+        return sorted(overdue)
+
+
+MAX_PARTS: Final = 100_000
+"""Of one read: a broker may tell any offset, and Spark's driver has each task in memory."""
+
+
+def split_ranges(
+    ranges: Sequence[QueueRange], *, min_partitions: int | None, max_records: int | None
+) -> list[QueueRange]:
+    """The non-empty ``ranges``, in their order, each cut into consecutive parts of nearly equal length.
+
+    Args:
+        ranges: One for each queue.
+        min_partitions: About so many parts in all, shared in proportion to length; ranges shorter than a fair part stay
+            whole, and no part is empty, so there may be fewer.
+        max_records: Offsets of one part at most.
+
+    Raises:
+        OptionError: If ``max_records`` asks for more than ``MAX_PARTS``; none of them is made then.
+    """
+    wanted = [each for each in ranges if each.count > 0]
+    if max_records is not None:
+        if (count := sum(-(-each.count // max_records) for each in wanted)) > MAX_PARTS:
+            largest = max(wanted, key=lambda each: each.count)
+            problem = (
+                f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than {MAX_PARTS}: "
+                f"{largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
+            )
+            raise OptionError((problem,))
+        wanted = [part for each in wanted for part in _cut(each, -(-each.count // max_records))]
+    if min_partitions is None or len(wanted) >= min_partitions:
+        return wanted
+    total = sum(each.count for each in wanted)
+    small = [each for each in wanted if each.count * min_partitions < total]
+    left = max(1, min_partitions - len(small))
+    total_left = total - sum(each.count for each in small)
+    parts: list[QueueRange] = []
+    for each in wanted:
+        # Rounded as in Spark: about as many as asked for, not exactly.
+        count = 1 if each.count * min_partitions < total else _rounded(each.count * left, total_left)
+        parts += _cut(each, count)
+    return parts
+
+
+def _rounded(dividend: int, divisor: int) -> int:
+    return (2 * dividend + divisor) // (2 * divisor)
+
+
+def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
+    count = max(1, min(count, whole.count))
+    bounds = [whole.start + whole.count * number // count for number in range(count + 1)]
+    return [replace(whole, start=start, end=end) for start, end in pairwise(bounds)]
+
+
+READ_MS: Final = 0.01
+"""To pull and decode a message, about."""
+WORTH_A_TASK_MS: Final = 25.0
+"""Ranges that take less together are done by one task."""
+_READ_TOGETHER: Final = 1024
+"""Offsets of ranges that are read at once, at most: their messages are in memory together."""
+_LONGER: Final = 1.25
+
+
+class Expected(NamedTuple):
+    """What is expected of a range."""
+
+    offsets: int
+    """How many it has."""
+    listener_ms: float | None
+    """The listener's time for a message; None if unknown."""
+
+    @property
+    def ms(self) -> float:
+        """How long the range will take; infinite if that is unknown."""
+        return inf if self.listener_ms is None else self.offsets * (READ_MS + self.listener_ms)
+
+
+def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
+    """The indexes of ``ranges`` by task; each index once, ascending within a task.
+
+    Args:
+        ranges: Those of one micro-batch.
+        slots: How many tasks can run at the same time; 0 if that is not known.
+    """
+    tasks = _as_long_as_the_longest([each.ms for each in ranges])
+    if 0 < slots < len(tasks):
+        tasks = _spread(ranges, slots)
+    return sorted(map(sorted, tasks))
+
+
+def read_together(ranges: Sequence[Expected]) -> list[range]:
+    """The indexes of one task's ``ranges`` by what is read at once; ascending, each index once."""
+    together: list[range] = []
+    offsets, lasts_ms = 0, 0.0
+    for index, each in enumerate(ranges):
+        offsets, lasts_ms = offsets + each.offsets, lasts_ms + each.ms
+        if together and offsets <= _READ_TOGETHER and lasts_ms <= WORTH_A_TASK_MS:
+            together[-1] = range(together[-1].start, index + 1)
+        else:
+            together.append(range(index, index + 1))
+            offsets, lasts_ms = each.offsets, each.ms
+    return together
+
+
+def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
+    longest_ms = max([WORTH_A_TASK_MS, *(each * _LONGER for each in expected_ms if each < inf)])
+    tasks: list[list[int]] = []
+    lasts_ms: list[float] = []
+    for index in sorted(range(len(expected_ms)), key=lambda index: -expected_ms[index]):
+        # From the last one: those before it are full, as ranges come from the longest to the shortest.
+        if lasts_ms and lasts_ms[-1] + expected_ms[index] <= longest_ms:
+            tasks[-1].append(index)
+            lasts_ms[-1] += expected_ms[index]
+        else:
+            tasks.append([index])
+            lasts_ms.append(expected_ms[index])
+    return tasks
+
+
+def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
+    """As many tasks as ``slots``, about equally long: each range, from the longest to the shortest, to who has the least."""
+    known = [each for each in ranges if each.listener_ms is not None]
+    known_ms, messages = sum(each.ms for each in known), sum(each.offsets for each in known)
+    # What nothing is known of takes what the others take.
+    message_ms = known_ms / messages if messages else READ_MS
+    takes_ms = [each.offsets * message_ms if each.listener_ms is None else each.ms for each in ranges]
+    tasks: list[tuple[float, int, list[int]]] = [(0.0, number, []) for number in range(slots)]
+    heapify(tasks)
+    for index in sorted(range(len(ranges)), key=lambda index: -takes_ms[index]):
+        has_ms, number, task = tasks[0]
+        task.append(index)
+        heapreplace(tasks, (has_ms + takes_ms[index], number, task))
+    return [task for _, _, task in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """What the offset store holds of one queue, as far as planning is concerned."""
+
+    next_offset: int
+    """Next queue offset to consume."""
+    _: KW_ONLY
+    epoch: int = 0
+    reconsume_times: int = 0
+    """How often the message at ``next_offset`` was given back so far."""
+    suspended_until_s: float | None = None
+    """Seconds since the epoch; from this moment on the queue may be planned again."""
+    put_back: str = ""
+    """How often messages from ``next_offset`` on were given back, where the first was not the only one."""
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the queue was suspended because of the message at ``next_offset``."""
+        return self.suspended_until_s is not None and self.reconsume_times > 0
+
+
+class Had(NamedTuple):
+    """What a queue's listener has had, from its next offset on, and committed nothing of."""
+
+    offsets: int
+    rests: bool
+    """Whether it is not to get the same again so soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much one plan may take; None is no limit."""
+
+    max_offsets_per_trigger: int | None = None
+    """Over all queues, as in Spark's Kafka source."""
+    max_bytes_per_trigger: int | None = None
+    """Over all queues, by the sizes that are known; each queue gets at least one offset."""
+    pull_threshold_for_queue: int | None = None
+    """Per queue: RocketMQ's flow control (D13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to read now."""
+
+    ranges: tuple[QueueRange, ...]
+    """Sorted by queue; none is empty."""
+    gaps: tuple[OffsetGap, ...]
+    """Sorted by queue; the shell decides by failOnDataLoss."""
+    readable: int
+    """Offsets that could be read now if nothing were limited."""
+    next_due_s: float | None
+    """When the first suspended queue with something to read is due; None when none is suspended."""
+    held_up: tuple[QueueRange, ...] = ()
+    """What listeners have had in full and committed nothing of, although the threshold allows no more; sorted by queue."""
+
+
+_LARGEST_DELIVERY = 1024
+"""The most messages that ``consumeMessageBatchMaxSize`` may give a listener at once."""
+_NONE_HAD: Mapping[MessageQueue, Had] = {}
+
+
+def plan_ranges(
+    bounds: Mapping[MessageQueue, QueueBounds],
+    progress: Mapping[MessageQueue, QueueProgress],
+    *,
+    limits: ReadLimits,
+    now_s: float,
+    caps: Mapping[MessageQueue, int] | None = None,
+    had: Mapping[MessageQueue, Had] | None = None,
+    skip_gaps: bool = False,
+    message_bytes: Callable[[MessageQueue], float] | None = None,
+) -> Plan:
+    """Plan every queue of ``bounds`` that has something to read and is not suspended.
+
+    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up when there is enough to read,
+    with two exceptions: with more non-empty queues than the limit each still gets one offset (as in Spark's
+    Kafka source, so that no queue starves), and a queue with messages had in vain gets more than its share.
+
+    Args:
+        bounds: The queues to plan (owned and locked) and what their brokers hold.
+        progress: Stored progress; a queue without starts at its min offset (A2).
+        limits: See :class:`ReadLimits`.
+        now_s: Seconds since the epoch.
+        caps: Exclusive ends not to go beyond (``availableNow``); queues missing here are left out.
+        had: What queues' listeners have had in vain.
+        skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
+        message_bytes: How large a message of a queue is, about; needed for a limit in bytes.
+    """
+    planner = _Planner(
+        limits=limits,
+        now_s=now_s,
+        had=had or _NONE_HAD,
+        skip_gaps=skip_gaps,
+        message_bytes=message_bytes,
+    )
+    for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
+        planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
+    return planner.plan()
+
+
+class _Planner:
+    """One plan in the making."""
+
+    def __init__(
+        self,
+        *,
+        limits: ReadLimits,
+        now_s: float,
+        had: Mapping[MessageQueue, Had],
+        skip_gaps: bool,
+        message_bytes: Callable[[MessageQueue], float] | None,
+    ) -> None:
+        self._message_bytes = message_bytes
+        self._limits = limits
+        self._now_s = now_s
+        self._had = had
+        self._skip_gaps = skip_gaps
+        self._candidates: list[tuple[MessageQueue, QueueProgress, int]] = []
+        """Queue, progress at the offset to read from, offsets that may be read."""
+        self._gaps: list[OffsetGap] = []
+        self._next_due_s: float | None = None
+
+    def add(
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress | None, cap: int | None
+    ) -> None:
+        if progress is None:
+            progress = QueueProgress(bounds.min_offset)
+        end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
+        due_s = progress.suspended_until_s
+        if due_s is not None and self._now_s < due_s <= self._now_s + LONGEST_SUSPEND_MILLIS / 1000:
+            if progress.next_offset < end and (self._next_due_s is None or due_s < self._next_due_s):
+                self._next_due_s = due_s
+            return
+        if not bounds.allow(progress.next_offset):
+            corrected = self._report_gap(queue, bounds, progress)
+            if corrected is None:
+                return
+            progress = corrected
+        readable = end - progress.next_offset
+        if readable > 0:
+            self._candidates.append((queue, progress, readable))
+
+    def plan(self) -> Plan:
+        ranges: list[QueueRange] = []
+        held_up: list[QueueRange] = []
+        for (queue, progress, readable), length in zip(self._candidates, self._lengths(), strict=True):
+            planned = QueueRange(
+                queue=queue,
+                start=progress.next_offset,
+                end=progress.next_offset + length,
+                epoch=progress.epoch,
+                reconsume_times=progress.reconsume_times,
+                put_back=progress.put_back,
+            )
+            had = self._had.get(queue)
+            if had is None or length > had.offsets or not had.rests:
+                ranges.append(planned)
+            elif length < readable:
+                held_up.append(planned)
+        return Plan(
+            ranges=tuple(ranges),
+            gaps=tuple(self._gaps),
+            readable=sum(length for _, _, length in self._candidates),
+            next_due_s=self._next_due_s,
+            held_up=tuple(held_up),
+        )
+
+    def _report_gap(
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress
+    ) -> QueueProgress | None:
+        gap = OffsetGap.between(queue, progress.next_offset, bounds)
+        if gap is None:
+            return progress
+        self._gaps.append(gap)
+        # Counts belonged to what is gone.
+        return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
+
+    def _lengths(self) -> list[int]:
+        readable = [
+            min(length, _LARGEST_DELIVERY) if progress.is_on_trial else length
+            for _, progress, length in self._candidates
+        ]
+        threshold = self._limits.pull_threshold_for_queue
+        wanted = readable if threshold is None else [min(length, threshold) for length in readable]
+        limit = self._limits.max_offsets_per_trigger
+        shares = wanted if limit is None else share_limit(wanted, limit)
+        shares = self._within_bytes(shares)
+        if not self._had:
+            return shares
+        most = inf if threshold is None else threshold
+        return [
+            share
+            if queue not in self._had
+            else int(min(max(share, 2 * self._had[queue].offsets), length, most))
+            for (queue, _, length), share in zip(self._candidates, shares, strict=True)
+        ]
+
+    def _within_bytes(self, lengths: list[int]) -> list[int]:
+        limit = self._limits.max_bytes_per_trigger
+        if limit is None or self._message_bytes is None:
+            return lengths
+        sizes = [max(1.0, self._message_bytes(queue)) for queue, _, _ in self._candidates]
+        wanted = [ceil(length * size) for length, size in zip(lengths, sizes, strict=True)]
+        if sum(wanted) <= limit:
+            return lengths
+        return [
+            min(length, max(1, int(share / size)))
+            for length, share, size in zip(lengths, share_limit(wanted, limit), sizes, strict=True)
+        ]
+
+
+def share_limit(wanted: list[int], limit: int) -> list[int]:
+    """Share ``limit`` among positive demands: one each, the rest in proportion to what they still want.
+
+    The sum is ``min(limit, sum(wanted))``, or ``len(wanted)`` if that is more; no share exceeds its demand.
+    Rounding leaves go to the largest remainders, the first of equals.
+    """
+    total = sum(wanted)
+    count = len(wanted)
+    if total <= limit:
+        return wanted
+    if limit <= count:
+        return [1] * count
+    spare = limit - count
+    still_wanted = total - count
+    scaled = [divmod(spare * (demand - 1), still_wanted) for demand in wanted]
+    shares = [1 + quotient for quotient, _ in scaled]
+    left = limit - sum(shares)
+    if left:
+        by_remainder = sorted(range(count), key=lambda index: -scaled[index][1])
+        for index in by_remainder[:left]:
+            shares[index] += 1
+    return shares
+
+
+REST_S: Final = 60.0
+"""How long a listener is left alone with messages that it did not commit while there are no more of them."""
+
+
+class StallCounter:
+    """Remembers, per queue, the range that its listener has had without a commit and without a suspension.
+
+    Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after it. A
+    suspension keeps what is known, for the listener still needs the messages; any move or a new epoch forgets it. Times
+    are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._last_plan: dict[MessageQueue, QueueRange] = {}
+        self._planned_at_s = 0.0
+        self._had: dict[MessageQueue, tuple[QueueRange, float]] = {}
+        """And when it was planned."""
+
+    def had(self, progress: Mapping[MessageQueue, QueueProgress], now_s: float) -> Mapping[MessageQueue, Had]:
+        """What queues' listeners have had in vain, from their next offsets on."""
+        # A batch of which a queue was claimed or reset meanwhile is dropped whole, whatever its listeners answered.
+        is_dropped = any(
+            queue not in progress or progress[queue].epoch != planned.epoch
+            for queue, planned in self._last_plan.items()
+        )
+        for queue, planned in () if is_dropped else self._last_plan.items():
+            if progress[queue].suspended_until_s is None:
+                self._had[queue] = planned, self._planned_at_s
+        self._last_plan = {}
+        self._had = {
+            queue: (planned, at_s)
+            for queue, (planned, at_s) in self._had.items()
+            if _stands_at(planned, progress.get(queue))
+        }
+        return {
+            queue: Had(planned.count, rests=now_s - at_s < REST_S)
+            for queue, (planned, at_s) in self._had.items()
+        }
+
+    def planned(self, ranges: Iterable[QueueRange], now_s: float) -> None:
+        """Remember what is run, to compare with the progress it brings."""
+        self._last_plan = {planned.queue: planned for planned in ranges}
+        self._planned_at_s = now_s
+
+
+class DrainWatch:
+    """Since when a drain has stood still: no queue has moved or come to its end. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._left: Mapping[MessageQueue, int] = {}
+        self._moved_at_s = 0.0
+
+    def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
+        """For how long none of the queues ``left`` to be drained, with where each stands, has moved."""
+        if not left or left != self._left:
+            self._left, self._moved_at_s = dict(left), now_s
+        return now_s - self._moved_at_s
+
+
+def _stands_at(planned: QueueRange, stored: QueueProgress | None) -> bool:
+    return stored is not None and (stored.next_offset, stored.epoch) == (planned.start, planned.epoch)

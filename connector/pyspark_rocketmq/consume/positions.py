@@ -1,0 +1,381 @@
+"""Where a queue starts and ends: by options, by time, by what store and broker know; gaps.
+
+Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group. Pure.
+
+In a group of Spark queries alone the store is the whole truth, and the broker has its image.  But a Java consumer may have
+had the queue meanwhile, or an operator may have moved the group at the broker while it was away: both know nothing of the
+store.  So the row remembers what this side has shown the broker, or seen there.
+
+Rule 1: what the broker has is one of these: nobody else was there, and the store's is the newer.
+Rule 2: it is none of them: somebody else has put it there, later.  It is followed, back as well as forth.
+Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member left there.
+
+An offset is remembered in the commit that will show it, before it is sent; so there may be two or more, the last one
+that is known to have arrived and those behind it.
+
+Whether the messages under a queue's offsets are still those that were consumed. Pure.
+
+A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under offsets that
+were there before: the queue's next *life* (``consume.watermark``).  Bounds alone do not tell, for the new log may have
+grown past the old offsets.  So the offset row remembers the newest message consumed: its queue offset, and two numbers that
+masters and replicas share and that no other message at this offset has.
+
+A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it has consumed one.
+
+Rule 1: the queue ends before what was consumed, or another message is in that place: a new life.
+Rule 2: the same message is there, or it cannot be known because it has expired: the same life.
+Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator has set it.
+
+Where a queue without stored progress begins, by startingOffsets or by a time.
+
+Where the batch read of a queue ends, by endingOffsets, and that this fits its beginning.
+
+An offset the broker does not have: what was wanted, what is there, where to go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.errors import DamagedOffsets, DataLoss, LogTailLost, MessagesExpired
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetGap:
+    """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
+
+    Whoever goes on at ``corrected`` must store it as the queue's progress at once: an offset beyond the end is
+    measured against the end of *that* moment, so a later plan would correct it past messages that came meanwhile.
+    """
+
+    queue: MessageQueue
+    wanted: int
+    min_offset: int
+    max_offset: int
+    """Exclusive."""
+    corrected: int
+    """The nearest offset the broker can serve: ``min_offset`` or ``max_offset``."""
+
+    @classmethod
+    def between(cls, queue: MessageQueue, wanted: int, bounds: QueueBounds) -> OffsetGap | None:
+        """The gap of ``wanted`` outside ``[min_offset, max_offset]``, or None inside."""
+        if bounds.min_offset <= wanted <= bounds.max_offset:
+            return None
+        corrected = bounds.min_offset if wanted < bounds.min_offset else bounds.max_offset
+        return cls(
+            queue=queue,
+            wanted=wanted,
+            min_offset=bounds.min_offset,
+            max_offset=bounds.max_offset,
+            corrected=corrected,
+        )
+
+    def to_error(self) -> DataLoss:
+        """The error of ``failOnDataLoss=true``: queue, wanted, available and the remedy."""
+        kind = MessagesExpired if self.wanted < self.min_offset else LogTailLost
+        return kind(str(self.queue), self.wanted, f"offsets {self.min_offset} to {self.max_offset}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to {self.max_offset}; "
+            f"it continues at {self.corrected}."
+        )
+
+
+def ending_positions(
+    spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
+) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
+    """Exclusive ends of all queues of ``bounds``, at most their maximum, and a sentence for each that is beyond it.
+
+    Where a queue is to end at EARLIEST_OFFSET nothing of it is read.
+    """
+    ends: dict[MessageQueue, int] = {}
+    problems: list[str] = []
+    for queue in sorted(bounds):
+        wanted, available = spec.wanted(queue), bounds[queue].max_offset
+        words = {LATEST_OFFSET: available, EARLIEST_OFFSET: bounds[queue].min_offset}
+        ends[queue] = words.get(wanted, min(wanted, available))
+        if wanted > available:
+            problems.append(
+                f"endingOffsets wants offset {wanted} (exclusive) of {queue}, but the broker has only "
+                f"{bounds[queue].min_offset} to {available}; use an offset in there or -1 (latest)."
+            )
+    return ends, tuple(problems)
+
+
+def backward_problems(
+    starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
+) -> tuple[str, ...]:
+    """A sentence for each queue that would end before it begins."""
+    return tuple(
+        f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: endingOffsets wants "
+        "messages that startingOffsets leaves out, or that are no longer there; correct one of them."
+        for queue, start in sorted(starts.items())
+        if start > ends[queue]
+    )
+
+
+def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[QueueRange]:
+    """What to read, sorted by queue; empty where a queue ends before it begins."""
+    return [
+        QueueRange(queue=queue, start=start, end=max(start, ends[queue]))
+        for queue, start in sorted(starts.items())
+    ]
+
+
+class StartingPosition(NamedTuple):
+    """Where one queue begins."""
+
+    queue_offset: int
+    """Within the broker's bounds."""
+    gap: OffsetGap | None
+    """Set when the offset asked for is outside them; ``queue_offset`` is then the nearest inside."""
+
+
+def starting_position(spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds) -> StartingPosition:
+    """Resolve earliest, latest or a fixed offset against what the broker holds."""
+    wanted = spec.wanted(queue)
+    if wanted == EARLIEST_OFFSET:
+        return StartingPosition(bounds.min_offset, None)
+    if wanted == LATEST_OFFSET:
+        return StartingPosition(bounds.max_offset, None)
+    gap = OffsetGap.between(queue, wanted, bounds)
+    return StartingPosition(wanted if gap is None else gap.corrected, gap)
+
+
+def starting_positions(
+    spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
+) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
+    """Positions of all queues of ``bounds``, and a sentence for each offset outside them.
+
+    Queues that ``spec`` names and ``bounds`` lacks are no problem here, for ``bounds`` may be a part of the
+    topic: see ``unknown_queue_problems``.
+    """
+    positions: dict[MessageQueue, int] = {}
+    problems: list[str] = []
+    for queue in sorted(bounds):
+        position = starting_position(spec, queue, bounds[queue])
+        positions[queue] = position.queue_offset
+        if position.gap is not None:
+            problems.append(_outside(position.gap))
+    return positions, tuple(problems)
+
+
+def unknown_queue_problems(
+    spec: QueuePositions, queues: Collection[MessageQueue], option: str = "startingOffsets"
+) -> tuple[str, ...]:
+    """A sentence for each queue that ``option`` names and the topic's ``queues`` (all of them) do not contain."""
+    return tuple(
+        f"{option} names {queue}, which does not exist; correct topic, broker name or queue id."
+        for queue in sorted(spec.by_queue.keys() - set(queues))
+    )
+
+
+def timed_positions(
+    found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
+) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
+    """Positions of queues whose first message at or after a time is at ``found``, and those that have no such message.
+
+    A broker answers the maximum for a time after its last message, and for one before everything it has the first
+    offset of a file of its consume queue, which may be below the minimum (``ConsumeQueue.binarySearchInQueueByTime``).
+    """
+    positions = {
+        queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
+        for queue, offset in found.items()
+    }
+    return positions, tuple(
+        queue for queue in sorted(positions) if positions[queue] == bounds[queue].max_offset
+    )
+
+
+def _outside(gap: OffsetGap) -> str:
+    return (
+        f"startingOffsets wants offset {gap.wanted} of {gap.queue}, but the broker has {gap.min_offset} to "
+        f"{gap.max_offset}; use an offset in there, -2 (earliest) or -1 (latest)."
+    )
+
+
+class LastMessage(NamedTuple):
+    """The newest message consumed in a life, or the one that is in its place now."""
+
+    queue_offset: int
+    store_timestamp: int
+    """Milliseconds since the epoch, by the broker that stored it."""
+    commit_log_offset: int
+
+    def to_text(self) -> str:
+        """As an offset row keeps it."""
+        return json.dumps(self, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> LastMessage | None:
+        """The reverse of :meth:`to_text`; None for an empty text.
+
+        Raises:
+            DamagedOffsets: If it is none of these.
+        """
+        if not text:
+            return None
+        try:
+            return cls(*map(int, json.loads(text)))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise DamagedOffsets("last_message", text) from None
+
+
+class Beginning(Enum):
+    """Where a new life begins."""
+
+    BEHIND_LAST = auto()
+    """Behind the newest message consumed, which is still there: only what came after it was lost."""
+    STORED_LATER = auto()
+    """With the first message stored after it."""
+    AT_NEXT_OFFSET = auto()
+    """Where the row says, which an operator has set; the nearest offset that the broker has."""
+    AT_END = auto()
+    """Of what consumed messages were nothing is known."""
+
+
+class Standing(NamedTuple):
+    """How a queue stands by its offset row."""
+
+    next_offset: int
+    last: LastMessage | None
+    """The newest message consumed in this life, or the last one passed over at its beginning; None when there was none."""
+    was_reset: bool
+    """Whether an operator moved the row last."""
+
+    def place_to_look_at(self) -> int:
+        """The offset whose message tells; of a life without one, that of the last message passed over."""
+        return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
+
+
+def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None) -> Beginning | None:
+    """Where the queue's next life begins; None while this one goes on.
+
+    Args:
+        standing: The stored row's.
+        bounds: What the broker has, as of the look at ``there``.
+        there: The message in the place of ``standing.last``; None if none can be had.
+    """
+    last = standing.last
+    is_past_end = standing.next_offset > bounds.max_offset and not standing.was_reset
+    if last is None:
+        return Beginning.AT_END if is_past_end else None
+    is_other = there is not None and there != last
+    if is_other or last.queue_offset >= bounds.max_offset:
+        return Beginning.AT_NEXT_OFFSET if standing.was_reset else Beginning.STORED_LATER
+    if is_past_end:
+        return Beginning.BEHIND_LAST if there == last else Beginning.STORED_LATER
+    return None
+
+
+def newer(one: str, other: str) -> str:
+    """Of two messages of one life, as text, the one that comes later; going back forgets nothing."""
+    messages = LastMessage.from_text(one), LastMessage.from_text(other)
+    if messages[0] is None or messages[1] is None:
+        return one or other
+    return other if messages[1].queue_offset >= messages[0].queue_offset else one
+
+
+MOST_SHOWN: Final = 16
+"""Offsets remembered while none of them is known to have arrived."""
+
+_FORGOTTEN_S: Final = 15.0
+"""A broker that crashes forgets the offsets of so long at most: it stores them every 5 s (``flushConsumerOffsetInterval``)."""
+
+Shown = tuple[int, ...]
+"""Oldest first."""
+
+
+def go_on_at(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
+    """The next offset to consume.
+
+    Args:
+        stored: The offset store's.
+        shown: What this side has shown, or seen, at the broker; None in a row of an earlier release.
+        at_broker: The broker's; None when it has none. An error is not None: it must not come here.
+        was_reset: Whether an operator moved the row last.
+    """
+    if at_broker is None or (was_reset and stored not in (shown or ())):
+        return stored
+    if shown is None:
+        # As that release did: the larger is the later, whoever consumed it.
+        return max(stored, at_broker)
+    return stored if at_broker in shown else at_broker
+
+
+def seen(shown: Shown | None, *offsets: int | None) -> Shown:
+    """``shown`` and, behind it, what the broker has or is about to get."""
+    known = list(shown or ())
+    for offset in offsets:
+        if offset is not None:
+            known = [each for each in known if each != offset] + [offset]
+    return tuple(known if len(known) <= MOST_SHOWN else [known[0], *known[1 - MOST_SHOWN :]])
+
+
+def since(shown: Shown | None, arrived: int | None) -> Shown:
+    """``shown`` without what the broker cannot have any more, once ``arrived`` has."""
+    known = shown or ()
+    return known[known.index(arrived) :] if arrived in known else known
+
+
+def to_text(shown: Iterable[int] | None) -> str:
+    """As an offset row keeps it; empty for None."""
+    return "" if shown is None else json.dumps(list(shown), separators=(",", ":"))
+
+
+def from_text(text: str) -> Shown | None:
+    """The reverse of :func:`to_text`.
+
+    Raises:
+        DamagedOffsets: If it is no such text.
+    """
+    if not text:
+        return None
+    try:
+        return tuple(map(int, json.loads(text)))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise DamagedOffsets("shown", text) from None
+
+
+class PassedOffsets:
+    """Where queues stood in the last seconds that this process has seen them.
+
+    A broker that has crashed shows one of these again. That is nobody's reset: followed, it would have messages delivered
+    once more after every crash. Who was not there, as a process started since, cannot know and follows it.
+    """
+
+    def __init__(self) -> None:
+        self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
+        """From when on (monotonic seconds) each offset was the queue's; oldest first."""
+        self._away_at_s: dict[str, float] = {}
+        """When a broker was seen to be away last, by its name."""
+
+    def note(
+        self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
+    ) -> None:
+        """Each queue stands there now, and of all brokers these answer."""
+        away = {queue.broker_name for queue in self._passed}.difference(answering)
+        self._away_at_s |= dict.fromkeys(away, now_s)
+        for queue, offset in next_offsets.items():
+            passed = self._passed.get(queue)
+            if passed is None:
+                self._passed[queue] = [(now_s, offset)]
+            elif passed[-1][1] != offset:
+                passed.append((now_s, offset))
+                while passed[1][0] < now_s - _FORGOTTEN_S:
+                    del passed[0]
+
+    def has(self, queue: MessageQueue, offset: int) -> bool:
+        """Whether the queue stood at ``offset`` shortly before it came to where it is, and its broker was away since."""
+        passed = self._passed.get(queue)
+        if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
+            return False
+        return any(each == offset for _, each in passed)

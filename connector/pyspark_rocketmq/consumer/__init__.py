@@ -1,0 +1,3 @@
+"""PushConsumer: the query."""
+
+from __future__ import annotations

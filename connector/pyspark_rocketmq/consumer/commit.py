@@ -1,0 +1,405 @@
+"""What happens with a micro-batch on the driver: data, then offsets, each once.
+
+The order is the guarantee.  One Spark job runs source, engine and file writing and brings back file names and
+acks; nothing is evaluated twice, for that would call the listener again.  Then the sink takes the files together
+with its watermarks in one commit, and only after that the offset store moves.  Killed in between, the batch runs
+again and the sink drops what it has; the offsets are never ahead of the data.
+
+What tasks hand over while the job runs, because queues were taken away, is committed at once in the same way, on another thread:
+one commit after the other, and none while the batch's end is committed (:mod:`~pyspark_rocketmq.consumer.driver_hub`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pyspark.sql import DataFrame
+
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.metrics import RecentFigures
+from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.task import (
+    ArrowEngine,
+    BatchTask,
+    Evaluated,
+    Job,
+    evaluated_of,
+    together,
+)
+from pyspark_rocketmq.errors import RocketMQError, SinkMoved
+from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.open import checked_rows
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch
+from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_WITHIN_S: Final = 2.0
+"""How long a queue waits for its broker to know how far it was consumed before somebody else may have it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What one micro-batch did; given to batch listeners after everything is committed."""
+
+    query_id: str
+    batch_id: int
+    acks: tuple[QueueAck, ...]
+    rows: int
+    """Output rows, without those left out."""
+    left_out: int
+    """Output rows below the watermark of the sink, or of one of several: it has them already."""
+    sink_version: int | None
+    """Table version of the data commit; None when nothing was written."""
+    refused: tuple[QueueCommit, ...]
+    """Queues that belong to another consumer by now, or were reset while the batch ran."""
+    offsets: tuple[OffsetRow, ...] = ()
+    """Where this consumer's queues are after the batch, those that had no part in it included; by queue."""
+
+
+BatchListener = Callable[[BatchReport], None]
+"""Called on the driver once everything is committed, and for what is committed ahead of a batch's end, each time with what that was; an
+exception is logged and changes nothing."""
+
+
+class Mirror(Protocol):
+    """The image of the offsets at the brokers."""
+
+    def show(self, accepted: Sequence[QueueCommit]) -> None:
+        """Be told what the offset store has taken; returns at once."""
+        ...
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        """Wait until the brokers have it, or something newer; whether they do."""
+        ...
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        """What the queue's broker has taken last; None while it has taken nothing from here."""
+        ...
+
+
+@dataclass(slots=True)
+class _Running:
+    """The batch under way."""
+
+    query_id: str
+    batch_id: int
+    sink_batch: SinkBatch | None
+    writer: RowWriter | None
+
+    @property
+    def sinks(self) -> str:
+        """What offset rows remember of its sinks."""
+        return "" if self.sink_batch is None else remembered_text(self.sink_batch.standings)
+
+
+class BatchCommitter:
+    """The ``foreachBatch`` function of a consumer."""
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        store: OffsetStore,
+        sink: Sink | None,
+        query_id: Callable[[], str],
+        listeners: list[BatchListener],
+        mirror: Mirror | None = None,
+        engine: ArrowEngine | None = None,
+        hub: DriverHub | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Prepare to commit batches of the engine's rows, or, with ``engine``, of the ranges that the source has planned."""
+        self._group = consumer_group
+        self._store = store
+        self._sink = sink
+        self._query_id = query_id
+        self._listeners = listeners
+        self._mirror = mirror
+        self._engine = engine
+        self._hub = hub
+        self._clock = clock or SystemClock()
+        self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
+        self._rows: dict[MessageQueue, OffsetRow] = {}
+        """As the newest batch began, with what was committed since."""
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Evaluate the batch once and commit it.
+
+        Raises:
+            SinkSetBack: If the sink lacks rows that the offsets say it has. Nothing was consumed.
+            RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
+        """
+        query_id = self._query_id()
+        rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
+        self._rows = dict(rows)
+        sink_batch = self._begin(self._sink, rows) if self._sink is not None else None
+        writer = sink_batch.task_writer() if sink_batch is not None else None
+        running = _Running(query_id, batch_id, sink_batch, writer)
+        try:
+            self._evaluate(batch, running)
+        except BaseException:
+            if self._hub is not None:
+                self._hub.failed()
+            raise
+
+    def _evaluate(self, batch: DataFrame, running: _Running) -> None:
+        job, end = self._run(batch, running)
+        parts = [part for part_id, part in job.parts.items() if part_id not in end.taken]
+        parts += [evaluated_of(running.writer, part.result) for part in end.left]
+        shown = self._commit(parts, running)
+        if self._hub is not None:
+            self._hub.over(end.plan, lambda: self._await_shown(shown))
+
+    def _run(self, batch: DataFrame, running: _Running) -> tuple[Job, BatchEnd]:
+        """Evaluate the batch, and commit what is handed over meanwhile."""
+        terms = None
+        if self._hub is not None:
+            terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
+        if self._hub is None or terms is None:
+            return BatchTask(running.writer, self._engine).run(batch), BatchEnd()
+        could_ask: bool | None = None
+        try:
+            job = BatchTask(running.writer, self._engine, terms).run(batch)
+            could_ask = job.could_ask
+        finally:
+            end = self._hub.end(could_ask=could_ask)
+        return job, end
+
+    def _commit_ahead(self, part: Part, running: _Running) -> None:
+        """Commit what a task has handed over; on another thread than the batch's, which waits for its job meanwhile."""
+        logger.info(
+            "queues given up before their batch ends group=%s batch=%d queues=%s",
+            self._group,
+            running.batch_id,
+            ", ".join(map(str, sorted(part.queues))),
+        )
+        self._await_shown(self._commit([evaluated_of(running.writer, part.result)], running))
+
+    def _await_shown(self, accepted: Sequence[QueueCommit]) -> None:
+        """Whoever has these queues next may be a Java member, who goes by the broker's offset."""
+        if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
+            logger.warning(
+                "the brokers were not told in time how far queues were consumed that may change hands now; a Java "
+                "member may consume messages again group=%s queues=%d",
+                self._group,
+                len(accepted),
+            )
+
+    def _commit(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
+        """Commit those parts whose queues have not moved; what is to be seen of that at the brokers."""
+        acks = [ack for part in parts for ack in part.acks]
+        if not acks:
+            return ()
+        try:
+            return self._commit_all(parts, running)
+        except BaseException:
+            # Read again, the batch knows nothing of them: the broker tells of a reset once.
+            for ack in acks:
+                if ack.reset_to is not None:
+                    logger.warning(
+                        "reset may not have been followed, the batch failed; reset it again if still wanted group=%s %s "
+                        "target=%d",
+                        self._group,
+                        ack.queue,
+                        ack.reset_to,
+                    )
+            raise
+
+    def _begin(self, sink: Sink, rows: Mapping[MessageQueue, OffsetRow]) -> SinkBatch:
+        queues = {queue: row.generation for queue, row in rows.items()}
+        try:
+            begun = sink.begin(self._group, queues)
+        except RocketMQError as error:
+            # Of a table that is gone, or another one, the ways forward are told rather than what was wrong with it first.
+            try:
+                standings = sink.standings(self._group, queues)
+            except Exception:  # noqa: BLE001 - such as storage that is away
+                raise error from None
+            check_has_all(self._group, rows, standings, store=self._store.spec)
+            raise
+        check_has_all(self._group, rows, begun.standings, store=self._store.spec)
+        return begun
+
+    def _commit_all(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
+        version = None
+        evaluated = together(parts)
+        if running.sink_batch is not None:
+            evaluated, version = self._add_to(running.sink_batch, parts)
+            if not evaluated.acks:
+                return ()
+        acks = evaluated.acks
+        now_s = self._clock.now_s()
+        sinks = running.sinks
+        commits = [self._commit_of(ack, sinks, now_s) for ack in acks]
+        result = self._store.commit(
+            self._group, commits, query_id=running.query_id, batch_id=running.batch_id
+        )
+        self._remember(result)
+        self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
+        shown = [commit for commit in result.accepted if commit.is_shown]
+        self._show(shown)
+        report = BatchReport(
+            query_id=running.query_id,
+            batch_id=running.batch_id,
+            acks=acks,
+            rows=evaluated.emitted - evaluated.left_out,
+            left_out=evaluated.left_out,
+            sink_version=version,
+            refused=result.refused,
+            offsets=self._own_rows(acks, result),
+        )
+        self._log(report, result)
+        self._tell(report)
+        return shown
+
+    def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
+        return QueueCommit(
+            queue=ack.queue,
+            epoch=ack.epoch,
+            next_offset=ack.next_offset,
+            reconsume_times=ack.reconsume_times,
+            suspended_until_s=ack.suspended_until_s,
+            put_back=ack.put_back,
+            last_message=ack.last_message,
+            statistics=self._recent.add(ack.queue, ack.figures, now_s),
+            is_shown=self._mirror is not None and ack.reset_to is None,
+            arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
+            sinks=sinks,
+        )
+
+    def _remember(self, result: CommitResult) -> None:
+        for stored in result.accepted:
+            row = self._rows.get(stored.queue)
+            # A replay that got less far has changed nothing.
+            if row is not None and stored.next_offset >= row.next_offset:
+                self._rows[stored.queue] = row._replace(
+                    next_offset=stored.next_offset,
+                    reconsume_times=stored.reconsume_times,
+                    suspended_until_s=stored.suspended_until_s,
+                )
+
+    def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
+        """Those of whoever had the acknowledged queues when the batch began."""
+        owners = {self._rows[ack.queue].owner for ack in acks if ack.queue in self._rows}
+        gone = {refused.queue for refused in result.refused}
+        return tuple(
+            row for queue, row in sorted(self._rows.items()) if row.owner in owners and queue not in gone
+        )
+
+    def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
+        """Commit the data of the parts that may be; all of these together, and the table's version.
+
+        A part's files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
+        now, must not reach the sink. The part's other queues are planned again from where they were.
+        """
+        moved = self._moved([ack for part in parts for ack in part.acks])
+        kept: list[Evaluated] = []
+        for part in parts:
+            if moved.isdisjoint(ack.queue for ack in part.acks):
+                kept.append(part)
+            else:
+                self._drop(part, moved)
+        evaluated = together(kept)
+        if not evaluated.acks:
+            return evaluated, None
+        try:
+            ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
+            return evaluated, sink_batch.commit(evaluated.written, ends)
+        except SinkMoved as error:
+            # Somebody was held up between that look and the commit: a former owner, who wrote what this batch has
+            # too, or this very query. In both cases the next plan begins where the offset store says.
+            logger.warning("batch dropped group=%s: %s", self._group, error)
+            self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
+            return together(()), None
+
+    def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
+        for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
+            logger.warning(
+                "batch dropped, as far as it shares files with a queue that was claimed or reset while it ran group=%s "
+                "%s queues=%d",
+                self._group,
+                queue,
+                len(part.acks),
+            )
+        self._follow_resets(part.acks, lost=moved)
+
+    def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
+        """The queues that were claimed or reset since the batch was planned."""
+        rows = self._store.read(self._group)
+        return frozenset(
+            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch
+        )
+
+    def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+        """Move the queues that an operator has reset at their broker, which has told so once and forgotten it (F5).
+
+        A queue of ``lost`` is left alone: who has it now has begun elsewhere since.
+        """
+        asked = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
+        targets = {queue: target for queue, target in asked.items() if queue not in lost}
+        if targets:
+            self._store.reset(self._group, targets)
+        for queue, target in asked.items():
+            logger.warning(
+                "%s group=%s %s target=%d",
+                "offset reset by an operator"
+                if queue in targets
+                else "reset not followed, the queue was claimed or reset meanwhile; reset it again if still wanted",
+                self._group,
+                queue,
+                target,
+            )
+
+    def _show(self, accepted: Sequence[QueueCommit]) -> None:
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.show(accepted)
+        except Exception:
+            logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
+
+    def _tell(self, report: BatchReport) -> None:
+        for listener in self._listeners:
+            try:
+                listener(report)
+            except Exception:
+                # Data and offsets are committed; failing the batch now would only end a query that did its work.
+                logger.exception(
+                    "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
+                )
+
+    def _log(self, report: BatchReport, result: CommitResult) -> None:
+        for refused in result.refused:
+            logger.warning(
+                "commit refused, the queue was claimed or reset by somebody else group=%s %s epoch=%d next_offset=%d",
+                self._group,
+                refused.queue,
+                refused.epoch,
+                refused.next_offset,
+            )
+        if report.left_out:
+            logger.warning(
+                "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from an "
+                "earlier run of this batch; if the group's offsets were moved back to have them written again, see "
+                "DeltaSink.rewind",
+                self._group,
+                report.batch_id,
+                report.left_out,
+            )
+        logger.info(
+            "batch committed group=%s batch=%d queues=%d messages=%d rows=%d failed=%d version=%s",
+            self._group,
+            report.batch_id,
+            len(result.accepted),
+            sum(ack.consumed for ack in report.acks),
+            report.rows,
+            sum(ack.failed for ack in report.acks),
+            report.sink_version,
+        )

@@ -1,0 +1,364 @@
+"""The direct engine: one task's ranges through an orderly listener, in one thread or several.
+
+The ranges of one task through an orderly listener: in one thread while its calls are quick, in more when they are slow.
+
+Who is next is decided by :mod:`pyspark_rocketmq.consume.turns`; here are the threads that do it, and what they must not do at the same
+time. The task's own thread is one of the workers, and the only one that gives results out. Another one is there, asleep, as
+long as something waits that it might have to begin; when it begins, there is a next one, up to ``consume_thread_max``.
+
+One guard is over everything that workers share. Reading a range and delivering are done without it: whoever has a range in hand is alone
+with it, and the ranges are read by one worker at a time. Threads are daemons: a call that never returns must not
+keep its worker process from ending.
+
+A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which its driver tells it.
+
+The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
+
+Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.  Nothing moves between
+tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
+:mod:`~pyspark_rocketmq.consumer.engine.direct`.
+
+Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
+both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
+lost or doubled is refused before anything of it is delivered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.turns import NO_ORDERS, Memory, RangeOrders, TaskTurns, Turn
+from pyspark_rocketmq.consumer.engine.orderly import Consumed, OrderlyRun, RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import engine_schema
+from pyspark_rocketmq.consumer.engine.range import (
+    ArrivedRange,
+    arrived_ranges,
+)
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.row_validation import Emitted, RowColumns
+from pyspark_rocketmq.model import MessageQueue
+
+SHORT_OF_MEMORY_BYTES: Final = 64 << 20
+OUT_OF_MEMORY_BYTES: Final = 256 << 20
+"""What the messages of the ranges at hand take; a single range may take any number."""
+
+
+class OrderlyTask:
+    """Takes a task's ranges as they come; used once."""
+
+    def __init__(
+        self,
+        ranges: Iterator[ArrivedRange],
+        consumer: RangeConsumer,
+        orders: RangeOrders,
+        clock: Clock,
+        *,
+        give_away: Callable[[Consumed], bool] = lambda _: False,
+    ) -> None:
+        """Begin with nothing yet; ``give_away`` takes what a range that was given up has brought, if it can, from whoever had it in hand.
+
+        The task's own thread may be in a slow call by then.
+        """
+        self._ranges = ranges
+        self._consumer = consumer
+        self._orders = orders
+        self._clock = clock
+        self._give_away = give_away
+        self._changed = threading.Condition()
+        """The guard; told when a worker that waits may have something to do."""
+        self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
+        self._begun: dict[MessageQueue, _Range | None] = {}
+        """By queue: what is to go on, None for what has ended."""
+        self._workers: list[_Worker] = []
+        self._done: list[Consumed] = []
+        """To be given out."""
+        self._is_idle_told = False
+        self._failure: BaseException | None = None
+        """Of another worker than the task's own thread, which raises it."""
+        self._is_closed = False
+
+    def consumed(self) -> Iterator[Consumed]:
+        """Each range as soon as it has ended; suspended ones at the end.
+
+        Raises:
+            RocketMQError: If a range cannot be read, or its queue had another one in this task.
+        """
+        worker = self._new_worker()
+        try:
+            while not self._has_ended():
+                turn = self._next_turn(worker, gives_out=True)
+                if turn is not None:
+                    self._take(worker, turn)
+                yield from self._taken_out()
+            if self._failure is not None:
+                raise self._failure
+            yield from self._taken_out()
+            for one in self._begun.values():
+                if one is not None:
+                    yield one.stopped()
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+
+    # --- workers ---------------------------------------------------------------------------------------------
+
+    def _help(self, worker: _Worker) -> None:
+        """What a thread does: whatever is due, until the task is over."""
+        try:
+            while (turn := self._next_turn(worker)) is not None:
+                self._take(worker, turn)
+        except BaseException as error:  # noqa: BLE001 - the task's own thread raises it
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _new_worker(self) -> _Worker:
+        worker = _Worker(self._clock.monotonic_s())
+        self._workers.append(worker)
+        return worker
+
+    def _engage_another(self) -> None:
+        """See to it that somebody is there for what waits; called with the guard."""
+        if not self._turns.is_somebody_waiting or any(each.is_resting for each in self._workers):
+            return
+        if len(self._workers) < self._consumer.most_calls:
+            name = f"rocketmq-listener-{len(self._workers)}"
+            worker = self._new_worker()
+            # It has nothing in hand before it has asked.
+            worker.is_resting = True
+            threading.Thread(target=self._help, args=[worker], name=name, daemon=True).start()
+
+    def _next_turn(self, worker: _Worker, *, gives_out: bool = False) -> Turn[MessageQueue] | None:
+        """Wait for something to do; None when the task is over, or there is something to give out."""
+        with self._changed:
+            while not self._is_over and not (gives_out and self._done):
+                now_s = self._clock.monotonic_s()
+                memory = self._memory()
+                if self._end_suspended(all_of_them=memory is Memory.GONE and self._turns.is_range_left):
+                    continue
+                found = self._turns.next(
+                    now_s,
+                    calls_s=self._in_hand_s(worker, now_s),
+                    is_batch_at_work=self._orders.is_batch_at_work(),
+                    memory=memory,
+                )
+                if isinstance(found, Turn):
+                    worker.begin(None, now_s)
+                    self._engage_another()
+                    return found
+                worker.is_resting = True
+                # Nobody tells that a queue is given up.
+                self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
+                worker.begin(None, self._clock.monotonic_s())
+            return None
+
+    def _end_suspended(self, *, all_of_them: bool) -> bool:
+        """End what is suspended and given up: whoever gets the queue is not to wait until it is due; whether there was any.
+
+        All of them make room for ranges that are not read yet.
+        """
+        found = [
+            (queue, one)
+            for queue, one in self._begun.items()
+            if one is not None
+            and self._turns.is_suspended(queue)
+            and (all_of_them or self._orders.is_given_up(queue))
+        ]
+        for queue, one in found:
+            self._turns.withdrawn(queue)
+            self._give_out(queue, one.stopped())
+        return bool(found)
+
+    def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
+        """Have the task's own thread give a result out, after the call it is in; called with the guard."""
+        self._begun[queue] = None
+        self._done.append(consumed)
+        self._workers[0].stop()
+        self._changed.notify_all()
+
+    def _memory(self) -> Memory:
+        held_bytes = sum(one.arrived.nbytes for one in self._begun.values() if one is not None)
+        if held_bytes < SHORT_OF_MEMORY_BYTES:
+            return Memory.PLENTY
+        return Memory.SHORT if held_bytes < OUT_OF_MEMORY_BYTES else Memory.GONE
+
+    def _in_hand_s(self, asking: _Worker, now_s: float) -> list[float]:
+        return [each.lasts_s(now_s) for each in self._workers if each is not asking and not each.is_resting]
+
+    def _has_ended(self) -> bool:
+        with self._changed:
+            return self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        is_at_its_end = self._turns.is_idle and not (self._turns.is_somebody_waiting and self._goes_on)
+        return is_at_its_end or self._is_closed or self._failure is not None
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether suspended queues have something to wait for."""
+        return self._turns.is_led or self._orders.is_batch_at_work()
+
+    def _look_at_lead(self) -> None:
+        """Say so when only suspended queues are left, and stop them if that ends the task; called with the guard."""
+        if self._turns.is_led:
+            return
+        if not self._is_idle_told and any(one is not None for one in self._begun.values()):
+            self._is_idle_told = True
+            self._orders.idles(self._batch_changed)
+        if not self._orders.is_batch_at_work():
+            for each in self._workers:
+                each.stop()
+
+    def _batch_changed(self) -> None:
+        """By the thread that the driver is heard by."""
+        with self._changed:
+            self._look_at_lead()
+            self._changed.notify_all()
+
+    def _taken_out(self) -> list[Consumed]:
+        with self._changed:
+            done, self._done = self._done, []
+            return done
+
+    # --- a turn ----------------------------------------------------------------------------------------------
+
+    def _take(self, worker: _Worker, turn: Turn[MessageQueue]) -> None:
+        if turn.queue is not None:
+            self._deliver(worker, self._begun[turn.queue], turn.lasts_s)
+            return
+        arrived = next(self._ranges, None)
+        with self._changed:
+            if arrived is None:
+                self._turns.none_arrived()
+                self._look_at_lead()
+                self._changed.notify_all()
+                return
+            queue = arrived.planned.queue
+            if queue in self._begun:
+                raise _two_ranges(queue)
+            one = self._begun[queue] = _Range(arrived)
+            turn = self._turns.arrived(queue, self._clock.monotonic_s())
+            self._engage_another()
+            self._changed.notify_all()
+        self._deliver(worker, one, turn.lasts_s)
+
+    def _deliver(self, worker: _Worker, one: _Range | None, lasts_s: float) -> None:
+        assert one is not None
+        with self._consumer.lease() as listener:
+            run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock)
+            one.run, run.listener = run, listener
+            run.ends_turn = False
+            worker.begin(run, self._clock.monotonic_s())
+            if not self._goes_on or (self._done and worker is self._workers[0]):
+                worker.stop()
+            one.rows += run.consume(lasts_s)
+        self._report(worker, one, run)
+
+    def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
+        """Say what became of a turn; the worker still has something in hand, as the task's own thread may have results to write."""
+        queue = one.arrived.planned.queue
+        is_given_up = self._orders.is_given_up(queue)
+        goes_on = run.finished in _GOING_ON and not is_given_up
+        consumed = None if goes_on else one.stopped()
+        is_gone = consumed is not None and is_given_up and self._give_away(consumed)
+        with self._changed:
+            now_s = self._clock.monotonic_s()
+            worker.begin(None, now_s)
+            if consumed is not None:
+                self._turns.ended(queue)
+                if is_gone:
+                    self._begun[queue] = None
+                else:
+                    self._give_out(queue, consumed)
+            elif run.finished is None:
+                self._turns.yielded(queue, now_s)
+            else:
+                self._turns.suspended(queue, now_s + run.pause_s())
+            self._look_at_lead()
+            self._changed.notify_all()
+
+
+_LOOK_EVERY_S: Final = 0.5
+_GOING_ON = (None, Finish.SUSPENDED)
+
+
+class _Range:
+    """One range in the task's hands."""
+
+    def __init__(self, arrived: ArrivedRange) -> None:
+        self.arrived = arrived
+        self.run: OrderlyRun | None = None
+        """From its first turn on."""
+        self.rows: list[Emitted] = []
+
+    def stopped(self) -> Consumed:
+        """What it has brought, at its end; or where it is now, if it could go on."""
+        assert self.run is not None
+        self.run.stop()
+        return Consumed(self.rows, self.arrived.acknowledged(self.run.ack()))
+
+
+class _Worker:
+    """Who does something, and since when."""
+
+    def __init__(self, now_s: float) -> None:
+        self.is_resting = False
+        self._run: OrderlyRun | None = None
+        self._began_s = now_s
+
+    def begin(self, run: OrderlyRun | None, now_s: float) -> None:
+        """Have a range's deliveries in hand, or something else."""
+        self.is_resting = False
+        self._run, self._began_s = run, now_s
+
+    def lasts_s(self, now_s: float) -> float:
+        """How long the call of the listener in hand has lasted, or what else there is."""
+        run, has_had_it_s = self._run, now_s - self._began_s
+        # The last call of a turn before is none of this one.
+        return has_had_it_s if run is None else min(has_had_it_s, run.call_lasts_s())
+
+    def stop(self) -> None:
+        """End the turn with the delivery in hand, if there is one."""
+        if (run := self._run) is not None:
+            run.ends_turn = True
+
+
+def _two_ranges(queue: MessageQueue) -> RocketMQError:
+    return RocketMQError(
+        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy or union the "
+        "rows of format('rocketmq') before they are consumed."
+    )
+
+
+class DirectEngine:
+    """The function given to ``mapInArrow``; pickled with the listener."""
+
+    def __init__(self, consumer: RangeConsumer, schema: StructType) -> None:
+        """Run ``consumer``, whose listener emits the columns of ``schema``."""
+        self._consumer = consumer
+        self._rows = RowColumns(engine_schema(schema))
+
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
+        """Consume a task's ranges: of each one that has ended its data rows, then its ack row."""
+        task = OrderlyTask(
+            arrived_ranges(batches),
+            self._consumer,
+            orders,
+            SystemClock(),
+            give_away=lambda consumed: orders.take(self._batch(consumed)),
+        )
+        yield from map(self._batch, task.consumed())
+
+    def _batch(self, consumed: Consumed) -> pa.RecordBatch:
+        return self._consumer.batch(self._rows, consumed)

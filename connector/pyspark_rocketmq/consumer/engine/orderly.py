@@ -1,0 +1,411 @@
+"""The orderly engine: one range through the listener in order; what it leaves uncommitted.
+
+One range of one queue: drives the orderly machine, calls the listener, keeps the rows it emits.
+
+No Spark here: messages in, rows and an ack out, the clock passed in.
+
+What the engines share: a range that has arrived goes through the listener; columns of rows and an ack come out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import inf
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_rocketmq.client.producer.send_back import DeadLetterSender, SendBackSettings
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.orderly import (
+    LONGEST_SUSPEND_MILLIS,
+    SUCCESSES,
+    UNLIMITED,
+    Effect,
+    Finish,
+    OrderlyConsumption,
+    OrderlySettings,
+    Outcome,
+    status_of,
+)
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consumer.engine.output import QueueAck, as_tuples, engine_batch, engine_columns
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeOffsets
+from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
+from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
+from pyspark_rocketmq.listeners.context import (
+    NO_HOOKS,
+    ConsumeHooks,
+    ConsumeOrderlyContext,
+    MessageListenerOrderly,
+)
+from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
+from pyspark_rocketmq.listeners.forms import Call, form_of
+from pyspark_rocketmq.listeners.messages import taker_of
+from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns, RowColumns
+from pyspark_rocketmq.model import MessageExt, QueueRange
+from pyspark_rocketmq.source.schema import RangeEnd
+
+logger = logging.getLogger(__name__)
+
+DeadLetters = Callable[[MessageExt], None]
+"""Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises RocketMQError when no
+broker has stored it."""
+
+
+def no_dead_letters(message: MessageExt) -> None:
+    """In the place of a way to send dead letters: every message waits for another attempt."""
+    raise RocketMQError(
+        f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, and without "
+        "one no message is given up."
+    )
+
+
+# An Enum member's hash is a call in Python, which a set would need at each delivery.
+_COMMIT = Effect.COMMIT
+_GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
+_COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
+_COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
+
+
+class OrderlyRun:
+    """The consumption of one planned range.
+
+    What it has not committed at its end is as if it had never been delivered, whatever the listener has answered: rows are
+    dropped, and the next range begins there (row D4).
+    """
+
+    def __init__(
+        self,
+        planned: QueueRange,
+        messages: Sequence[MessageExt],
+        *,
+        listener: MessageListenerOrderly,
+        output: OutputColumns,
+        settings: OrderlySettings,
+        ended: RangeEnd = RangeEnd.WHOLE,
+        now_s: Callable[[], float],
+        wall_s: Callable[[], float] | None = None,
+        dead_letters: DeadLetters = no_dead_letters,
+        hooks: ConsumeHooks = NO_HOOKS,
+        orders: RangeOrders = NO_ORDERS,
+    ) -> None:
+        """Begin nothing yet.
+
+        ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by it the ack says until when
+        the queue is suspended. The same clock if None.
+        """
+        self._planned = planned
+        self._messages = messages
+        self.listener = listener
+        """May be another one when the run goes on."""
+        self.ends_turn = False
+        """Set by another thread: the delivery in hand is the last one of this turn."""
+        self._output = output
+        self._now_s = now_s
+        self._wall_s = wall_s or now_s
+        self._dead_letters = dead_letters
+        self._hooks = hooks
+        self._orders = orders
+        self._started_s = self._answered_s = self._call_began_s = now_s()
+        self._ended = ended
+        self._offsets = RangeOffsets(planned, messages)
+        self._pending: list[Emitted] = []
+        """Of messages consumed and not committed."""
+        self._failed = 0
+        self._last_error = ""
+        self._sent_back = 0
+        self._messages_ok = 0
+        self._messages_failed = 0
+        self._calls = 0
+        self._calls_s = 0.0
+        self._machine = OrderlyConsumption(
+            count=len(messages),
+            settings=settings,
+            started_s=self._started_s,
+            put_back=self._offsets.put_back(),
+            stored_times=lambda index: messages[index].reconsume_times,
+        )
+
+    @property
+    def finished(self) -> Finish | None:
+        """Why there is no more to deliver, for now if it is suspended; None where a turn has ended before that."""
+        return self._machine.finished
+
+    def consume(self, for_s: float = inf) -> list[Emitted]:
+        """Deliver until the range, the queue's patience or its time slice is used up, it is given up, or the turn has lasted ``for_s``.
+
+        Called again it goes on, after a suspension from what was put back. A turn makes at least one delivery.
+
+        Returns:
+            The rows acknowledged in this turn.
+
+        Raises:
+            SchemaError: If the listener emitted a row that breaks the output schema.
+        """
+        acknowledged: list[Emitted] = []
+        # Looked up once: most of what the loop costs where a delivery is one message.
+        machine, now_s, output = self._machine, self._now_s, self._output
+        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
+        began_s = self._call_began_s = now_s()
+        ends_s = began_s + for_s
+        if not is_given_up(queue):
+            machine.go_on(began_s)
+        while not self.ends_turn:
+            if is_given_up(queue):
+                machine.give_up()
+            if (delivery := machine.next_delivery(now_s())) is None:
+                break
+            start, stop, put_back = delivery
+            messages = take(start, stop, put_back)
+            context = ConsumeOrderlyContext(messages, output, machine.accumulated)
+            outcome = self._deliver(messages, context)
+            emitted = context.take_emitted()
+            if outcome.effect is _COMMIT and not self._pending:
+                # As nearly every delivery.
+                acknowledged += emitted
+            else:
+                acknowledged += self._settled(start, messages, outcome, emitted)
+            if self._answered_s >= ends_s:
+                break
+        return acknowledged
+
+    def _settled(
+        self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
+    ) -> list[Emitted]:
+        """Do what the outcome of a delivery asks for; the rows acknowledged by it."""
+        if outcome.effect in _GIVEN_BACK:
+            self._failed += 1
+            emitted = []
+            if outcome.dead_letters:
+                outcome = self._send_back(start, messages, outcome)
+        if outcome.effect is _COMMIT:
+            acknowledged, self._pending = self._pending + emitted, []
+            return acknowledged
+        if outcome.effect is Effect.ACCUMULATE:
+            self._pending += emitted
+        elif outcome.effect is Effect.ROLL_BACK:
+            self._pending = []
+        return []
+
+    def call_lasts_s(self) -> float:
+        """How long the call in hand has lasted; asked by another thread."""
+        return self._now_s() - self._call_began_s
+
+    def pause_s(self) -> float:
+        """How long the queue stays suspended."""
+        until_s = self._machine.suspended_until_s
+        return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
+
+    def stop(self) -> None:
+        """Deliver no more, as where the time is used up."""
+        self._machine.stop()
+
+    def ack(self) -> QueueAck:
+        """What is to be committed; call after :meth:`consume`.
+
+        Raises:
+            UndecodableMessage: If the listener waits for it before it commits.
+        """
+        machine = self._machine
+        suspended_until_s = self._suspended_until_s()
+        if suspended_until_s is not None:
+            suspended_until_s += self._wall_s() - self._now_s()
+        return QueueAck.of(
+            self._planned,
+            **self._offsets.reached(machine.committed, machine.put_back),
+            suspended_until_s=suspended_until_s,
+            read=len(self._messages),
+            consumed=machine.committed,
+            failed=self._failed,
+            dead_letters=self._sent_back,
+            finished=str(machine.finished),
+            last_error=self._last_error,
+            listener_s=self._answered_s - self._started_s,
+            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
+        )
+
+    def _suspended_until_s(self) -> float | None:
+        machine = self._machine
+        stands_still = self._offsets.offset_at(machine.committed) == self._planned.start
+        if machine.suspended_until_s is not None or not stands_still:
+            return machine.suspended_until_s
+        # Without a suspension, a queue that stands still is to the planner one whose listener has had the whole range
+        # and waits for more before it commits. Any other may go on at once as it is.
+        has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
+        if has_had_all and self._ended is RangeEnd.WHOLE:
+            return None
+        if has_had_all and self._ended is RangeEnd.UNDECODABLE:
+            raise UndecodableMessage(
+                str(self._planned.queue),
+                self._planned.end,
+                "Its task's log says why. The listener has had all messages before it and waits for more before it commits.",
+            )
+        if has_had_all and self._ended is RangeEnd.FULL:
+            self._last_error = tell_problem(
+                f"The listener has had {machine.accumulated} messages without a COMMIT, and pullThresholdSizeForQueue allows "
+                "no more: they are delivered again and again. COMMIT after fewer messages, or raise pullThresholdSizeForQueue.",
+                self._describe(self._messages),
+            )
+            return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
+        return self._now_s()
+
+    def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
+        seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
+        began_s = self._call_began_s = self._now_s()
+        answer: object = None
+        try:
+            answer = self.listener(context.follow(messages), context)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides what it means
+            if context.broken is not None:
+                raise context.broken_at(self._describe(messages)) from context.broken
+            self._last_error = tell_failure("listener failed", self._describe(messages), error)
+            self._answered_s = self._now_s()
+            outcome = self._machine.listener_raised(
+                self._answered_s,
+                auto_commit=context.auto_commit,
+                suspend_millis=context.suspend_current_queue_time_millis,
+            )
+        else:
+            if context.broken is not None:
+                raise context.broken_at(self._describe(messages)) from context.broken
+            self._answered_s = self._now_s()
+            outcome = self._machine.listener_returned(
+                answer,
+                auto_commit=context.auto_commit,
+                suspend_millis=context.suspend_current_queue_time_millis,
+                now_s=self._answered_s,
+            )
+        if outcome.problem is not None:
+            self._last_error = tell_problem(outcome.problem, self._describe(messages))
+        self._count(outcome, len(messages), self._answered_s - began_s)
+        if seen is not None:
+            status = status_of(answer)
+            self._hooks.after(
+                seen, status=status, is_success=status in SUCCESSES, return_type=str(outcome.return_type)
+            )
+        return outcome
+
+    def _count(self, outcome: Outcome, messages: int, lasted_s: float) -> None:
+        """Source: ``ConsumeMessageOrderlyService.processConsumeResult``, which counts no ROLLBACK."""
+        if outcome.effect in _COUNTED_OK:
+            self._messages_ok += messages
+        elif outcome.effect in _COUNTED_FAILED:
+            self._messages_failed += messages
+        self._calls += 1
+        self._calls_s += lasted_s
+
+    def _send_back(self, start: int, messages: Sequence[MessageExt], outcome: Outcome) -> Outcome:
+        stored = [index for index in outcome.dead_letters if self._is_dead_letter(messages[index - start])]
+        self._sent_back += len(stored)
+        return self._machine.sent_back(stored, self._now_s())
+
+    def _is_dead_letter(self, message: MessageExt) -> bool:
+        try:
+            self._dead_letters(message)
+        except RocketMQError as error:
+            self._last_error = tell_failure(
+                "dead letter not sent, its queue stays suspended", self._describe([message]), error
+            )
+            return False
+        logger.warning("dead letter sent %s", self._describe([message]))
+        return True
+
+    def _describe(self, messages: Sequence[MessageExt]) -> str:
+        return (
+            f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
+            f"reconsumeTimes={messages[0].reconsume_times}"
+        )
+
+
+class Consumed(NamedTuple):
+    """What one range brought."""
+
+    rows: list[Emitted]
+    """Those that may reach the sink."""
+    ack: QueueAck
+
+
+class RangeConsumer:
+    """Takes one range after the other; pickled to the executors with the listener."""
+
+    def __init__(
+        self,
+        listener: object,
+        output: OutputColumns,
+        settings: OrderlySettings,
+        send_back: SendBackSettings | None = None,
+        hooks: ConsumeHooks | None = None,
+    ) -> None:
+        """Prepare for any number of ranges; ``listener`` has any of the forms of ``listener_forms``.
+
+        Raises:
+            OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back`` does not say how messages that
+                reached the limit are sent.
+        """
+        self._listener = form_of(listener)
+        self._hooks = hooks or NO_HOOKS
+        self._output = output
+        self._settings = settings
+        self._dead_letters: DeadLetters = no_dead_letters
+        if settings.max_reconsume_times != UNLIMITED:
+            if send_back is None:
+                problem = (
+                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how dead letters "
+                    "are sent: SendBackSettings(name_servers=…, consumer_group=…)"
+                )
+                raise OptionError((problem,), where="orderly settings")
+            self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
+
+    def consume(self, arrived: ArrivedRange) -> Consumed:
+        """Deliver the range's messages."""
+        with self.lease() as listener:
+            run = self.run_of(arrived, listener, NO_ORDERS)
+            rows = run.consume()
+        return Consumed(rows, arrived.acknowledged(run.ack()))
+
+    @property
+    def most_calls(self) -> int:
+        """Of the listener at the same time, of different queues."""
+        return self._settings.consume_thread_max
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """The listener for a while; see :class:`ListenerForm`."""
+        return self._listener.lease()
+
+    def run_of(
+        self,
+        arrived: ArrivedRange,
+        listener: Call,
+        orders: RangeOrders,
+        clock: Clock | None = None,
+    ) -> OrderlyRun:
+        """The consumption of ``arrived``, which has not begun, by a leased listener; by the system's clock if none is given."""
+        clock = clock or SystemClock()
+        return OrderlyRun(
+            arrived.planned,
+            arrived.messages,
+            listener=listener,
+            output=self._output,
+            settings=self._settings,
+            ended=arrived.ended,
+            now_s=clock.monotonic_s,
+            wall_s=clock.now_s,
+            dead_letters=self._dead_letters,
+            hooks=self._hooks,
+            orders=orders,
+        )
+
+    def columns(self, consumed: Consumed) -> dict[str, Any]:
+        """See :func:`engine_columns`."""
+        rows, ack = consumed
+        return engine_columns(self._output.names, ack.queue, as_tuples(rows), ack)
+
+    def batch(self, columns: RowColumns, consumed: Consumed) -> pa.RecordBatch:
+        """See :func:`engine_batch`; ``columns`` are the engine's."""
+        return engine_batch(columns, self._output.rows, consumed.rows, consumed.ack)

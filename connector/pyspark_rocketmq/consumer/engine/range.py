@@ -1,0 +1,232 @@
+"""A range as it reaches an engine: its messages, its end, what must be true of it.
+
+A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
+
+Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
+Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
+
+The messages of a planned range by index, which machines go by, and by queue offset, which everybody else does.
+
+The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
+
+Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.  Nothing moves between
+tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
+:mod:`~pyspark_rocketmq.consumer.engine.direct`.
+
+Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
+both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
+lost or doubled is refused before anything of it is delivered.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.consume.retry_counts import from_offset, from_text, spans_of, times_by_index, to_text
+from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, QueueAck
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.messages import ArrivedMessages
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import (
+    RangeEnd,
+    planned_range,
+    pull_figures,
+    range_end,
+    reset_target,
+    told_with_messages,
+)
+
+
+class RangeOffsets:
+    """One range whose messages have arrived."""
+
+    def __init__(self, planned: QueueRange, messages: Sequence[MessageExt]) -> None:
+        self._planned = planned
+        self._messages = messages
+        self._offsets = _queue_offsets(messages)
+        self._put_back = from_text(planned.put_back, planned.start, planned.reconsume_times)
+
+    def first_at(self, queue_offset: int) -> int:
+        """The first index at or behind an offset."""
+        return bisect_left(self._offsets, queue_offset)
+
+    def offset_at(self, index: int) -> int:
+        """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
+        return int(self._offsets[index]) if index < len(self._offsets) else self._planned.end
+
+    def put_back(self) -> dict[int, int]:
+        """How often messages were put back before this range, by index."""
+        return times_by_index(self._put_back, self.first_at)
+
+    def reached(self, index: int, put_back: Mapping[int, int]) -> dict[str, Any]:
+        """What an ack says of a range that has passed all before ``index``.
+
+        Args:
+            index: The first message that has not been passed.
+            put_back: How often messages from there on were put back by now, by ascending index.
+        """
+        next_offset, times = self.offset_at(index), put_back.get(index, 0)
+        # A range that was cut short may end before messages that were put back.
+        spans = spans_of(put_back, self.offset_at) + from_offset(self._put_back, self._planned.end)
+        return {
+            "next_offset": next_offset,
+            "reconsume_times": times,
+            "put_back": to_text(spans, next_offset, times),
+            "last_message": self._message_before(index),
+        }
+
+    def _message_before(self, index: int) -> str:
+        if index == 0:
+            return ""
+        if isinstance(self._messages, ArrivedMessages):
+            return self._messages.last_message(index - 1)
+        message = self._messages[index - 1]
+        return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
+
+
+def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArray[np.int64]:
+    if isinstance(messages, ArrivedMessages):
+        return messages.queue_offsets
+    return [message.queue_offset for message in messages]
+
+
+_REFUSED_PAUSE_S: Final = 3.0
+"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``: a queue that may not be read is asked for again after it."""
+
+
+class ArrivedRange(NamedTuple):
+    """One queue's range, whole."""
+
+    planned: QueueRange
+    messages: Sequence[MessageExt]
+    """In queue order."""
+    reset_to: int | None
+    """Where an operator wants the queue consumed from next."""
+    figures: Figures
+    """What reading it took."""
+    ended: RangeEnd = RangeEnd.WHOLE
+    nbytes: int = 0
+    """Memory that its messages' columns take."""
+
+    def acknowledged(self, ack: QueueAck) -> QueueAck:
+        """``ack`` with what only the reader knows."""
+        suspended_until_s = ack.suspended_until_s
+        if self.ended is RangeEnd.REFUSED:
+            suspended_until_s = max(suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+        return replace(
+            ack,
+            suspended_until_s=suspended_until_s,
+            reset_to=self.reset_to,
+            figures=ack.figures.plus(self.figures),
+        )
+
+
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """``batch`` cut behind each marker row, which only the last row of a piece can be."""
+    marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
+    for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
+        if start < stop:
+            yield batch.slice(start, stop - start)
+
+
+def whole_range(
+    queue: MessageQueue, messages: Sequence[MessageExt], offsets: npt.NDArray[np.int64], marker_text: str
+) -> ArrivedRange:
+    """The range of ``queue`` whose messages are ``messages``.
+
+    Args:
+        queue: Whose rows these are.
+        messages: In the order in which they are to be delivered.
+        offsets: Their queue offsets, and behind them the marker row's.
+        marker_text: ``plannedRange`` of the marker row.
+
+    Raises:
+        RocketMQError: If messages were lost, doubled or changed places.
+    """
+    planned = planned_range(queue, marker_text, rows=len(messages))
+    late = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    if len(late):
+        before, after = offsets[late[0] : late[0] + 2].tolist()
+        problem = (
+            f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is missing"
+            if before == after
+            else f"offset {after} arrived behind offset {before} in the range {planned.start} to {planned.end}"
+        )
+        raise RocketMQError(
+            f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
+            "consume_orderly()."
+        )
+    return ArrivedRange(
+        planned, messages, reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
+    )
+
+
+def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
+    """The error for a range that did not arrive with exactly one marker row, at its end."""
+    return RocketMQError(
+        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read with "
+        "format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
+        "consume_orderly()."
+    )
+
+
+def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:
+    """The ranges in a task's batches; each one as soon as its marker row has come.
+
+    Raises:
+        RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
+    """
+    gathering: _Gathering | None = None
+    for batch in batches:
+        for rows in pieces(batch):
+            if gathering is None:
+                gathering = _Gathering(_queue_of(rows))
+            arrived = gathering.add(rows)
+            if arrived is not None:
+                yield arrived
+                gathering = None
+    if gathering is not None:
+        raise wrong_markers(gathering.queue, "a task's rows ended without one")
+
+
+class _Gathering:
+    """One range on its way."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self._rows: list[pa.RecordBatch] = []
+        self._offsets: list[npt.NDArray[np.int64]] = []
+
+    def add(self, rows: pa.RecordBatch) -> ArrivedRange | None:
+        """Take the next rows, of which only the last may be a marker; the range, if it is one."""
+        for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
+            if not pc.all(pc.equal(rows.column(name), value)).as_py():
+                other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
+                raise wrong_markers(self.queue, f"rows of {other} came before it")
+        self._offsets.append(rows.column("queueOffset").to_numpy())
+        marker = rows.column("plannedRange")[-1].as_py()
+        is_whole = rows.column("kind")[-1].is_valid
+        if rows.num_rows > is_whole:
+            self._rows.append(rows.slice(0, rows.num_rows - is_whole))
+        if not is_whole:
+            return None
+        offsets = np.concatenate(self._offsets)
+        messages = ArrivedMessages(self._rows, self.queue, offsets[:-1], told_with_messages(marker))
+        arrived = whole_range(self.queue, messages, offsets, marker)
+        return arrived._replace(nbytes=sum(rows.nbytes for rows in self._rows))
+
+
+def _queue_of(rows: pa.RecordBatch) -> MessageQueue:
+    return MessageQueue(*(rows.column(name)[0].as_py() for name in QUEUE_COLUMNS))

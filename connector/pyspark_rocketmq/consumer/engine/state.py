@@ -1,0 +1,140 @@
+"""The orderly engine: one queue's planned range through the user's listener, whatever Spark does to its rows.
+
+Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor.  Spark gives a queue's
+rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
+and lets ``consume.orderly`` decide what the listener gets next.
+
+It keeps nothing in Spark's state and reads nothing of it: what a queue's next range must know is in the offset store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import engine_schema, listener_schema
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, whole_range, wrong_markers
+from pyspark_rocketmq.listeners.context import ConsumeHooks
+from pyspark_rocketmq.listeners.messages import messages_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
+from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, told_with_messages
+
+# Of earlier releases, which kept things there: with another one Spark would refuse their checkpoints.
+_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
+
+
+def consume_orderly(
+    messages: DataFrame,
+    listener: object,
+    output_schema: str | StructType,
+    settings: OrderlySettings | None = None,
+    *,
+    send_back: SendBackSettings | None = None,
+    engine: OrderlyEngineKind = OrderlyEngineKind.STATE,
+    hooks: ConsumeHooks | None = None,
+) -> DataFrame:
+    """Run ``listener`` over a consumer-mode stream, each queue in order.
+
+    Args:
+        messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
+        listener: Called with messages of one queue in order, and a context; in any of the forms of ``listener_forms``.
+        output_schema: Columns of the rows it emits.
+        settings: RocketMQ's defaults if not given.
+        send_back: How dead letters are sent; needed with ``max_reconsume_times``.
+        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions are all
+            right (``coalesce``), a shuffle is refused.
+        hooks: Called before and after each call of the listener.
+
+    Returns:
+        Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
+        queue and micro-batch, in which ``ack`` is not null. Whoever composes a query writes the data rows first
+        and commits the acks after.
+
+    Raises:
+        OptionError: If the listener is none, or messages may be given up and there is no way to send them.
+        SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
+    """
+    schema = listener_schema(output_schema)
+    consumer = RangeConsumer(
+        listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back, hooks
+    )
+    if engine is OrderlyEngineKind.DIRECT:
+        return messages.mapInArrow(DirectEngine(consumer, schema), engine_schema(schema))
+    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
+    # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
+    in_millis = messages.withColumns(
+        {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
+    )
+    return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
+        OrderlyEngine(consumer), engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+    )
+
+
+class OrderlyEngine:
+    """The function given to ``applyInPandasWithState``; pickled with the listener."""
+
+    def __init__(self, consumer: RangeConsumer) -> None:
+        self._consumer = consumer
+
+    def __call__(
+        self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        """Consume one queue's range: its data rows, then its ack row."""
+        queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
+        arrived = _gather(queue, chunks)
+        consumed = self._consumer.consume(arrived)
+        if state.exists:
+            state.remove()
+        # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
+        # numbers with a null among them into floats.
+        yield pd.DataFrame(
+            {
+                name: pd.Series(column, dtype=object) if isinstance(column, list) else column
+                for name, column in self._consumer.columns(consumed).items()
+            }
+        )
+
+
+def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange:
+    """The range, its messages put into queue order.
+
+    Raises:
+        RocketMQError: If the range arrived without its marker row or with several, or if message rows were lost or
+            doubled on the way.
+    """
+    # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
+    gathered = list(chunks)
+    is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
+    offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])
+    order = None if (offsets[1:] > offsets[:-1]).all() else np.argsort(offsets, kind="stable")
+    if order is not None:
+        is_marker, offsets = is_marker[order], offsets[order]
+    if is_marker.sum() != 1 or not is_marker[-1]:
+        raise wrong_markers(queue, f"{is_marker.sum()} came")
+    text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
+    columns = {
+        name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
+        for name in MESSAGE_COLUMNS
+    }
+    if told := told_with_messages(text):
+        for properties in columns["properties"]:
+            # The marker row has none.
+            if properties is not None:
+                properties.update(told)
+    messages = messages_of(columns.values())
+    if order is not None:
+        messages = [messages[at] for at in order.tolist()]
+    return whole_range(queue, messages[:-1], offsets, text)

@@ -1,0 +1,461 @@
+"""What runs in each task of a micro-batch: rows to the sink's writer, in parts that can be committed one by one.
+
+A task's result in parts, each with files and acks of its own, so that some of it can be committed before the rest, or without it.
+
+Normally there is one part, and it comes to the driver when the job ends. A queue that was given up leaves in a part of its own; ranges that
+had come to their end before are handed over in the part that they are in.
+
+The part that grows is with one thread at a time: who needs it takes it out and puts it back, and nothing waits.
+
+What runs in each task of a micro-batch's one job: data rows to the sink's writer, its outcome and acks to the driver.
+
+Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that forks.
+
+Whether something can be sent to the executors, and if not, which part of it is to blame; and how it is sent many times.
+
+Asked before a query starts: Spark would say the same after it, without saying which variable it was.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from types import FunctionType, MethodType
+from typing import Any, Final, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext, cloudpickle
+from pyspark.sql import DataFrame
+
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QUEUE_COLUMNS, QueueAck
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
+from pyspark_rocketmq.source.ranges import Ticket
+from pyspark_rocketmq.source.reader import read_ranges, tickets_in
+from pyspark_rocketmq.source.worker import settle_modules
+
+
+class TaskPart:
+    """Rows written and acknowledged together."""
+
+    def __init__(self, writer: RowWriter | None) -> None:
+        self.id = uuid.uuid4().hex
+        self.queues: set[MessageQueue] = set()
+        self._writing: Writing | None = writer.open() if writer is not None else None
+        self._acks: list[str] = []
+        self._emitted = 0
+        self._left_out = 0
+
+    def add(self, data: pa.RecordBatch, acks: list[str]) -> None:
+        """Take rows of one or more ranges, and the acks of those that end with them."""
+        self._acks += acks
+        self._emitted += data.num_rows
+        if data.num_rows and self._writing is not None:
+            self._left_out += self._writing.add(data)
+
+    def finish(self) -> dict[str, Any]:
+        """What the driver needs to commit it."""
+        written = self._writing.finish() if self._writing is not None else ()
+        return {
+            "id": self.id,
+            "written": [each.to_dict() for each in written],
+            "acks": self._acks,
+            "emitted": self._emitted,
+            "left_out": self._left_out,
+        }
+
+    def abandon(self) -> None:
+        """Undo it; see ``Writing.abandon``."""
+        if self._writing is not None:
+            self._writing.abandon()
+
+
+class TaskParts:
+    """What a task has so far."""
+
+    def __init__(self, writer: RowWriter | None, orders: TaskOrders | None) -> None:
+        self._writer = writer
+        self._orders = orders
+        self._guard = threading.Lock()
+        """Over what follows; nothing is written or sent under it."""
+        self._growing: TaskPart | None = TaskPart(writer)
+        """None while a thread adds to it."""
+        self._is_cut_wanted = False
+        self._cuts: list[threading.Thread] = []
+        self._finished: list[dict[str, Any]] = []
+        """Parts that the driver gets with the job."""
+        self._failure: BaseException | None = None
+        if orders is not None:
+            orders.when_cut(self._begin_cut)
+            orders.taken_by(self.take)
+
+    def take(self, batch: pa.RecordBatch) -> bool:
+        """Take the rows of a range that was given up, from any thread; not those that are kept all the same."""
+        assert self._orders is not None
+        queue = MessageQueue(*(batch.column(name)[-1].as_py() for name in QUEUE_COLUMNS))
+        fate = self._orders.fate(queue)
+        if fate is Fate.KEPT:
+            return False
+        ack = batch.column(ACK_COLUMN)[-1].as_py()
+        data = batch.drop_columns([ACK_COLUMN]).slice(0, batch.num_rows - 1)
+        self._give_up(queue, fate, data, [ack])
+        return True
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the engine's rows: data rows of a range, behind them its ack row."""
+        ack = batch.column(ACK_COLUMN)
+        data = batch.drop_columns([ACK_COLUMN])
+        if ack.null_count == len(ack):
+            self._add(data, [], ())
+            return
+        is_ack = ack.is_valid()
+        acks = ack.filter(is_ack).to_pylist()
+        if self._orders is None:
+            self._add(data.filter(pc.invert(is_ack)), acks, ())
+            return
+        queues = {
+            MessageQueue(*key)
+            for key in zip(
+                *(data.column(name).filter(is_ack).to_pylist() for name in QUEUE_COLUMNS), strict=True
+            )
+        }
+        fates = {self._orders.fate(queue) for queue in queues}
+        if fates == {Fate.KEPT} or len(queues) > 1:
+            self._add(data.filter(pc.invert(is_ack)), acks, queues)
+        else:
+            self._give_up(next(iter(queues)), fates.pop(), data.filter(pc.invert(is_ack)), acks)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """End it; the parts that the driver gets with the job.
+
+        Raises:
+            RocketMQError: If it is not known whether the driver has what was handed over.
+        """
+        if self._orders is not None:
+            # From here on the driver has a copy of what is left; nothing is cut any more.
+            self._orders.when_cut(lambda: None)
+        for cut in self._cuts:
+            cut.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._growing is not None
+        last = self._growing
+        if last.queues or self._orders is None:
+            self._finished.append(last.finish())
+        else:
+            last.abandon()
+        if self._orders is not None:
+            self._orders.await_taken()
+            self._orders.done(last.id, last.queues, self._finished[-1] if last.queues else {})
+        return self._finished
+
+    def abandon(self) -> None:
+        """The task has failed: undo what was not handed over."""
+        if self._orders is not None:
+            self._orders.forget()
+        if self._growing is not None:
+            self._growing.abandon()
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _add(self, data: pa.RecordBatch, acks: list[str], queues: set[MessageQueue] | tuple[()]) -> None:
+        with self._guard:
+            part, self._growing = self._growing, None
+        assert part is not None
+        try:
+            part.add(data, acks)
+            part.queues.update(queues)
+        finally:
+            with self._guard:
+                self._growing = part
+                is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
+        # Who was told while the rows were written did not find the queue among those that are kept.
+        is_given_up = bool(queues) and self._orders is not None and self._orders.kept(queues)
+        if is_cut_wanted or is_given_up:
+            self._cut()
+
+    def _give_up(self, queue: MessageQueue, fate: Fate, data: pa.RecordBatch, acks: list[str]) -> None:
+        assert self._orders is not None
+        if fate is Fate.DROPPED or not _counts(acks):
+            self._orders.released(queue)
+            return
+        part = TaskPart(self._writer)
+        part.queues.add(queue)
+        try:
+            part.add(data, acks)
+            self._hand_over(part)
+        except BaseException:
+            part.abandon()
+            raise
+
+    def _begin_cut(self) -> None:
+        """By the connection's thread, which must not wait for storage."""
+        thread = threading.Thread(target=self._cut_beside, name="rocketmq-hand-over", daemon=True)
+        self._cuts.append(thread)
+        thread.start()
+
+    def _cut_beside(self) -> None:
+        try:
+            self._cut()
+        except BaseException as error:  # noqa: BLE001 - the task raises it
+            self._failure = error
+
+    def _cut(self) -> None:
+        fresh = TaskPart(self._writer)
+        with self._guard:
+            part = self._growing
+            self._is_cut_wanted = part is None
+            if part is not None and part.queues:
+                self._growing = fresh
+        if part is None or not part.queues:
+            # Whoever adds to it cuts it after that; of an empty one there is nothing to hand over.
+            fresh.abandon()
+            return
+        self._hand_over(part)
+
+    def _hand_over(self, part: TaskPart) -> None:
+        assert self._orders is not None
+        result = part.finish()
+        if not self._orders.hand_over(part.id, part.queues, result):
+            self._finished.append(result)
+
+
+def _counts(acks: list[str]) -> bool:
+    """Whether there is anything to commit of a range: progress, an attempt, a message sent elsewhere, or a reset."""
+    return any(
+        ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
+        or ack.next_offset != ack.start
+        for ack in map(QueueAck.from_json, acks)
+    )  # fmt: skip
+
+
+_RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
+_RESULT_COLUMNS = "parts string, could_ask boolean"
+
+
+class ArrowEngine(Protocol):
+    """Takes the rows of the ranges that a task reads, gives the engine's: one batch for each range, its ack row at the end."""
+
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
+        """Consume a task's ranges, each until ``orders`` say otherwise."""
+        ...
+
+
+class Evaluated(NamedTuple):
+    """What tasks have brought: all of a micro-batch, or a part of one."""
+
+    written: tuple[Written, ...]
+    """What was written for the sink; it has none of it yet."""
+    acks: tuple[QueueAck, ...]
+    """By queue."""
+    emitted: int
+    """Data rows, those left out included."""
+    left_out: int
+    """Data rows that the sink has already, so that they were not written."""
+
+
+class Job(NamedTuple):
+    """What one evaluation of a micro-batch brought."""
+
+    parts: Mapping[str, Evaluated]
+    """By their ids: each can be committed or dropped without the others."""
+    could_ask: bool | None
+    """Whether all tasks could reach the driver; None if none had to."""
+
+
+def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
+    """A part as a task has sent it."""
+    acks = sorted(map(QueueAck.from_json, part["acks"]), key=lambda ack: ack.queue)
+    written = () if writer is None else tuple(map(writer.written, part["written"]))
+    return Evaluated(written, tuple(acks), part["emitted"], part["left_out"])
+
+
+def together(parts: Sequence[Evaluated]) -> Evaluated:
+    """Several parts as one.
+
+    Raises:
+        RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
+    """
+    acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
+    for one, other in pairwise(acks):
+        if one.queue == other.queue:
+            raise RocketMQError(
+                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
+                f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
+                "rows of format('rocketmq') before they are consumed."
+            )
+    return Evaluated(
+        tuple(each for part in parts for each in part.written),
+        tuple(acks),
+        sum(part.emitted for part in parts),
+        sum(part.left_out for part in parts),
+    )
+
+
+class BatchTask:
+    """The function given to ``mapInArrow``.
+
+    Without a writer the listener's side effects are all that is wanted. With an engine the batch holds planned ranges
+    (:mod:`~pyspark_rocketmq.source.ranges`), and reading them and the engine happen here too: a message is in
+    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before it begins with a range,
+    and gives up what it is told to.
+    """
+
+    def __init__(
+        self, writer: RowWriter | None, engine: ArrowEngine | None = None, terms: HubTerms | None = None
+    ) -> None:
+        self._writer = writer
+        self._engine = engine
+        self._terms = terms
+
+    def run(self, batch: DataFrame) -> Job:
+        """Evaluate ``batch`` in one job."""
+        parts: dict[str, Evaluated] = {}
+        asked: list[bool] = []
+        for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
+            for part in json.loads(row["parts"]):
+                parts[part["id"]] = evaluated_of(self._writer, part)
+            if row["could_ask"] is not None:
+                asked.append(row["could_ask"])
+        return Job(parts, all(asked) if asked else None)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row with the parts of the task's result."""
+        could_ask: bool | None = None
+        if self._engine is None:
+            finished = self._written(batches, None)
+        else:
+            tickets = list(tickets_in(batches))
+            orders = self._ask(tickets)
+            could_ask = orders is not None if tickets and self._terms is not None else None
+            is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
+            rows = self._engine(_rows_of(() if is_held_back else tickets, orders), orders or NO_ORDERS)
+            finished = self._written(rows, orders)
+        settle_modules()
+        result = {"parts": json.dumps(finished), "could_ask": could_ask}
+        yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
+
+    def _ask(self, tickets: Sequence[Ticket]) -> TaskOrders | None:
+        if self._terms is None or not tickets:
+            return None
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        planned = [each.planned for ticket in tickets for each in ticket.partitions]
+        epochs = {each.queue: each.epoch for each in planned}
+        return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
+
+    def _written(self, rows: Iterable[pa.RecordBatch], orders: TaskOrders | None) -> list[dict[str, Any]]:
+        parts = TaskParts(self._writer, orders)
+        try:
+            for batch in rows:
+                parts.add(batch)
+            return parts.finish()
+        except BaseException:
+            parts.abandon()
+            raise
+
+
+def _rows_of(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[pa.RecordBatch]:
+    """The rows of the tickets' ranges, one after the other, without those that are given up by then."""
+    for ticket in tickets:
+        begun = [each for each in ticket.partitions if orders is None or orders.begins(each.planned.queue)]
+        yield from read_ranges(begun)
+
+
+_DEEPEST: Final = 6
+"""Levels looked through; deeper ones are blamed on the last."""
+
+
+class PickledOnce:
+    """An engine as it is now, with its listener and hooks: Spark pickles what a job calls for each micro-batch anew.
+
+    A listener may hold a model of hundreds of megabytes. Unpickled it is the engine.
+    """
+
+    def __init__(self, engine: ArrowEngine) -> None:
+        self._pickled: bytes = cloudpickle.dumps(engine)  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickle.loads, (self._pickled,)
+
+    def __call__(
+        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
+    ) -> Iterator[pa.RecordBatch]:
+        """See ``ArrowEngine``; where it was not sent anywhere."""
+        engine: ArrowEngine = pickle.loads(self._pickled)  # noqa: S301 - its own
+        return engine(batches, orders)
+
+
+def why_not_picklable(value: object) -> str | None:
+    """None if ``value`` can be pickled, else a phrase that names the part that cannot be, and its type."""
+    error = _error_of(value)
+    if error is None:
+        return None
+    path, culprit, error = _innermost([], value, error)
+    where = f"its {' → '.join(path)}" if path else "it"
+    return f"{where} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which cannot be pickled ({error})"
+
+
+def _innermost(path: list[str], value: object, error: Exception) -> tuple[list[str], object, Exception]:
+    if len(path) < _DEEPEST:
+        for name, part in _parts(value):
+            of_part = _error_of(part)
+            if of_part is not None:
+                return _innermost([*path, name], part, of_part)
+    return path, value, error
+
+
+def _error_of(value: object) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - any object may refuse in any way
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    """What pickling ``value`` takes along."""
+    match value:
+        case FunctionType():
+            yield from _parts_of_function(value)
+        case MethodType():
+            yield "object", value.__self__
+        case partial():
+            yield from ((f"argument {at}", part) for at, part in enumerate((value.func, *value.args)))
+            yield from ((f"argument '{name}'", part) for name, part in value.keywords.items())
+        case dict():
+            yield from ((f"entry {key!r:.40}", part) for key, part in value.items())
+        case list() | tuple() | set() | frozenset():
+            yield from ((f"element {at}", part) for at, part in enumerate(value))
+        case type():
+            yield from ((f"attribute '{name}'", part) for name, part in vars(value).items() if callable(part))
+        case _:
+            yield from (
+                (f"attribute '{name}'", part) for name, part in getattr(value, "__dict__", {}).items()
+            )
+            yield from (
+                (f"attribute '{name}'", getattr(value, name))
+                for name in getattr(type(value), "__slots__", ())
+                if hasattr(value, name)
+            )
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield f"variable '{name}'", cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"global '{name}'", function.__globals__[name]
+    for part in function.__defaults__ or ():
+        yield "default value", part

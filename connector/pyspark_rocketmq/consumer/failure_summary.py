@@ -1,0 +1,100 @@
+"""What the driver says of listeners that fail: which queues wait, since when and why, now and then."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.model import MessageQueue
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 60.0
+"""Between two summaries; the first one comes at once."""
+_SHOWN: Final = 3
+"""Queues named in a summary."""
+
+
+class FailureSummary:
+    """A batch listener that logs a summary while queues are suspended or messages are sent back."""
+
+    def __init__(self, consumer_group: str, clock: Clock, *, tries_for_ever: bool, drains: bool) -> None:
+        """Say nothing yet.
+
+        Args:
+            consumer_group: Named in each summary.
+            clock: Measures what passes between two of them.
+            tries_for_ever: Whether a message that always fails is never given up.
+            drains: Whether the query is to end by itself, which it cannot while a queue is suspended.
+        """
+        self._group = consumer_group
+        self._clock = clock
+        self._tries_for_ever = tries_for_ever
+        self._drains = drains
+        self._suspended: dict[MessageQueue, tuple[int, float]] = {}
+        """Next offset, and since when the queue stands there (wall-clock seconds)."""
+        self._failed = 0
+        """Deliveries, since the last summary."""
+        self._last_error = ""
+        self._due_s = 0.0
+
+    def __call__(self, report: BatchReport) -> None:
+        """A batch was committed (``BatchListener``)."""
+        summary = self.add(report)
+        if summary is not None:
+            logger.warning("%s", summary)
+
+    def add(self, report: BatchReport) -> str | None:
+        """What to say after a batch."""
+        now_s = self._clock.now_s()
+        for ack in report.acks:
+            self._add(ack, now_s)
+        own = {row.queue for row in report.offsets}
+        self._suspended = {queue: since for queue, since in self._suspended.items() if queue in own}
+        if not self._failed or self._clock.monotonic_s() < self._due_s:
+            return None
+        self._due_s = self._clock.monotonic_s() + PAUSE_S
+        text = " ".join(self._sentences())
+        self._failed, self._last_error = 0, ""
+        return text
+
+    def _add(self, ack: QueueAck, now_s: float) -> None:
+        self._failed += ack.failed
+        self._last_error = ack.last_error or self._last_error
+        if ack.finished != Finish.SUSPENDED:
+            self._suspended.pop(ack.queue, None)
+        elif self._suspended.get(ack.queue, (-1, now_s))[0] != ack.next_offset:
+            self._suspended[ack.queue] = ack.next_offset, now_s
+
+    def _sentences(self) -> list[str]:
+        deliveries = _plural(self._failed, "delivery", "deliveries")
+        sentences = [f"The listener of group {self._group} gave back {self._failed:,} {deliveries}."]
+        if self._suspended:
+            since = datetime.fromtimestamp(min(since for _, since in self._suspended.values()), UTC)
+            named = [f"{queue} at offset {at}" for queue, (at, _) in sorted(self._suspended.items())[:_SHOWN]]
+            more = len(self._suspended) - len(named)
+            count = len(self._suspended)
+            sentences.append(
+                f"{count:,} {_plural(count, 'queue is', 'queues are')} suspended since {since:%H:%M:%S} UTC: "
+                f"{'; '.join(named)}{f' and {more:,} more' if more else ''}."
+            )
+        if self._last_error:
+            sentences.append(f"Last error: {self._last_error.rstrip('.')}.")
+        if self._suspended and self._tries_for_ever:
+            sentences.append(
+                "A message that always fails is delivered for ever"
+                + (", and the query never ends," if self._drains else "")
+                + " unless max_reconsume_times is set."
+            )
+        elif self._suspended and self._drains:
+            sentences.append("The query waits for the suspended queues before it ends.")
+        return sentences
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many

@@ -1,0 +1,121 @@
+"""A listener tried without Spark and brokers: for tests of listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlySettings
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
+from pyspark_rocketmq.consumer.engine.output import as_tuples, listener_schema
+from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns
+from pyspark_rocketmq.model import Message, MessageExt, QueueRange
+
+_BROKER: Final = "broker-a"
+_ADDRESS: Final = "127.0.0.1:10911"
+_START_S: Final = 1_700_000_000.0
+
+
+class ListenerRun(NamedTuple):
+    """What became of the messages given to :func:`run_listener`."""
+
+    rows: list[dict[str, Any]]
+    """Those that reach the sink: ``queueOffset``, which is the message's place among those given, and the listener's columns."""
+    consumed: int
+    """So many messages, from the first on, are done: acknowledged, or dead letters."""
+    failed: int
+    """Deliveries that were given back."""
+    dead_letters: list[MessageExt]
+    last_error: str
+    """Why the last of them was; empty if none was."""
+
+
+def run_listener(
+    listener: object,
+    messages: Sequence[Message | MessageExt],
+    *,
+    output_schema: str | StructType,
+    consume_message_batch_max_size: int = 1,
+    max_reconsume_times: int = UNLIMITED,
+    max_suspensions: int = 20,
+) -> ListenerRun:
+    """Give an orderly listener the messages of one queue, as a query does, with neither Spark nor a broker; for tests.
+
+    A suspended queue is delivered again at once, with ``reconsume_times`` and ``context.attempt`` one higher.
+
+    Args:
+        listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
+        messages: In queue order; their offsets are counted from 0.
+        output_schema: As there. Without a Spark session a text may have columns of plain types only.
+        consume_message_batch_max_size: Most messages per call.
+        max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1, no limit.
+        max_suspensions: The run ends when the queue was suspended so often: some message fails for ever.
+
+    Raises:
+        OptionError: If the listener has none of these forms.
+        SchemaError: If the schema cannot be used, or the listener emits a row that breaks it.
+    """
+    stored = [_stored(message, offset) for offset, message in enumerate(messages)]
+    if not stored:
+        return ListenerRun([], 0, 0, [], "")
+    output = OutputColumns.of(listener_schema(output_schema))
+    dead_letters: list[MessageExt] = []
+    now_s = _START_S
+    rows: list[Emitted] = []
+    with form_of(listener).lease() as call:
+        run = OrderlyRun(
+            QueueRange(queue=stored[0].message_queue, start=0, end=len(stored), epoch=1),
+            stored,
+            listener=call,
+            output=output,
+            settings=OrderlySettings(
+                consume_message_batch_max_size=consume_message_batch_max_size,
+                max_reconsume_times=max_reconsume_times,
+            ),
+            now_s=lambda: now_s,
+            dead_letters=dead_letters.append,
+        )
+        rows += run.consume()
+        for _ in range(max_suspensions):
+            if run.finished is not Finish.SUSPENDED:
+                break
+            now_s += run.pause_s()
+            rows += run.consume()
+        ack = run.ack()
+    names = ("queueOffset", *output.names)
+    return ListenerRun(
+        [dict(zip(names, row, strict=True)) for row in as_tuples(rows)],
+        ack.next_offset,
+        ack.failed,
+        dead_letters,
+        ack.last_error,
+    )
+
+
+def _stored(message: Message | MessageExt, offset: int) -> MessageExt:
+    """The message as a broker would have it."""
+    if isinstance(message, MessageExt):
+        return message._replace(queue_offset=offset)
+    at_ms = int(_START_S * 1000)
+    return MessageExt(
+        topic=message.topic,
+        broker_name=_BROKER,
+        queue_id=0,
+        queue_offset=offset,
+        commit_log_offset=offset,
+        msg_id=message.properties.get("UNIQ_KEY", f"message-{offset}"),
+        keys=message.properties.get("KEYS"),
+        tags=message.properties.get("TAGS"),
+        body=message.body,
+        properties=message.properties,
+        born_timestamp=at_ms,
+        born_host=_ADDRESS,
+        store_timestamp=at_ms,
+        store_host=_ADDRESS,
+        reconsume_times=0,
+        sys_flag=0,
+        flag=message.flag,
+    )

@@ -1,0 +1,212 @@
+"""A consumer without a listener: every message is one row, its body decoded by Spark's own functions.
+
+Rule 1: every message is passed. A body of which no column could be decoded is a row, too, with nulls and the body in a column of its own:
+one bad record must not stop a queue.
+Rule 2: decoding is an expression on one row and leaves ack rows alone, so that no row of the engine can be lost or doubled by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, pieces, wrong_markers
+from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.listeners.messages import last_message
+from pyspark_rocketmq.listeners.row_validation import RowColumns
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.source.reader import read_tickets
+from pyspark_rocketmq.source.schema import planned_range, pull_figures, range_end, reset_target, spark_schema
+
+Decode = Callable[[Column], Column]
+"""From a body, binary, to a struct; null, or nulls in all its fields, where it cannot be decoded."""
+
+_BODY = "body"
+_CORRUPT = "_corrupt"
+
+
+def json_body(schema: str | StructType, options: dict[str, str] | None = None) -> Decode:
+    """Decode bodies by ``from_json`` with Spark's own ``options`` (``timestampFormat``, ``allowComments`` …).
+
+    What is no JSON, or has a value that does not fit its column, is a bad record as a whole.
+    """
+    spark_options = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+    def decode(body: Column) -> Column:
+        # Here and not before: a schema given as text can be parsed only where there is a session.
+        with_corrupt = StructType([*listener_schema(schema).fields]).add(_CORRUPT, "string")
+        parsed = sf.from_json(body.cast("string"), with_corrupt, spark_options)
+        return sf.when(parsed[_CORRUPT].isNull(), parsed.dropFields(_CORRUPT))
+
+    return decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTable:
+    """What the rows of a table of messages are made of."""
+
+    decode: Decode
+    message_columns: tuple[str, ...] = ()
+    """Columns of the source to keep, besides the position."""
+    bad_record_column: str = "badRecord"
+    """Name of the column with the bodies that could not be decoded; null in all other rows."""
+
+    def rows(self, ranges: DataFrame) -> DataFrame:
+        """The engine's rows of a stream of planned ranges (``handOverRanges``): data rows, and one ack row per queue.
+
+        Raises:
+            SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are not
+                decoded into columns.
+        """
+        source = spark_schema(consumer_mode=True)
+        self._check_message_columns(source)
+        fields = [source[name] for name in (*POSITION_COLUMNS, _BODY, *self.message_columns)]
+        passed = StructType(fields).add(ACK_COLUMN, "string")
+        rows = ranges.mapInArrow(TableEngine(passed), passed)
+        # Inside of when() Spark refuses what would make several rows of one, or none.
+        decoded = rows.withColumn(
+            "_decoded", sf.when(sf.col(ACK_COLUMN).isNull(), self.decode(sf.col(_BODY)))
+        )
+        into = decoded.schema["_decoded"].dataType
+        if not isinstance(into, StructType):
+            raise SchemaError(
+                f"Bodies are decoded into {into.simpleString()}, but the columns of a table come from a struct. Decode them "
+                "with from_json, from_avro or from_protobuf, or wrap the value: sf.struct(value.alias('name'))."
+            )
+        self._check_names(listener_schema(into).fieldNames())
+        decoded = decoded.withColumn(
+            "_decoded", sf.when(is_text_valid(sf.col("_decoded"), into), sf.col("_decoded"))
+        )
+        # Not "the struct is null": in its permissive mode Avro gives a struct of nulls.
+        is_bad = reduce(
+            and_,
+            (sf.col("_decoded")[name].isNull() for name in into.fieldNames()),
+            sf.col(ACK_COLUMN).isNull(),
+        )
+        return decoded.select(
+            *POSITION_COLUMNS,
+            *(sf.col("_decoded")[name].alias(name) for name in into.fieldNames()),
+            *self.message_columns,
+            sf.when(is_bad, sf.col(_BODY)).alias(self.bad_record_column),
+            ACK_COLUMN,
+        )
+
+    def _check_message_columns(self, source: StructType) -> None:
+        known = [
+            name for name in source.fieldNames() if name not in (*POSITION_COLUMNS, "kind", "plannedRange")
+        ]
+        unknown = [name for name in self.message_columns if name not in known]
+        if unknown:
+            raise SchemaError(
+                f"There is no message column {', '.join(unknown)} to keep; there are {', '.join(known)}, and every row has "
+                f"{', '.join(POSITION_COLUMNS)}."
+            )
+
+    def _check_names(self, decoded: Sequence[str]) -> None:
+        names = [*decoded, *self.message_columns, self.bad_record_column]
+        lower = [name.lower() for name in names]
+        twice = sorted({name for name in names if lower.count(name.lower()) > 1})
+        if twice:
+            raise SchemaError(
+                f"The table would have column(s) {', '.join(twice)} twice, from the bodies, the messages and the bad "
+                "records together. Rename the field, or choose another bad record column."
+            )
+        listener_schema(StructType([]).add(self.bad_record_column, "binary"))
+
+
+def is_text_valid(column: Column, kind: DataType) -> Column:
+    """Whether all strings of a value are UTF-8, at any depth; true for null.
+
+    Avro, and a cast from binary, take bytes for text as they are, which neither Arrow nor other readers of a table can read.
+    """
+    match kind:
+        case StringType():
+            is_valid = sf.is_valid_utf8(column)
+        case StructType():
+            parts = (is_text_valid(column[field.name], field.dataType) for field in kind.fields)
+            is_valid = reduce(and_, parts, sf.lit(True))
+        case ArrayType():
+            is_valid = sf.forall(column, lambda item: is_text_valid(item, kind.elementType))
+        case MapType():
+            pairs = ArrayType(StructType().add("key", kind.keyType).add("value", kind.valueType))
+            is_valid = is_text_valid(sf.map_entries(column), pairs)
+        case _:
+            is_valid = sf.lit(True)
+    return sf.coalesce(is_valid, sf.lit(True))
+
+
+class TableEngine:
+    """The function given to ``mapInArrow`` right on the source: reads ranges, gives their messages and acks; picklable."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._names = schema.fieldNames()[:-1]
+        self._columns = RowColumns(schema)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of a task's ranges, as of :meth:`rows`."""
+        return self.rows(read_tickets(batches))
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Each batch's rows; behind each range's last one its ack row.
+
+        Raises:
+            RocketMQError: If messages of a range were lost or doubled on the way.
+        """
+        read, last = 0, ""
+        queue = None
+        for batch in batches:
+            for piece in pieces(batch):
+                is_whole = piece.column("kind")[-1].is_valid
+                count = piece.num_rows - is_whole
+                read += count
+                queue = MessageQueue(*(piece.column(name)[-1].as_py() for name in POSITION_COLUMNS[:3]))
+                if count:
+                    last = last_message(piece, count - 1)
+                    yield self._data_rows(piece.slice(0, count))
+                if is_whole:
+                    yield self._ack_row(queue, piece.column("plannedRange")[-1].as_py(), read, last)
+                    read, last, queue = 0, "", None
+        if queue is not None:
+            raise wrong_markers(queue, "a task's rows ended without one")
+
+    def _data_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        kept = [rows.column(name) for name in self._names]
+        return pa.RecordBatch.from_arrays(
+            [*kept, pa.nulls(rows.num_rows, pa.string())], schema=self._columns.schema
+        )
+
+    def _ack_row(self, queue: MessageQueue, marker_text: str, read: int, last: str) -> pa.RecordBatch:
+        planned = planned_range(queue, marker_text, rows=read)
+        arrived = ArrivedRange(
+            planned, (), reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
+        )
+        # As the engines say it of a range whose broker was away: the queue may go on at once.
+        brought_nothing = planned.count == 0
+        ack = QueueAck.of(
+            planned,
+            next_offset=planned.end,
+            reconsume_times=0,
+            suspended_until_s=time.time() if brought_nothing else None,
+            read=read,
+            consumed=read,
+            failed=0,
+            finished=str(Finish.EXHAUSTED),
+            listener_s=0.0,
+            last_message=last,
+            # What is a row is consumed, once the row is committed.
+            figures=Figures(ok=read),
+        )
+        columns = dict.fromkeys(self._names) | dict(zip(POSITION_COLUMNS, (*queue, planned.end), strict=True))
+        return self._columns.to_batch(columns | {ACK_COLUMN: arrived.acknowledged(ack).to_json()}, 1)

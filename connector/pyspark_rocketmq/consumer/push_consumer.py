@@ -1,0 +1,642 @@
+"""`PushConsumer`: takes what a user configures and starts the query.
+
+``PushConsumer``: RocketMQ's consumer, whose engine is a streaming query.
+
+Takes what the user configures under RocketMQ's own names and starts the query: source in consumer mode, engine,
+committer.
+
+Where a group goes on that is started again: at its progress in the offset store, or, if the store has lost that, in the sink.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.orderly import UNLIMITED
+from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
+from pyspark_rocketmq.consumer.driver_hub import DriverHub
+from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
+from pyspark_rocketmq.consumer.engine.direct import DirectEngine
+from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
+from pyspark_rocketmq.consumer.engine.state import consume_orderly
+from pyspark_rocketmq.consumer.engine.task import ArrowEngine, PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.failure_summary import FailureSummary
+from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
+from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, start_problems
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.format import register
+from pyspark_rocketmq.group.broker_offsets import open_group_store
+from pyspark_rocketmq.group.join import progress_name
+from pyspark_rocketmq.group.offset_mirror import OffsetMirror
+from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
+from pyspark_rocketmq.listeners.forms import form_of, named
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.model import (
+    ConsumeFromWhere,
+    MessageModel,
+    MessageQueue,
+    OrderlyEngineKind,
+    UndecodableMessages,
+)
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore, ProgressName
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import Route, SeveralSinks, one_sink
+from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
+from pyspark_rocketmq.sinks.standing import check_has_all, forgotten_by, lost_by, strangers
+from pyspark_rocketmq.source.cluster_view import check_topics
+from pyspark_rocketmq.source.ranges import tickets_alone
+from pyspark_rocketmq.source.session import (
+    check_classic,
+    check_speculation,
+    clear_unwritten_plan,
+    driver_address,
+    is_active,
+    stoppable,
+    task_slots,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
+
+    Beginning where the options say would pass over messages, or consume all of them again. The watermarks are what the
+    store knew, or one batch more. A group of Java and Spark members goes on where its brokers say, if that is farther.
+
+    Raises:
+        OffsetError: If the sink's log cannot be read.
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    if store.read(consumer_group):
+        return
+    watermarks = sink.watermarks(consumer_group)
+    if not watermarks:
+        return
+    # A claim by nobody: the members' own claims follow.
+    starts = {life.queue: offset for life, offset in watermarks.items()}
+    store.claim(consumer_group, "", starts, {life.queue: life.generation for life in watermarks})
+    logger.warning(
+        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, not where "
+        "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
+        consumer_group,
+        store,
+        sink,
+        " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),
+    )
+
+
+def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """See, before a sink is prepared, that it has all rows that the group's offsets say it has.
+
+    Raises:
+        SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    rows = store.read(consumer_group)
+    if not rows:
+        return
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    check_has_all(consumer_group, rows, standings, store=store.spec)
+    forgotten = forgotten_by(rows, standings)
+    if forgotten:
+        logger.warning(
+            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose rows the sink leaves out. So "
+            "it is after a kill, by a micro-batch at most; else the offset store was put back to an earlier state store=%r",
+            consumer_group,
+            len(forgotten),
+            sum(forgotten.values()),
+            store,
+        )
+    for name in strangers(rows, standings):
+        logger.warning(
+            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from now on. If it "
+            "shall have what came before, stop the query and reset the group's offsets (offsets reset)",
+            name,
+            consumer_group,
+        )
+
+
+def reset_to_sink(
+    store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
+) -> dict[MessageQueue, int]:
+    """Move a group's offsets back to where its sink is, so that what the sink lost is consumed again; where each queue goes on.
+
+    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have deleted
+    since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where they are.
+
+    Raises:
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    rows = store.read(consumer_group)
+    sink = one_sink(sink)
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    targets: dict[MessageQueue, int] = {}
+    for lost in lost_by(rows, standings):
+        for queue, target in lost.targets.items():
+            targets[queue] = min(target, targets.get(queue, target))
+    if targets:
+        store.reset(consumer_group, targets)
+    return targets
+
+
+def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
+    """Log that ``where`` is not used since the group has progress: users give it to begin anew, and see nothing come.
+
+    Nothing with the default, CONSUME_FROM_LAST_OFFSET, which nobody had to give.
+
+    Raises:
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+        return
+    rows = store.read(consumer_group)
+    if rows:
+        logger.info(
+            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is not used. To "
+            "consume messages again, stop the query and reset the group's offsets (offsets reset)",
+            consumer_group,
+            store,
+            len(rows),
+            where,
+        )
+
+
+_DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
+"""A backlog of millions must not become one micro-batch: a queue's share is gathered in memory."""
+_QUERY_ID_TIMEOUT_S = 60.0
+
+
+class PushConsumer:
+    """A consumer of one topic or several; configure, subscribe, register a listener, start.
+
+    Args:
+        consumer_group: The group whose offsets are used.
+        name_servers: ``host:port``, several separated by ``;``.
+        offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
+        message_model: A member or its name. CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
+            query, with progress of its own under ``instance_name``.
+        consume_from_where: A member or its name: where a group without stored offsets begins.
+        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for
+            CONSUME_FROM_TIMESTAMP; half an hour ago by default.
+        consume_message_batch_max_size: Most messages per listener call, 1..1024.
+        max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
+            (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent listener.
+        suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
+        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly one for different
+            queues, and only where calls are slow.
+        consume_timeout_s: From this duration on a listener's call counts as TIME_OUT; a concurrent one's messages are sent back then.
+        max_offsets_per_trigger: Most messages of one micro-batch.
+        allocate_message_queue_strategy: How the members share the queues; the same for all of them.
+        instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
+        mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
+            group. CLUSTERING only.
+        orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same promises, and ``direct``
+            is several times as fast. A query whose engine is changed needs a new checkpoint.
+        undecodable_messages: A member or its name: what to do with a message whose body cannot be decompressed or whose bytes are no
+            message. ``fail`` ends the query when all before it is consumed; ``keep`` gives it to the listener with the bytes
+            that are stored and property ``UNDECODABLE``, which says why.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
+            the namespace among them; none that a parameter sets.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        name_servers: str,
+        offset_store: OffsetStore | str,
+        message_model: MessageModel | str = MessageModel.CLUSTERING,
+        consume_from_where: ConsumeFromWhere | str = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        consume_timestamp: str | None = None,
+        consume_message_batch_max_size: int = 1,
+        max_reconsume_times: int = -1,
+        suspend_current_queue_time_millis: int = 1000,
+        consume_thread_max: int = 20,
+        consume_timeout_s: float = 900.0,
+        max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+        allocate_message_queue_strategy: str = "averagely",
+        instance_name: str | None = None,
+        mirror_offsets: bool = True,
+        orderly_engine: OrderlyEngineKind | str = OrderlyEngineKind.DIRECT,
+        undecodable_messages: UndecodableMessages | str = UndecodableMessages.FAIL,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = ConsumerSettings(
+            consumer_group=consumer_group,
+            name_servers=name_servers,
+            offset_store=offset_store,
+            message_model=member_of("message_model", message_model, MessageModel),
+            consume_from_where=member_of("consume_from_where", consume_from_where, ConsumeFromWhere),
+            consume_timestamp=consume_timestamp,
+            consume_message_batch_max_size=consume_message_batch_max_size,
+            max_reconsume_times=max_reconsume_times,
+            suspend_current_queue_time_millis=suspend_current_queue_time_millis,
+            consume_thread_max=consume_thread_max,
+            consume_timeout_s=consume_timeout_s,
+            max_offsets_per_trigger=max_offsets_per_trigger,
+            allocate_message_queue_strategy=allocate_message_queue_strategy,
+            instance_name=instance_name,
+            mirror_offsets=mirror_offsets,
+            orderly_engine=orderly_engine,
+            undecodable_messages=member_of("undecodable_messages", undecodable_messages, UndecodableMessages),
+            options=dict(options or {}),
+        )
+        self._subscriptions: dict[str, str | dict[str, str]] = {}
+        self._listener: Any = None
+        self._table: MessageTable | None = None
+        self._is_orderly = True
+        self._output_schema: StructType | str | None = None
+        self._batch_listeners: list[BatchListener] = []
+        self._hooks: list[ConsumeMessageHook] = []
+        self._hubs: dict[str, DriverHub] = {}
+        """By the run ids of the queries started."""
+
+    def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
+        """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
+
+        Once for each topic; all members of the group must subscribe to the same.
+
+        Args:
+            topic: Where they are.
+            expression: Tags, or ``*`` for all.
+            sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the brokers
+                filter, and must have ``enablePropertyFilter=true``.
+        """
+        self._subscriptions[topic] = expression if sql is None else {"sql": sql}
+
+    def register_message_listener(
+        self, listener: object, *, orderly: bool = True, output_schema: str | StructType
+    ) -> None:
+        """Set the listener. It is pickled to the executors; one that holds connections has an ``open``.
+
+        Args:
+            listener: Called with messages of one queue and a context: a function, a generator function, a
+                ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the ``module:name`` of any of these; a concurrent
+                one may be an ``async def``, too.
+            orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same time;
+                what fails comes again through the group's retry topic.
+            output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
+
+        Raises:
+            OptionError: If it has none of these forms.
+            SchemaError: If the schema cannot be used.
+        """
+        # A schema given as text can be parsed only where there is a session; start() has one.
+        can_parse = SparkSession.getActiveSession() is not None or isinstance(output_schema, StructType)
+        self._output_schema = listener_schema(output_schema) if can_parse else output_schema
+        form_of(listener, orderly=orderly)
+        self._listener = listener
+        self._is_orderly = orderly
+
+    def register_message_table(
+        self, decode: Decode, *, message_columns: Sequence[str] = (), bad_record_column: str = "badRecord"
+    ) -> None:
+        """Make a row of every message, in place of a listener.
+
+        Args:
+            decode: From the column of bodies to a struct whose fields become columns: ``json_body("order_id string")``, or a
+                function with Spark's own ``from_avro``, ``from_protobuf`` … in a mode that gives null for what cannot be decoded.
+            message_columns: Columns of the source to keep besides the position, such as ``keys`` and ``properties``.
+            bad_record_column: The column, binary, with the bodies that could not be decoded.
+        """
+        self._table = MessageTable(
+            decode=decode, message_columns=tuple(message_columns), bad_record_column=bad_record_column
+        )
+
+    def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
+        """Have ``hook`` called on the executors before and after each call of the listener (row D10)."""
+        self._hooks.append(hook)
+
+    def register_batch_listener(self, listener: BatchListener) -> None:
+        """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
+        self._batch_listeners.append(listener)
+
+    def source_options(self) -> dict[str, str]:
+        """The options with which the query reads, secrets included; for whoever looks at the same cluster.
+
+        Raises:
+            OptionError: With everything that is wrong with the configuration.
+        """
+        return self._source_options()
+
+    def start(
+        self,
+        spark: SparkSession,
+        *,
+        sink: Sink | Route | Sequence[Sink | Route] | None = None,
+        checkpoint: str | Path,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> StreamingQuery:
+        """Start consuming.
+
+        Args:
+            spark: A classic session (foreachBatch runs in this process).
+            sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows its ``Route``
+                says; None when the listener's side effects are all that is wanted.
+            checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
+            trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
+            query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE`` for a member
+                with an instance name, and ``GROUP (2)`` for a second one in the session.
+
+        Raises:
+            OptionError: With everything that is wrong with the configuration.
+            SchemaError: If the sink's table does not fit the listener's output.
+            StorageNotShared: If an executor has another folder at the path of a table.
+            TopicNotFound: If a topic is not there; nothing was made then.
+            RocketMQError: If the cluster does not answer, the executors' Python lacks this package, or the session is one of
+                Spark Connect.
+        """
+        options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
+        check_classic(
+            spark,
+            "A PushConsumer",
+            "it commits data and offsets in this process, and there foreachBatch runs in a process of the server",
+        )
+        check_speculation(spark)
+        register(spark)
+        if sink is not None:
+            sink = one_sink(sink)
+        parsed = ReadOptions.parse(options)
+        store = self._store(parsed)
+        hub = self._hub(spark, parsed, store)
+        if hub is not None:
+            options |= {"hubSecret": hub.secret}
+        try:
+            query = self._start(
+                spark,
+                options,
+                store=store,
+                hub=hub,
+                sink=sink,
+                checkpoint=checkpoint,
+                trigger=trigger,
+                query_name=query_name,
+            )
+        except BaseException:
+            if hub is not None:
+                hub.close()
+            raise
+        if hub is not None:
+            hub.lives_with(partial(is_active, query))
+            self._hubs[str(query.runId)] = hub
+        return query
+
+    def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
+        """Stop a query that this consumer has started, and keep what its batch under way has done.
+
+        No listener is called any more; the calls in hand are waited for, and the batch is committed. ``query.stop()`` alone
+        breaks the batch off, so that its messages are consumed again.
+
+        Args:
+            query: What :meth:`start` has returned.
+            within_s: How long to wait; then the query is stopped all the same.
+
+        Returns:
+            Whether the batch was committed in time. Not so where tasks cannot connect to the driver, or with the engine ``state``, if
+            the batch takes longer.
+        """
+        hub = self._hubs.pop(str(query.runId), None)
+        is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
+        query.stop()
+        if hub is not None:
+            hub.close()
+        return is_committed
+
+    def _start(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        *,
+        store: OffsetStore,
+        hub: DriverHub | None,
+        sink: Sink | None,
+        checkpoint: str | Path,
+        trigger: Mapping[str, Any] | None,
+        query_name: str | None,
+    ) -> StreamingQuery:
+        parsed = ReadOptions.parse(options)
+        messages = spark.readStream.format("rocketmq").options(**options).load()
+        if parsed.hand_over_ranges:
+            messages = tickets_alone(messages)
+        rows, engine, schema = self._rows(messages, parsed)
+        tables = _tables(sink, store)
+        check_apart(tables)
+        # Before anything is made that would be left behind.
+        check_topics(parsed)
+        if sink is not None:
+            check_sink(store, sink, progress_name(parsed))
+            sink.prepare(to_arrow_schema(schema, timezone="UTC"))
+            go_on_where_the_sink_is(store, sink, progress_name(parsed))
+        check_shared(spark, tables)
+        tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
+        clear_unwritten_plan(spark, str(checkpoint))
+        started = _Started()
+        drains = "availableNow" in (trigger or ())
+        committer = self._committer(
+            parsed, store, sink, started.query_id, engine=engine, hub=hub, drains=drains
+        )
+        query = (
+            rows.writeStream.foreachBatch(stoppable(committer))
+            .queryName(query_name or self._free_name(spark))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
+            .start()
+        )
+        started.set(str(query.id))
+        return query
+
+    def _free_name(self, spark: SparkSession) -> str:
+        """A name for the query that none of the session's has: further members get a number."""
+        name = str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
+        taken = {query.name for query in spark.streams.active}
+        numbered = (f"{name} ({number})" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+    def _rows(
+        self, messages: DataFrame, options: ReadOptions
+    ) -> tuple[DataFrame, ArrowEngine | None, StructType]:
+        """What the committer gets, what it makes the engine's rows of that with, and the columns of the sink."""
+        if self._table is not None:
+            rows = self._table.rows(messages)
+            return rows, None, StructType(rows.schema.fields[:-1])
+        assert self._output_schema is not None
+        schema = listener_schema(self._output_schema)
+        rows, engine = self._engine(messages, schema, options)
+        return rows, None if engine is None else PickledOnce(engine), sink_schema(schema)
+
+    def _engine(
+        self, messages: DataFrame, schema: StructType, options: ReadOptions
+    ) -> tuple[DataFrame, ArrowEngine | None]:
+        """The rows that the committer gets, and what consumes the ranges in them, if they are the source's."""
+        listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
+        hooks = ConsumeHooks(
+            self._hooks, consumer_group=self._settings.consumer_group, namespace=options.namespace
+        )
+        send_back = SendBackSettings.of(options)
+        if not self._is_orderly:
+            return messages, ConcurrentEngine(
+                listener, schema, self._settings.concurrent(), send_back, hooks=hooks
+            )
+        orderly = self._settings.orderly()
+        if self._settings.reads_in_engine(orderly=True):
+            consumer = RangeConsumer(listener, OutputColumns.of(schema), orderly, send_back, hooks)
+            return messages, DirectEngine(consumer, schema)
+        return consume_orderly(messages, listener, schema, orderly, send_back=send_back, hooks=hooks), None
+
+    def _store(self, options: ReadOptions) -> OffsetStore:
+        store = self._settings.offset_store
+        if isinstance(store, str):
+            return open_group_store(options)
+        if isinstance(store, DeltaOffsetStore):
+            # Another query may have used it, before its table was deleted.
+            store.open_anew()
+        return store
+
+    def _committer(
+        self,
+        options: ReadOptions,
+        store: OffsetStore,
+        sink: Sink | None,
+        query_id: Callable[[], str],
+        *,
+        engine: ArrowEngine | None,
+        hub: DriverHub | None,
+        drains: bool,
+    ) -> BatchCommitter:
+        name = progress_name(options)
+        is_shown = (
+            self._settings.mirror_offsets
+            and self._settings.message_model is MessageModel.CLUSTERING
+            and not isinstance(store, BrokerOffsetStore)
+        )
+        summary = FailureSummary(
+            self._settings.consumer_group,
+            SystemClock(),
+            tries_for_ever=self._is_orderly and self._settings.max_reconsume_times == UNLIMITED,
+            drains=drains,
+        )
+        return BatchCommitter(
+            consumer_group=name,
+            store=store,
+            sink=sink,
+            query_id=query_id,
+            listeners=[summary, *self._batch_listeners],
+            mirror=OffsetMirror(options, store, name) if is_shown else None,
+            engine=engine,
+            hub=hub,
+        )
+
+    def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
+        """What planner and tasks are connected with; None where nothing can listen."""
+        name = progress_name(options)
+        host, bind_host, is_local = driver_address(spark)
+        has_engine = options.hand_over_ranges and self._table is None
+
+        def epochs() -> dict[MessageQueue, int]:
+            # Brokers as a store have none.
+            is_fenced = not isinstance(store, BrokerOffsetStore)
+            return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
+
+        try:
+            return DriverHub(
+                host,
+                bind_host,
+                must_ask=is_local and has_engine,
+                # With more tasks than that a task with a suspended queue would have to end for one that is to begin.
+                slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
+                read_epochs=epochs,
+                clock=SystemClock(),
+            )
+        except OSError as error:
+            logger.warning(
+                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two batches only "
+                "group=%s: %s",
+                bind_host,
+                name,
+                error,
+            )
+            return None
+
+    def _source_options(self, sink: object = None, problems: Sequence[str] = ()) -> dict[str, str]:
+        options = self._settings.source_options(
+            self._subscriptions,
+            self._listener,
+            orderly=self._is_orderly,
+            problems=[*self._problems(sink), *problems],
+        )
+        # A table of messages needs no shuffle, whatever an orderly listener would have.
+        return options if self._table is None else options | {"handOverRanges": "true"}
+
+    def _problems(self, sink: object) -> list[str]:
+        """What is wrong with listener, hooks and sink."""
+        problems = []
+        if self._listener is None and self._table is None:
+            problems.append(
+                "no listener is registered; call register_message_listener() or register_message_table() first"
+            )
+        if self._listener is not None and self._table is not None:
+            problems.append(
+                "a listener and a table of messages are registered; a message goes to one of them"
+            )
+        if sink is not None and self._settings.store_kind is StoreKind.BROKER:
+            problems.append(
+                "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
+                "use a DeltaOffsetStore, or no sink"
+            )
+        sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
+        return problems + [
+            f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a listener class "
+            "or when it is first needed, or register 'module:name'"
+            for what, one in sent
+            if (reason := why_not_picklable(one)) is not None
+        ]
+
+
+def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
+    """Where the query's tables are, by what they are called."""
+    sinks = sink.sinks if isinstance(sink, SeveralSinks) else [sink]
+    paths = [each.path for each in sinks if isinstance(each, DeltaSink)]
+    tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
+    spec = StoreSpec.parse(store.spec)
+    return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
+
+
+class _Started:
+    """Hands the query's id to the committer, whose first batch may run before ``start()`` has returned."""
+
+    def __init__(self) -> None:
+        self._is_known = threading.Event()
+        self._query_id = ""
+
+    def set(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._is_known.set()
+
+    def query_id(self) -> str:
+        if not self._is_known.wait(_QUERY_ID_TIMEOUT_S):
+            raise RocketMQError(
+                f"The query did not tell its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+            )
+        return self._query_id

@@ -1,0 +1,381 @@
+"""A consumer's arguments, checked, as source and engines want them.
+
+What a user configures of a ``PushConsumer``, checked, as the source and the engines want it.
+
+Whether parameters are what their owner takes; Python, Spark or the JVM would tell later, one by one and in other words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pyspark_rocketmq.consume.allocation import allocation_strategy
+from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
+from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options.consumer import consume_time
+from pyspark_rocketmq.options.parsers import closest
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+_WORDS: Final[Mapping[type, str]] = {
+    str: "a text",
+    Integral: "a whole number",
+    Real: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
+_TRIGGERS: Final = ("processingTime", "availableNow")
+"""Of ``DataStreamWriter.trigger``, those under which a consumer works."""
+_REFUSED_TRIGGERS: Final = {
+    "once": "runs a single micro-batch and would leave what is more than one or suspended; use {'availableNow': True}, "
+    "which drains what is there and ends",
+    "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; use "
+    "{'processingTime': '1 second'}",
+    "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
+    "{'processingTime': '1 second'}",
+}
+"""Of ``DataStreamWriter.trigger``, those under which it cannot, and what to use."""
+_INTERVAL: Final = re.compile(
+    r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
+)
+"""An interval of Spark's, such as ``5 minutes``; it is not negative, and parts behind the first are left to Spark."""
+
+
+def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
+    """The sentence on a value of another kind than ``kinds``; None if it is of one of them."""
+    # A boolean is a number to Python.
+    is_fit = type(value) is bool if kinds == (bool,) else isinstance(value, kinds) and type(value) is not bool
+    if is_fit:
+        return None
+    wanted = " or ".join(_WORDS[kind] for kind in kinds)
+    return f"{name} must be {wanted}, not {shown(value)}"
+
+
+def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
+    """The member that ``value`` is, or is the text of.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if isinstance(value, str) and value in tuple(members):
+        return members(value)
+    close = closest(value, members) if isinstance(value, str) else None
+    hint = f"; did you mean '{close}'?" if close else ""
+    problem = f"{name} is {shown(value)}, which is none of {', '.join(members)}{hint}"
+    raise OptionError((problem,), where="configuration of a consumer")
+
+
+def start_problems(sink: object, checkpoint: object, trigger: object) -> list[str]:
+    """What is wrong with the arguments of ``PushConsumer.start``."""
+    problems = [*sink_problems(sink), *trigger_problems(trigger)]
+    if not isinstance(checkpoint, str | Path) or not str(checkpoint):
+        problems.append(f"checkpoint must be a folder's path or URI, not {shown(checkpoint)}")
+    return problems
+
+
+def sink_problems(sink: object) -> list[str]:
+    """What of ``sink``, one or several, is no place for rows."""
+    if sink is None:
+        return []
+    several = sink if isinstance(sink, Sequence) and not isinstance(sink, str) else (sink,)
+    return [
+        f"sink must be a DeltaSink, a DatabaseSink or another Sink, not {_shown_sink(one)}"
+        for one in several
+        if not hasattr(one, "begin") and not hasattr(getattr(one, "sink", None), "begin")
+    ]
+
+
+def _shown_sink(sink: object) -> str:
+    if isinstance(sink, str) and "@" in sink:
+        return "a text"  # a database's, perhaps, with its password
+    if isinstance(sink, str | Path):
+        return f"{shown(sink)}; for a Delta table write DeltaSink({str(sink)!r})"
+    return shown(sink)
+
+
+def trigger_problems(trigger: object) -> list[str]:
+    """What of ``trigger`` the arguments of ``DataStreamWriter.trigger`` cannot be."""
+    if trigger is None:
+        return []
+    if not isinstance(trigger, Mapping):
+        example = "{'processingTime': '1 second'} or {'availableNow': True}"
+        return [f"trigger must be a mapping such as {example}, not {shown(trigger)}"]
+    if not trigger:
+        return ["trigger is empty; leave it out for {'processingTime': '1 second'}"]
+    problems = [problem for key, value in trigger.items() if (problem := _trigger_problem(str(key), value))]
+    if not problems and len(trigger) > 1:
+        problems.append(f"trigger has {' and '.join(map(str, trigger))}, of which a query takes one")
+    return problems
+
+
+def _trigger_problem(key: str, value: object) -> str | None:
+    if key in _REFUSED_TRIGGERS:
+        return f"trigger {{'{key}': …}} {_REFUSED_TRIGGERS[key]}"
+    if key == "availableNow" and value is not True:
+        return f"trigger {{'availableNow': …}} must be True, not {shown(value)}"
+    if key == "processingTime" and not (isinstance(value, str) and _INTERVAL.fullmatch(value)):
+        return f"trigger {{'processingTime': …}} must be an interval such as '1 second', not {shown(value)}"
+    if key in _TRIGGERS:
+        return None
+    close = closest(key, (*_TRIGGERS, *_REFUSED_TRIGGERS))
+    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TRIGGERS)}"
+    return f"trigger has the unknown key '{key}'; {hint}"
+
+
+def shown(value: Any) -> str:
+    """A value in a message to whoever gave it; of what may hold a secret its type alone."""
+    if value is None:
+        return "None"
+    if isinstance(value, str | int | float | Path):
+        return f"{value!r:.80}"
+    return f"a {type(value).__name__}"
+
+
+_EPOCH_YEAR: Final = 1970
+_DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
+"""``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
+_SET_BY = {
+    "nameServers": "parameter name_servers",
+    "topic": "subscribe()",
+    "topics": "subscribe()",
+    "subscription": "subscribe()",
+    "subscriptions": "subscribe()",
+    "sqlFilter": "subscribe(sql=…)",
+    "consumerGroup": "parameter consumer_group",
+    "offsetStore": "parameter offset_store",
+    "startingOffsets": "parameter consume_from_where",
+    "startingTimestamp": "parameters consume_from_where and consume_timestamp",
+    "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+    "undecodableMessages": "parameter undecodable_messages",
+    "messageModel": "parameter message_model",
+    "consumeOrderly": "parameter orderly of register_message_listener()",
+    "handOverRanges": "parameter orderly_engine",
+    "listener": "register_message_listener()",
+    "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
+    "instanceName": "parameter instance_name",
+}
+"""Options of the source that a consumer sets itself, and from what."""
+_SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
+"""By the key in lower case: Spark matches keys without regard to case."""
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "consumer_group": (str,),
+    "name_servers": (str,),
+    "consume_timestamp": (str, type(None)),
+    "consume_message_batch_max_size": (Integral,),
+    "max_reconsume_times": (Integral,),
+    "suspend_current_queue_time_millis": (Integral,),
+    "consume_thread_max": (Integral,),
+    "consume_timeout_s": (Real,),
+    "max_offsets_per_trigger": (Integral,),
+    "allocate_message_queue_strategy": (str,),
+    "instance_name": (str, type(None)),
+    "mirror_offsets": (bool,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """The parameters of ``PushConsumer``, under their names and with their meaning."""
+
+    consumer_group: str
+    name_servers: str
+    offset_store: OffsetStore | str = field(repr=False)
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
+    consume_timestamp: str | None
+    consume_message_batch_max_size: int
+    max_reconsume_times: int
+    suspend_current_queue_time_millis: int
+    consume_thread_max: int
+    consume_timeout_s: float
+    max_offsets_per_trigger: int
+    allocate_message_queue_strategy: str
+    instance_name: str | None
+    mirror_offsets: bool
+    orderly_engine: OrderlyEngineKind | str
+    undecodable_messages: UndecodableMessages
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Secrets among them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is of another kind at once: it could not even be looked at.
+
+        Raises:
+            OptionError: With all parameters of which this is so.
+        """
+        found = (kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
+        problems = [problem for problem in found if problem is not None]
+        if not hasattr(self.offset_store, "spec" if not isinstance(self.offset_store, str) else "strip"):
+            problems.append(
+                f"offset_store must be a store or a text, not {shown(self.offset_store)}; use DeltaOffsetStore(path)"
+            )
+        if problems:
+            raise OptionError(
+                tuple(problems), where=f"configuration of consumer group {shown(self.consumer_group)}"
+            )
+
+    @property
+    def store_spec(self) -> str:
+        """What option ``offsetStore`` takes; a relative path is of the folder this process works in, which the planner need not."""
+        if not isinstance(self.offset_store, str):
+            return self.offset_store.spec
+        with suppress(ValueError):
+            spec = StoreSpec.parse(self.offset_store)
+            if spec.kind in {StoreKind.DELTA, StoreKind.FILE} and "://" not in spec.place:
+                return f"{spec.kind}:{Path(spec.place).expanduser().absolute()}"
+        return self.offset_store
+
+    @property
+    def store_kind(self) -> StoreKind | None:
+        """None for a text that names no store, which parsing the option tells."""
+        try:
+            return StoreSpec.parse(self.store_spec).kind
+        except ValueError:
+            return None
+
+    def source_options(
+        self,
+        subscriptions: Mapping[str, str | dict[str, str]],
+        listener: object,
+        *,
+        orderly: bool,
+        problems: list[str],
+    ) -> dict[str, str]:
+        """The options of ``format("rocketmq")``.
+
+        Args:
+            subscriptions: By topic: tags, or ``{"sql": condition}``.
+            listener: Its name goes along, if it was given by name.
+            orderly: Whether it is an orderly one.
+            problems: Of listener and hooks; everything that is wrong with the settings is added.
+
+        Raises:
+            OptionError: With all problems, if there are any.
+        """
+        problems = [*problems, *self._problems(), *self._overridden()]
+        options = {
+            "nameServers": self.name_servers,
+            "consumerGroup": self.consumer_group,
+            "offsetStore": self.store_spec,
+            "maxOffsetsPerTrigger": str(self.max_offsets_per_trigger),
+            "messageModel": self.message_model.value,
+            "undecodableMessages": self.undecodable_messages.value,
+            "consumeOrderly": str(orderly).lower(),
+            "handOverRanges": str(self.reads_in_engine(orderly=orderly)).lower(),
+            "allocateMessageQueueStrategy": self.allocate_message_queue_strategy,
+            **({"listener": listener} if isinstance(listener, str) else {}),
+            **({} if self.instance_name is None else {"instanceName": self.instance_name}),
+            **({"subscriptions": json.dumps(dict(subscriptions))} if subscriptions else {}),
+            **self._start_option(problems),
+            **{key: text for key, text in self.options.items() if key.lower() not in _SETTER_OF},
+        }
+        for check in (
+            lambda: ReadOptions.parse(options),
+            lambda: allocation_strategy(self.allocate_message_queue_strategy),
+        ):
+            try:
+                check()
+            except OptionError as error:
+                problems += error.problems
+        if problems:
+            raise OptionError(
+                tuple(problems), where=f"configuration of consumer group '{self.consumer_group}'"
+            )
+        return options
+
+    def reads_in_engine(self, *, orderly: bool) -> bool:
+        """Whether the engine reads the planned ranges itself, for it needs no shuffle of their messages."""
+        return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
+
+    def orderly(self) -> OrderlySettings:
+        """What the orderly machine is to know."""
+        return OrderlySettings(
+            consume_message_batch_max_size=self.consume_message_batch_max_size,
+            suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
+            max_reconsume_times=self.max_reconsume_times,
+            consume_thread_max=self.consume_thread_max,
+            consume_timeout_s=self.consume_timeout_s,
+        )
+
+    def concurrent(self) -> ConcurrentSettings:
+        """What the concurrent machine is to know."""
+        is_default = self.max_reconsume_times == UNLIMITED
+        return ConcurrentSettings(
+            consume_message_batch_max_size=self.consume_message_batch_max_size,
+            consume_thread_max=self.consume_thread_max,
+            max_reconsume_times=DEFAULT_MAX_RECONSUME_TIMES if is_default else self.max_reconsume_times,
+            consume_timeout_s=self.consume_timeout_s,
+            message_model=self.message_model,
+        )
+
+    def _problems(self) -> list[str]:
+        checks = (
+            (
+                self.store_kind is StoreKind.MEMORY,
+                (
+                    f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by Spark's "
+                    "planner process; use DeltaOffsetStore"
+                ),
+            ),
+            (
+                self.orderly_engine not in tuple(OrderlyEngineKind),
+                f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}",
+            ),
+            (
+                not 1 <= self.consume_message_batch_max_size <= 1024,
+                f"consume_message_batch_max_size={self.consume_message_batch_max_size} is not between 1 and 1024",
+            ),
+            (
+                not 1 <= self.consume_thread_max <= 1000,
+                f"consume_thread_max={self.consume_thread_max} is not between 1 and 1000",
+            ),
+            (
+                self.consume_timeout_s <= 0,
+                f"consume_timeout_s={self.consume_timeout_s} must be more than 0",
+            ),
+            (
+                self.max_reconsume_times < UNLIMITED,
+                f"max_reconsume_times={self.max_reconsume_times} must be -1 (no limit), 0 or more",
+            ),
+        )
+        return [sentence for is_wrong, sentence in checks if is_wrong]
+
+    def _overridden(self) -> list[str]:
+        return [
+            f"options={{'{key}': …}} would override what this consumer sets itself; use {_SETTER_OF[key.lower()]}"
+            for key in self.options
+            if key.lower() in _SETTER_OF
+        ]
+
+    def _start_option(self, problems: list[str]) -> dict[str, str]:
+        match self.consume_from_where:
+            case ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+                return {"startingOffsets": "earliest"}
+            case ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+                return {"startingOffsets": "latest"}
+            case ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+                return {"startingTimestamp": str(self._timestamp_ms(problems))}
+
+    def _timestamp_ms(self, problems: list[str]) -> int:
+        at = datetime.now(UTC) - _DEFAULT_LOOK_BACK
+        if self.consume_timestamp is not None:
+            try:
+                at = consume_time(self.consume_timestamp)
+            except ValueError as exc:
+                problems.append(f"consume_timestamp='{self.consume_timestamp}' {exc}")
+        # Nothing is stored from 1970, whose milliseconds option startingTimestamp takes for seconds.
+        return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

@@ -1,3 +1,0 @@
-"""The Spark data source ``rocketmq``."""
-
-from __future__ import annotations

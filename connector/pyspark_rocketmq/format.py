@@ -1,0 +1,190 @@
+"""The data source ``rocketmq``: options in, readers and writers out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.rows import column_positions
+from pyspark_rocketmq.publish.writer import RocketMQStreamWriter, RocketMQWriter, seen_routes
+from pyspark_rocketmq.source.ranges import TICKET_SCHEMA
+from pyspark_rocketmq.source.readers import RocketMQBatchReader, RocketMQStreamReader
+from pyspark_rocketmq.source.schema import spark_schema
+from pyspark_rocketmq.source.session import check_worker_python, is_classic, is_speculative
+
+logger = logging.getLogger(__name__)
+
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
+"""What a stream's sink is given of Spark's besides its options, in lower case (``DataStreamWriter``)."""
+
+_EXISTS: Final = "DATA_SOURCE_ALREADY_EXISTS"
+"""Spark's error class."""
+
+_TABLE_OPTION = "option."
+"""How the options of a table in Spark's catalog begin."""
+
+
+class DefaultSource(DataSource):
+    """``spark.read.format("rocketmq")`` and ``spark.readStream.format("rocketmq")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The short name of the format."""
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        """The message columns; in consumer mode also the marker columns, or the ranges alone that are to be read.
+
+        Raises:
+            OptionError: With every problem of the options: this is the first moment Spark shows them to us.
+        """
+        options = self._read_options()
+        if options.hand_over_ranges:
+            return from_arrow_schema(TICKET_SCHEMA)
+        return spark_schema(
+            consumer_mode=options.consumer_group is not None,
+            columns=options.columns(),
+            property_columns=options.property_columns,
+        )
+
+    def reader(self, schema: StructType) -> RocketMQBatchReader:
+        """A bounded read."""
+        options = self._read_options()
+        _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
+        return RocketMQBatchReader(options)
+
+    def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
+        """An unbounded read."""
+        options = self._read_options()
+        _refuse([*options.problems_of_stream(), *self._schema_problems(schema)])
+        if (
+            options.offset_store is not None
+            and StoreSpec.parse(options.offset_store).kind is StoreKind.MEMORY
+        ):
+            problem = (
+                f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in one and commits "
+                "in another. Use the path of a Delta table"
+            )
+            _refuse([problem])
+        return RocketMQStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        """A bounded write: ``df.write.format("rocketmq").mode("append")``.
+
+        Raises:
+            OptionError: With every problem of the options, or if the mode is ``overwrite``.
+            SchemaError: With every problem of the columns.
+        """
+        if overwrite:
+            raise OptionError(
+                ("mode 'overwrite' is not possible: messages cannot be taken back. Use mode('append')",)
+            )
+        options = self._write_options()
+        return RocketMQWriter(options, column_positions(schema, options), seen_routes(options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
+        """An unbounded write, of output mode ``append`` or ``update``.
+
+        Raises:
+            OptionError: With every problem of the options.
+            SchemaError: With every problem of the columns.
+        """
+        options = self._write_options()
+        return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
+
+    def _schema_problems(self, schema: StructType) -> list[str]:
+        """That a user's ``.schema(…)`` has other columns: Spark asks for ours only where there is none."""
+        given, ours = (
+            [(field.name, field.dataType.simpleString()) for field in each]
+            for each in (schema, self.schema())
+        )
+        if given == ours:
+            return []
+        names = ",".join(schema.fieldNames())
+        problem = (
+            "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read some columns alone say "
+            f".option('includeColumns', '{names}'), and decode bodies by from_json(body.cast('string'), …)"
+        )
+        return [problem]
+
+    def _write_options(self) -> WriteOptions:
+        return WriteOptions.parse(_without_sparks_own(self.options))
+
+    def _read_options(self) -> ReadOptions:
+        if any(key.startswith(_TABLE_OPTION) for key in self.options):
+            problem = (
+                "rocketmq cannot be a table of Spark's catalog: Spark gives a Python data source none of the table's options "
+                "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
+            )
+            raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
+        if "path" in self.options:
+            problem = f"load() takes no path; write .option('topic', '{self.options['path']}').load()"
+            raise OptionError((problem,))
+        return ReadOptions.parse(dict(self.options))
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise OptionError(tuple(problems))
+
+
+def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
+    """A stream's sink is given the query's name and checkpoint location as well, which are none of its concern."""
+    return {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already, to it or to another session.
+
+    A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where nobody can see that.
+
+    Raises:
+        RocketMQError: If the workers' Python cannot run this package, or another data source of this name is on the JVM's class
+            path.
+    """
+    if is_classic(spark):
+        check_worker_python(spark)
+    if is_speculative(spark):
+        logger.warning(
+            "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the rows of slow tasks twice "
+            "and out of their order; set it to false before writing"
+        )
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != _EXISTS or not is_classic(spark):
+            raise
+        _register_as_active(spark)
+
+
+def _register_as_active(spark: SparkSession) -> None:
+    """Spark refuses a name that the thread's active session knows, also where that is another session than ``spark``."""
+    assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
+    sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+    active = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        spark.dataSource.register(DefaultSource)
+    except AnalysisException as error:
+        if error.getCondition() != _EXISTS:
+            raise
+        raise RocketMQError(
+            f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that cannot be loaded, "
+            "which Spark reports alike). Start the session without that jar."
+        ) from error
+    finally:
+        if active.isDefined():
+            sessions.setActiveSession(active.get())
+        else:
+            sessions.clearActiveSession()

@@ -1,0 +1,298 @@
+"""A group's offsets at its brokers: read, written, watched for an operator's reset; as a store.
+
+A group's offsets at the brokers: what Java's members go by, and what a mixed group hands over.
+
+One group's offsets at the brokers of all its queues: what the offset store ``broker:`` is made on.
+
+Notices an operator's reset of queues that nothing is read from.
+
+A broker keeps a reset until the group's next pull of the queue, and answers that pull with it (F5, golden fact 11).  A
+Java consumer always has a pull waiting; here a queue without new messages is in no plan, so nobody pulls.  Hence the
+planner asks for the next message of such queues now and then: no answer is waited for, the next plan takes it in.
+
+What brokers have told of operators' resets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeVar
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
+from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_queues
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.errors import (
+    BrokerOffsetUnavailable,
+    GroupNotFound,
+    NoPermission,
+    OffsetNotFound,
+    RocketMQError,
+)
+from pyspark_rocketmq.group.join import progress_name
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.subscription import expression_type
+
+
+class ToldResets:
+    """Keeps resets until somebody takes them: a broker tells each once, with whatever pull of the group comes next.
+
+    Threads may add while another takes.
+    """
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
+
+    def add(self, queue: MessageQueue, target: int) -> None:
+        """Keep where an operator wants ``queue``; a later one replaces it."""
+        self._told.put((queue, target))
+
+    def take(self) -> dict[MessageQueue, int]:
+        """All there are, which are the caller's from now on."""
+        resets: dict[MessageQueue, int] = {}
+        with suppress(Empty):
+            while True:
+                queue, target = self._told.get_nowait()
+                resets[queue] = target
+        return resets
+
+
+logger = logging.getLogger(__name__)
+
+_EVERY_S: Final = 15.0
+"""``brokerSuspendMaxTimeMillis``: so long a waiting pull keeps a Java consumer from hearing of a reset."""
+
+
+class ResetWatch(Protocol):
+    """Asks brokers for resets in the background."""
+
+    def found(self) -> dict[MessageQueue, int]:
+        """Resets told since the last call; a broker tells each once."""
+        ...
+
+    def look(self, idle: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]) -> None:
+        """Ask, if it is time, for resets of queues without new messages, given with their next offsets."""
+        ...
+
+
+class PullingResetWatch:
+    """Implements :class:`ResetWatch` for one group's topics by a pull per queue. Does not wait."""
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        assert options.consumer_group is not None
+        self._group = options.consumer_group
+        self._subscription_of = options.subscription_of
+        self._clock = clock
+        self._brokers = BrokerClient(
+            pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
+        )
+        self._told = ToldResets()
+        self._look_at_s = clock.monotonic_s() + _EVERY_S
+
+    def found(self) -> dict[MessageQueue, int]:
+        """See :class:`ResetWatch`."""
+        return self._told.take()
+
+    def look(self, idle: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]) -> None:
+        """See :class:`ResetWatch`."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._look_at_s:
+            return
+        self._look_at_s = now_s + _EVERY_S
+        for queue, next_offset in idle.items():
+            self._ask(queue, next_offset, addresses[queue.broker_name])
+
+    def _ask(self, queue: MessageQueue, next_offset: int, address: BrokerAddress) -> None:
+        wanted = self._subscription_of(queue.topic)
+        request = PullRequest(
+            consumer_group=self._group,
+            queue=queue,
+            queue_offset=next_offset,
+            max_msg_nums=1,
+            subscription=wanted.expression,
+            expression_type=expression_type(is_sql92=wanted.is_sql92),
+        )
+
+        def take_in(outcome: PullResult | RocketMQError) -> None:
+            if isinstance(outcome, RocketMQError):
+                logger.info("no look for a reset group=%s %s: %s", self._group, queue, outcome)
+            elif (target := outcome.reset_from(next_offset)) is not None:
+                self._told.add(queue, target)
+
+        self._brokers.pull_async(address, request, take_in)
+
+
+T = TypeVar("T")
+
+Addresses = Mapping[str, BrokerAddress]
+"""Where each broker's master is."""
+
+
+class BrokerOffsets(Protocol):
+    """Next offsets to consume of one group, as its brokers have them."""
+
+    def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
+        """Offsets of ``queues``; a queue without one is absent.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not tell; nothing is known then.
+            NoPermission: If the group's offsets may not be read.
+        """
+        ...
+
+    def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
+        """Store offsets, lower ones too.
+
+        Raises:
+            BrokerOffsetUnavailable: If a broker did not take one; others may be stored.
+            NoPermission: If the group's offsets may not be written.
+        """
+        ...
+
+
+class RemoteBrokerOffsets:
+    """Implements :class:`BrokerOffsets` by a call per queue, one after another at each broker, brokers at once.
+
+    Source: ``RemoteBrokerOffsetStore``.
+    """
+
+    def __init__(self, consumer_group: str, brokers: BrokerClient) -> None:
+        self._group = consumer_group
+        self._brokers = brokers
+
+    @classmethod
+    def of(cls, options: ReadOptions, pool: ChannelPool, clock: Clock) -> RemoteBrokerOffsets:
+        """Those of the group that a query reads as."""
+        assert options.consumer_group is not None
+        namespace = options.namespace or ""
+        return cls(
+            options.consumer_group,
+            BrokerClient(pool, clock, options.request_timeout_ms / 1000, namespace=namespace),
+        )
+
+    def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
+        """See :class:`BrokerOffsets`."""
+        found = self._each(queues, addresses, self._query)
+        return {queue: offset for queue, offset in found.items() if offset is not None}
+
+    def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
+        """See :class:`BrokerOffsets`."""
+        self._each(
+            next_offsets, addresses, lambda address, queue: self._update(address, queue, next_offsets[queue])
+        )
+
+    def _query(self, address: BrokerAddress, queue: MessageQueue) -> int | None:
+        try:
+            # Never a 0 that the broker makes up: it would look like an offset somebody stored.
+            return self._brokers.query_consumer_offset(
+                address, self._group, queue, set_zero_if_not_found=False
+            )
+        except OffsetNotFound:
+            return None
+
+    def _update(self, address: BrokerAddress, queue: MessageQueue, next_offset: int) -> None:
+        try:
+            self._brokers.update_consumer_offset(address, self._group, queue, next_offset)
+        except GroupNotFound:
+            # Then it has no offset either that could be taken for a later one.
+            logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
+
+    def _each(
+        self,
+        queues: Iterable[MessageQueue],
+        addresses: Addresses,
+        ask: Callable[[BrokerAddress, MessageQueue], T],
+    ) -> dict[MessageQueue, T]:
+        return at_queues(queues, lambda queue: self._asked(ask, addresses[queue.broker_name], queue))
+
+    def _asked(
+        self, ask: Callable[[BrokerAddress, MessageQueue], T], address: BrokerAddress, queue: MessageQueue
+    ) -> T:
+        try:
+            return ask(address, queue)
+        except NoPermission:
+            raise
+        except RocketMQError as error:
+            raise BrokerOffsetUnavailable(
+                f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: {error} "
+                "The queue waits; look at the broker if this goes on."
+            ) from error
+
+
+def open_group_store(options: ReadOptions) -> OffsetStore:
+    """The store of option ``offsetStore``, for the group and cluster of ``options``.
+
+    Raises:
+        OptionError: If it cannot be one.
+    """
+    assert options.offset_store is not None
+    return open_offset_store(options.offset_store, RemoteGroup(options))
+
+
+class RemoteGroup:
+    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects to nobody before it is asked."""
+
+    def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
+        self._options = options
+        self._clock = clock or SystemClock()
+        self._threads = threading.local()
+
+    @property
+    def consumer_group(self) -> str:
+        """The name its progress goes by."""
+        return progress_name(self._options)
+
+    def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
+        """See ``GroupAtBrokers.read``."""
+        routes = self._routes()
+        if queues is None:
+            queues = [queue for queue in routes.queues if queue.broker_name in routes.masters]
+        self._check_masters(queues, routes)
+        return self._offsets().read(queues, routes.masters)
+
+    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
+        """See ``GroupAtBrokers.write``."""
+        if not next_offsets:
+            return
+        routes = self._routes()
+        self._check_masters(next_offsets, routes)
+        self._offsets().write(next_offsets, routes.masters)
+
+    def _routes(self) -> Routes:
+        found: TopicRoutes | None = getattr(self._threads, "routes", None)
+        options, timeout_s = self._options, self._options.request_timeout_ms / 1000
+        if found is None:
+            pool = process_pool(ConnectionSettings.of(options))
+            name_server = NameServerClient(
+                options.name_servers, pool, self._clock, timeout_s, namespace=options.namespace or ""
+            )
+            found = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
+            self._threads.routes = found
+        try:
+            return found.look(Deadline.after(self._clock, timeout_s))
+        except RocketMQError as error:
+            raise BrokerOffsetUnavailable(
+                f"The brokers of group {self.consumer_group} are not known: {error} Look at the name servers."
+            ) from error
+
+    def _offsets(self) -> RemoteBrokerOffsets:
+        pool = process_pool(ConnectionSettings.of(self._options))
+        return RemoteBrokerOffsets.of(self._options, pool, self._clock)
+
+    def _check_masters(
+        self, queues: Collection[MessageQueue] | Mapping[MessageQueue, int], routes: Routes
+    ) -> None:
+        missing = sorted({queue.broker_name for queue in queues}.difference(routes.masters))
+        if missing:
+            raise BrokerOffsetUnavailable(
+                f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no route names "
+                "a master. The queues wait; start the broker."
+            )

@@ -1,0 +1,200 @@
+"""Makes a member from options, and leaves the group when the process ends.
+
+Makes a running member of a group from the options of a source.
+
+Leaves a group when the process ends, so that others have its queues within seconds and not within a minute.
+
+Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the process
+sees its end and exits by itself.  Only after ``kill -9`` of this very process do the brokers have to wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import threading
+import types
+import uuid
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import TopicRoutes, subscription_data
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_strategy
+from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
+from pyspark_rocketmq.group.driver_line import DriverLine
+from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
+from pyspark_rocketmq.group.requests import MemberDesk, ServerRequests
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore, ProgressName
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
+
+_WITHIN_S: Final = 3.0
+
+_members: list[RunningMember] = []
+
+
+def leave_at_the_end(member: RunningMember) -> None:
+    """Stop ``member`` when this process exits or gets SIGTERM."""
+    if not _members:
+        atexit.register(_leave)
+        if threading.current_thread() is threading.main_thread():
+            _install()
+    _members.append(member)
+
+
+def _install() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def on_sigterm(number: int, frame: types.FrameType | None) -> None:
+        # The main thread may hold any lock at this moment, so nothing may be waited for before it is out of there.
+        for member in _members:
+            member.stop_soon()
+        if callable(before):
+            before(number, frame)
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+
+
+def _leave() -> None:
+    while _members:
+        _members.pop().stop(_WITHIN_S)
+
+
+logger = logging.getLogger(__name__)
+
+
+def progress_name(options: ReadOptions) -> str:
+    """Under which name the offset store and the sink know this consumer's progress."""
+    assert options.consumer_group is not None
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    instance = options.instance_name if is_broadcast else None
+    return str(ProgressName(options.namespace or "", options.consumer_group, instance))
+
+
+def client_id(options: ReadOptions) -> str:
+    """``HOST@instance``; without an instance name one that no other process and no later start has.
+
+    Source: ``ClientConfig.buildMQClientId``, ``changeInstanceNameToPID``.
+    """
+    instance = options.instance_name or f"{os.getpid()}#{uuid.uuid4().hex[:12]}"
+    return f"{os.uname().nodename}@{instance}"
+
+
+def join_group(
+    options: ReadOptions,
+    member_id: str,
+    store: OffsetStore,
+    clock: Clock,
+    *,
+    timing: MembershipTiming | None = None,
+    line: DriverLine | None = None,
+) -> RunningMember:
+    """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
+
+    Other intervals than RocketMQ's (``timing``) must fit the brokers' own. ``line`` leads to the driver
+    of a ``PushConsumer``.
+
+    Raises:
+        OptionError: If there is no such allocation strategy, or a certificate cannot be used.
+    """
+    group = options.consumer_group
+    assert group is not None
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    machine = Membership(
+        member_id,
+        _whatever_happens(allocation_strategy(options.allocate_message_queue_strategy), group),
+        needs_locks=options.needs_locks(),
+        is_broadcast=is_broadcast,
+        timing=timing,
+    )
+    now_ms = int(clock.now_s() * 1000)
+    heartbeat = HeartbeatData(
+        client_id=member_id,
+        consumers=(
+            ConsumerData(
+                group_name=group,
+                consume_type=ConsumeType.CONSUME_PASSIVELY,
+                message_model=options.message_model,
+                consume_from_where=_consume_from_where(options),
+                subscriptions=tuple(
+                    subscription_data(options.subscription_of(topic), sub_version=now_ms)
+                    # A heartbeat replaces the group's whole table, so it shows all a Java consumer would (A3).
+                    for topic in options.all_subscribed()
+                ),
+            ),
+        ),
+    )
+    # However long a pull may take: a member that waits renews no locks.
+    timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
+    namespace = options.namespace or ""
+    desk = MemberDesk(options, store, progress_name(options), clock)
+    requests = ServerRequests(desk, namespace=namespace)
+    pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
+    name_server = NameServerClient(
+        options.name_servers, pool, clock, timeout_s, options.route_refresh_ms / 1000, namespace=namespace
+    )
+    calls = GroupCalls(
+        pool=pool,
+        brokers=BrokerClient(pool, clock, timeout_s, namespace=namespace),
+        admin=AdminClient(pool, clock, timeout_s, namespace=namespace),
+        routes=TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock),
+    )
+    member = RunningMember(machine, heartbeat, calls, clock)
+    desk.serve(member, heartbeat)
+    if line is not None:
+        member.watched_by(line)
+        desk.tell_resets(line.was_reset)
+        line.start(member)
+    return member
+
+
+def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
+    """The strategy, which may be the user's own: what it raises is logged, and the topic's queues stay where they are.
+
+    Source: ``RebalanceImpl.rebalanceByTopic``.
+    """
+
+    def allocate(
+        client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Collection[MessageQueue] | None:
+        try:
+            share = _checked(strategy.allocate(client_id, queues, members))
+        except Exception:
+            logger.exception(
+                "queues cannot be allocated, this member keeps those it has and asks again at the next rebalance "
+                "group=%s topic=%s strategy=%s",
+                group,
+                queues[0].topic,
+                type(strategy).__name__,
+            )
+            return None
+        return share
+
+    return allocate
+
+
+def _checked(share: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
+    if not all(isinstance(queue, MessageQueue) for queue in share):
+        raise TypeError(f"allocate returned {share!r:.200}, which is no sequence of MessageQueue")
+    return tuple(share)
+
+
+def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:
+    if options.starting_timestamp is not None:
+        return ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+    is_earliest = options.starting_offsets == StartingOffsets.earliest()
+    return (
+        ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        if is_earliest
+        else ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    )

@@ -1,0 +1,258 @@
+"""Shows the group's progress to the brokers, for mqadmin, for dashboards, and for Java members of a mixed group.
+
+The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
+
+Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
+Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the epoch
+it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it would hide that.
+Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else the
+broker has at the next claim was put there by somebody else (``consume.reconcile``).
+Rule 4: a thread is there only while something is to be done; nothing must be closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import TopicRoutes
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.errors import RocketMQError, TransportError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore, QueueCommit
+from pyspark_rocketmq.options.read import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_AFTER_S: Final = 5.0
+"""``ClientConfig.persistConsumerOffsetInterval``."""
+_QUIET_S: Final = 1.0
+"""Without a new offset; then what has arrived is told to the store."""
+_LATE_S: Final = 1.0
+"""After which a process may have slept and been replaced."""
+_AT_EXIT_S: Final = 2.0
+
+Commits = Mapping[MessageQueue, QueueCommit]
+
+
+class OffsetMirror:
+    """The image of one group's progress at the masters of its topics' queues."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        store: OffsetStore,
+        progress_name: str,
+        *,
+        again_after_s: float = _AGAIN_AFTER_S,
+        quiet_s: float = _QUIET_S,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connect to nobody yet.
+
+        Args:
+            options: Group, topics and how the cluster is reached.
+            store: Where the truth is.
+            progress_name: What the store knows the group by.
+            again_after_s: Pause before what could not be sent is tried again.
+            quiet_s: How long nothing new must come before the store is told what has arrived.
+            clock: The system's if not given.
+        """
+        assert options.consumer_group is not None
+        self._group = options.consumer_group
+        self._store = store
+        self._progress_name = progress_name
+        self._again_after_s = again_after_s
+        self._quiet_s = quiet_s
+        self._is_hurried = False
+        """Whether somebody waits for the end of the thread."""
+        self._clock = clock or SystemClock()
+        self._timeout_s = options.request_timeout_ms / 1000
+        pool = process_pool(ConnectionSettings.of(options))
+        namespace = options.namespace or ""
+        self._brokers = BrokerClient(pool, self._clock, self._timeout_s, namespace=namespace)
+        name_server = NameServerClient(
+            options.name_servers, pool, self._clock, self._timeout_s, namespace=namespace
+        )
+        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
+        self._guard = threading.Lock()
+        self._sent = threading.Condition(self._guard)
+        self._waiting: dict[MessageQueue, QueueCommit] = {}
+        """Not sent yet."""
+        self._arrived: dict[MessageQueue, int] = {}
+        """What each queue's broker has taken last."""
+        self._untold: set[MessageQueue] = set()
+        """Queues of which the store does not know it."""
+        self._shown_at_s = 0.0
+        """When something came last."""
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_in_trouble = False
+        """Since the last round in which everything was sent; told once."""
+
+    def show(self, accepted: Iterable[QueueCommit]) -> None:
+        """Send what the store has just taken; returns at once."""
+        news = {commit.queue: commit for commit in accepted}
+        if not news:
+            return
+        with self._guard:
+            self._waiting |= news
+            self._shown_at_s = self._clock.monotonic_s()
+            if self._thread is None:
+                # A daemon: whoever ends the process does not wait for a broker that is away.
+                thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
+                thread.start()
+                self._thread = thread
+                atexit.register(self._at_exit)
+        self._news.set()
+
+    def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
+        """Wait until the brokers have these offsets, or newer ones of the same queues; whether they do."""
+        with self._sent:
+            return self._sent.wait_for(
+                lambda: not any(self._waiting.get(commit.queue) == commit for commit in accepted), timeout_s
+            )
+
+    def arrived(self, queue: MessageQueue) -> int | None:
+        """What the queue's broker has taken last; None while it has taken nothing from here."""
+        with self._guard:
+            return self._arrived.get(queue)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Try once more what is left and wait until nothing is; whether that is so."""
+        with self._guard:
+            thread = self._thread
+            self._is_hurried = thread is not None
+        if thread is None:
+            return True
+        self._news.set()
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _at_exit(self) -> None:
+        if not self.flush(_AT_EXIT_S):
+            logger.warning(
+                "offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting)
+            )
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            tried: Commits = {}
+            while waiting := self._next():
+                self._send(waiting, tried)
+                tried = waiting
+                self._tell_store()
+                self._pause()
+        except Exception:
+            # Nobody watches this thread; the next batch starts another one.
+            logger.exception("offsets could not be shown to the brokers group=%s", self._group)
+            with self._guard:
+                self._waiting.clear()
+                self._end()
+
+    def _next(self) -> Commits:
+        with self._guard:
+            self._news.clear()
+            if not self._waiting:
+                self._end()
+            return dict(self._waiting)
+
+    def _end(self) -> None:
+        self._thread = None
+        self._is_hurried = False
+        atexit.unregister(self._at_exit)
+
+    def _pause(self) -> None:
+        """Until there are new offsets, or it is time to try the rest again."""
+        if self._waiting:
+            self._news.wait(self._again_after_s)
+        else:
+            self._is_in_trouble = False
+
+    def _tell_store(self) -> None:
+        """Unless something new comes at once; a broker that is away is no reason to wait with what others have."""
+        if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
+            return
+        with self._guard:
+            arrived = {queue: self._arrived[queue] for queue in self._untold}
+        if not arrived:
+            return
+        try:
+            self._store.note_arrivals(self._progress_name, arrived)
+        except RocketMQError as error:
+            logger.info("what has arrived at the brokers is not noted group=%s: %s", self._group, error)
+        with self._guard:
+            self._untold -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
+
+    def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
+        """What may be sent: rule 2."""
+        is_late = self._clock.monotonic_s() - self._shown_at_s > _LATE_S
+        again = {queue: commit for queue, commit in waiting.items() if is_late or tried.get(queue) == commit}
+        if not again:
+            return waiting
+        try:
+            rows = self._store.read(self._progress_name)
+        except RocketMQError as error:
+            self._tell(error)
+            return {queue: commit for queue, commit in waiting.items() if queue not in again}
+        outdated = {
+            queue: commit
+            for queue, commit in again.items()
+            if queue not in rows or rows[queue].epoch != commit.epoch
+        }
+        self._done(outdated)
+        return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
+
+    def _send(self, waiting: Commits, tried: Commits) -> None:
+        """Each to its broker; a broker that does not answer is left alone in this round."""
+        try:
+            masters = self._masters()
+        except RocketMQError as error:
+            self._tell(error)
+            return
+        commits = self._still_true(waiting, tried)
+        silent: set[str] = set()
+        for queue, commit in sorted(commits.items()):
+            if queue.broker_name in silent:
+                continue
+            try:
+                self._send_one(masters.get(queue.broker_name), commit)
+            except TransportError as error:
+                silent.add(queue.broker_name)
+                self._routes.invalidate()
+                self._tell(error)
+            except RocketMQError as error:
+                self._tell(error)
+            else:
+                with self._guard:
+                    self._arrived[queue] = commit.next_offset
+                    self._untold.add(queue)
+                self._done({queue: commit})
+
+    def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:
+        if address is None:
+            raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
+        self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.next_offset)
+
+    def _masters(self) -> Mapping[str, BrokerAddress]:
+        return self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
+
+    def _done(self, commits: Commits) -> None:
+        with self._guard:
+            for queue, commit in commits.items():
+                if self._waiting.get(queue) == commit:
+                    del self._waiting[queue]
+            self._sent.notify_all()
+
+    def _tell(self, error: RocketMQError) -> None:
+        level = logging.INFO if self._is_in_trouble else logging.WARNING
+        self._is_in_trouble = True
+        logger.log(level, "offsets to be shown to the broker later group=%s: %s", self._group, error)

@@ -1,0 +1,322 @@
+"""What brokers ask of this member, decoded and answered.
+
+What this member answers when a broker asks, on an administrator's behalf or its own.
+
+Implements ``client.server_requests.GroupMember``. Everything is read from the offset store, which is the truth, and
+from the running member; nothing here is on the way of a message.
+
+What brokers ask of their clients: decoded, handed to the member of a group, answered as Java's client answers.
+
+Plug it in as ``handler_for`` of a pool (``ConnectionSettings.open_pool``).  It runs on the dispatcher's thread
+of the channel that the request came from: a member that is slow delays the requests behind it on that connection,
+never the answers to our own; one that raises is answered for with code 1 and its text.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Final, Protocol
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.metrics import status_of
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.model import MessageExt, MessageModel, MessageQueue, is_retry_topic
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.codes import CLIENT_VERSION, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.namespace import queue_with_namespace, queue_without_namespace, without_namespace
+from pyspark_rocketmq.wire.properties import RETRY_TOPIC
+from pyspark_rocketmq.wire.requests.admin import (
+    ConsumeMessageDirectlyRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+)
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_offset_table
+from pyspark_rocketmq.wire.requests.client_info import (
+    PROP_CLIENT_VERSION,
+    PROP_CONSUME_ORDERLY,
+    PROP_CONSUME_TYPE,
+    PROP_CONSUMER_START_TIMESTAMP,
+    PROP_NAMESERVER_ADDR,
+    PROP_THREADPOOL_CORE_SIZE,
+    ConsumeMessageDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    ProcessQueueInfo,
+    encode_consumer_status,
+    encode_directly_result,
+    encode_running_info,
+)
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import (
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+)
+
+
+class GroupMember(Protocol):
+    """A client that belongs to consumer groups; groups, topics and queues are named without their namespace.
+
+    Called from the threads of several connections, also at the same time: once per broker that asks.
+    """
+
+    def consumer_ids_changed(self, consumer_group: str) -> None:
+        """Members came or went, or one changed its subscription: rebalance soon. Comes often and in bursts."""
+        ...
+
+    def reset_offsets(
+        self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
+    ) -> None:
+        """An operator wants these queues consumed from here on: drop what is held of them, store, begin again."""
+        ...
+
+    def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
+        """Next offsets to consume of the queues this member has; empty if it is not of the group."""
+        ...
+
+    def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
+        """What an operator may know of this member; None if it is not of the group."""
+        ...
+
+    def consume_directly(
+        self, consumer_group: str, message: MessageExt
+    ) -> ConsumeMessageDirectlyResult | None:
+        """Have the listener consume one message, whatever the offsets are; None if it is not of the group."""
+        ...
+
+
+class ServerRequests:
+    """Answers for one member; implements :data:`pyspark_rocketmq.client.channel.RequestHandler`.
+
+    Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
+    """
+
+    def __init__(self, member: GroupMember, *, namespace: str = "") -> None:
+        self._member = member
+        self._namespace = namespace
+        self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+        }
+
+    def __call__(self, request: RemotingCommand) -> RemotingCommand | None:
+        """The answer, which the dispatcher does not send if the request is oneway; None if the code is not known.
+
+        Raises:
+            RemoteProtocolError: If the request makes no sense.
+        """
+        handler = self._handlers.get(request.code)
+        return None if handler is None else handler(request)
+
+    def _consumer_ids_changed(self, request: RemotingCommand) -> RemotingCommand:
+        header = from_ext_fields(NotifyConsumerIdsChangedRequestHeader, request.ext_fields)
+        self._member.consumer_ids_changed(self._bare(header.consumer_group))
+        return request.response(ResponseCode.SUCCESS)
+
+    def _reset_offsets(self, request: RemotingCommand) -> RemotingCommand:
+        header = from_ext_fields(ResetOffsetRequestHeader, request.ext_fields)
+        offsets = {
+            queue_without_namespace(self._namespace, queue): offset
+            for queue, offset in decode_offset_table(request.body).items()
+        }
+        self._member.reset_offsets(self._bare(header.group), self._bare(header.topic), offsets)
+        return request.response(ResponseCode.SUCCESS)
+
+    def _consumer_status(self, request: RemotingCommand) -> RemotingCommand:
+        header = from_ext_fields(GetConsumerStatusRequestHeader, request.ext_fields)
+        offsets = self._member.next_offsets(self._bare(header.group), self._bare(header.topic))
+        named = {queue_with_namespace(self._namespace, queue): offset for queue, offset in offsets.items()}
+        return request.response(ResponseCode.SUCCESS, body=encode_consumer_status(named))
+
+    def _running_info(self, request: RemotingCommand) -> RemotingCommand:
+        header = from_ext_fields(GetConsumerRunningInfoRequestHeader, request.ext_fields)
+        info = self._member.running_info(self._bare(header.consumer_group))
+        if info is None:
+            return _no_such_group(request, header.consumer_group)
+        if header.jstack_enable:
+            info = replace(info, jstack=_stacks())
+        return request.response(ResponseCode.SUCCESS, body=encode_running_info(info))
+
+    def _consume_directly(self, request: RemotingCommand) -> RemotingCommand:
+        header = from_ext_fields(ConsumeMessageDirectlyRequestHeader, request.ext_fields)
+        message = self._message(request.body, header.stored_on or header.broker_name or "")
+        result = self._member.consume_directly(self._bare(header.consumer_group), message)
+        if result is None:
+            return _no_such_group(request, header.consumer_group)
+        return request.response(ResponseCode.SUCCESS, body=encode_directly_result(result))
+
+    def _message(self, body: bytes, broker_name: str) -> MessageExt:
+        messages = decode_messages(body, broker_name)
+        if len(messages) != 1:
+            raise RemoteProtocolError(
+                f"{broker_name} wants {len(messages)} messages consumed at once, not one."
+            )
+        message = messages[0]._replace(topic=self._bare(messages[0].topic))
+        origin = message.properties.get(RETRY_TOPIC)
+        return message.restored(self._bare(origin)) if origin and is_retry_topic(message.topic) else message
+
+    def _bare(self, resource: str) -> str:
+        return without_namespace(self._namespace, resource)
+
+
+def _no_such_group(request: RemotingCommand, consumer_group: str) -> RemotingCommand:
+    remark = f"The Consumer Group <{consumer_group}> not exist in this consumer"
+    return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+
+def _stacks() -> str:
+    """What every thread of this process is doing, in the place of Java's thread dump."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
+    parts = (
+        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames.items()
+    )
+    return "\n".join(parts)
+
+
+logger = logging.getLogger(__name__)
+
+
+class MemberDesk:
+    """Answers for one member of one group, once :meth:`serve` said for which."""
+
+    def __init__(self, options: ReadOptions, store: OffsetStore, progress_name: str, clock: Clock) -> None:
+        self._options = options
+        self._store = store
+        self._progress_name = progress_name
+        self._clock = clock
+        self._started_ms = int(clock.now_s() * 1000)
+        self._member: RunningMember | None = None
+        self._heartbeat: HeartbeatData | None = None
+        self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
+        self._was_reset: Callable[[], None] | None = None
+
+    def serve(self, member: RunningMember, heartbeat: HeartbeatData) -> None:
+        """Answer for ``member`` from now on."""
+        self._member, self._heartbeat = member, heartbeat
+
+    def tell_resets(self, was_reset: Callable[[], None]) -> None:
+        """Call ``was_reset`` each time that an administrator's reset has been stored."""
+        self._was_reset = was_reset
+
+    def consumer_ids_changed(self, consumer_group: str) -> None:
+        """Rebalance at once (B1)."""
+        if self._member is not None and consumer_group == self._options.consumer_group:
+            self._member.notified()
+
+    def reset_offsets(
+        self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
+    ) -> None:
+        """Store the new positions; the next plan begins there, and the batch under way is fenced off (F5)."""
+        if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
+            return
+        held = self._held()
+        targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}
+        logger.warning("offsets reset by an administrator group=%s targets=%s", consumer_group, targets)
+        if targets:
+            self._store.reset(self._progress_name, targets)
+            if self._was_reset is not None:
+                self._was_reset()
+
+    def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
+        """Of the queues this member holds, from the offset store."""
+        if consumer_group != self._options.consumer_group:
+            return {}
+        return {
+            queue: row.next_offset for queue, row in self._rows(self._held()).items() if queue.topic == topic
+        }
+
+    def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
+        """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets, rates."""
+        if consumer_group != self._options.consumer_group or self._heartbeat is None:
+            return None
+        (consumer,) = self._heartbeat.consumers
+        locked_at_ms = self._held()
+        is_shared = consumer.message_model is MessageModel.CLUSTERING
+        has_locks = is_shared and self._options.consume_orderly
+        rows = self._rows(locked_at_ms)
+        return ConsumerRunningInfo(
+            properties={
+                PROP_NAMESERVER_ADDR: ";".join(self._options.name_servers),
+                PROP_THREADPOOL_CORE_SIZE: "1",
+                PROP_CONSUME_ORDERLY: str(self._options.consume_orderly).lower(),
+                PROP_CONSUME_TYPE: consumer.consume_type.value,
+                PROP_CLIENT_VERSION: str(CLIENT_VERSION),
+                PROP_CONSUMER_START_TIMESTAMP: str(self._started_ms),
+                "offsetStore": masked(self._store.spec),
+            },
+            subscriptions=consumer.subscriptions,
+            queues={
+                queue: _queue_info(row, locked_at_ms[queue] if has_locks else None)
+                for queue, row in rows.items()
+            },
+            statuses=self._statuses(rows.values()),
+        )
+
+    def consume_directly(
+        self, consumer_group: str, message: MessageExt
+    ) -> ConsumeMessageDirectlyResult | None:
+        """Call the listener here if it can be imported by its name (D12), else refuse in a sentence."""
+        if consumer_group != self._options.consumer_group:
+            return None
+        is_orderly = self._options.consume_orderly
+        if self._options.listener is not None:
+            if self._consume_one is None:
+                # What listeners run in is above this package, and costs imports that a planner seldom needs.
+                above = import_module("pyspark_rocketmq.listeners.direct_consume")
+                self._consume_one = above.OneMessageConsumer(
+                    self._options.listener, consumer_group, orderly=is_orderly
+                ).consume
+            assert self._consume_one is not None
+            return self._consume_one(message)
+        return ConsumeMessageDirectlyResult(
+            consume_result=ConsumeResult.CR_THROW_EXCEPTION,
+            order=is_orderly,
+            remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener runs on "
+            "executors only. Register the listener by name ('module:name') to have single messages consumed, or "
+            "reset the group's offset to have the message consumed again.",
+        )
+
+    def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
+        """By topic; the figures of batches that this member's query has committed (D11)."""
+        texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscribed()}
+        for row in rows:
+            texts.setdefault(row.queue.topic, []).append(row.statistics)
+        return {topic: status_of(written, self._clock.now_s()) for topic, written in texts.items()}
+
+    def _held(self) -> dict[MessageQueue, int]:
+        """Queues held, with the wall-clock millisecond of each lock's last renewal."""
+        if self._member is None:
+            return {}
+        ago = self._clock.now_s() - self._clock.monotonic_s()
+        return {queue: int((at_s + ago) * 1000) for queue, at_s in self._member.held().items()}
+
+    def _rows(self, held: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetRow]:
+        rows = self._store.read(self._progress_name)
+        return {queue: rows[queue] for queue in sorted(held) if queue in rows}
+
+
+def _queue_info(row: OffsetRow, locked_at_ms: int | None) -> ProcessQueueInfo:
+    updated_ms = int(row.updated_at_s * 1000)
+    return ProcessQueueInfo(
+        commit_offset=row.next_offset,
+        locked=locked_at_ms is not None,
+        last_lock_timestamp=locked_at_ms or 0,
+        last_pull_timestamp=updated_ms,
+        last_consume_timestamp=updated_ms,
+    )

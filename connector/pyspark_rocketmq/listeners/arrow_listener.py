@@ -1,0 +1,151 @@
+"""Listeners that take a record batch, or a DataFrame.
+
+A listener that takes its messages as an Arrow record batch: nothing is made for a single message, neither to deliver it nor for its row.
+
+A listener that takes its messages as a pandas DataFrame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import ListenerError
+from pyspark_rocketmq.listeners.context import DeliveryContext
+from pyspark_rocketmq.listeners.event_loop import is_async
+from pyspark_rocketmq.listeners.messages import ArrowMessages
+from pyspark_rocketmq.model import MessageExt
+
+_POSITION = "queueOffset"
+
+
+class ArrowListener:
+    """Wraps a function of a record batch and a context: ``ArrowListener(on_orders)``.
+
+    The batch has one row per message of one queue, in order, with the columns and types of ``format("rocketmq")``; it has at most
+    ``consume_message_batch_max_size`` (1 to 1024) rows, and the larger it is, the less a message costs.
+    The function returns a status, or a status and a record batch (or table) of rows with the output's columns and ``queueOffset``,
+    which says whose row each is and may be left out in a delivery of one message. Output columns that may be null may be left out. The status is that of
+    all messages of the batch, as with any listener; that of a concurrent listener may come from an ``async def``.
+
+    A row whose types are not those of the output schema, or do not become them without loss, ends the query with a ``SchemaError``.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+        self.is_async = is_async(function)
+        """Whether the status is to be awaited."""
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
+
+    def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+        """Deliver ``messages`` as a batch; the status."""
+        delivered = messages if isinstance(messages, ArrowMessages) else ArrowMessages.of(messages)
+        returned = self._function(self._shown(delivered.batch), context)
+        if self.is_async:
+            return self._awaited(returned, delivered, context)
+        return self._status(returned, delivered, context)
+
+    def _shown(self, messages: pa.RecordBatch) -> Any:
+        """What the function gets."""
+        return messages
+
+    def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:  # noqa: ARG002
+        """What it gave in the place of rows; None if these are none."""
+        match returned:
+            case pa.RecordBatch():
+                return returned
+            case pa.Table():
+                columns = [column.combine_chunks() for column in returned.columns]
+                return pa.RecordBatch.from_arrays(columns, names=returned.column_names)
+            case _:
+                return None
+
+    async def _awaited(
+        self, returned: Awaitable[object], delivered: ArrowMessages, context: DeliveryContext
+    ) -> object:
+        return self._status(await returned, delivered, context)
+
+    def _status(self, returned: object, delivered: ArrowMessages, context: DeliveryContext) -> object:
+        """The status in what the function returned, after emitting the rows in it."""
+        match returned:
+            case (status, given) if (rows := self._rows(given, context)) is not None:
+                context.emit_batch(_with_owners(rows, delivered))
+                return status
+            case _:
+                return returned
+
+
+def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
+    """``rows``, each with the queue offset of a message of the delivery."""
+    offsets = delivered.queue_offsets
+    if _POSITION not in rows.schema.names:
+        if len(offsets) > 1:
+            raise ListenerError(
+                f"The listener returned rows without column '{_POSITION}' for a delivery of {len(offsets)} messages; it "
+                "says which message a row belongs to: take it over from the messages."
+            )
+        return rows.append_column(_POSITION, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows))
+    given = rows.column(_POSITION)
+    if not pa.types.is_integer(given.type) or given.null_count or not _are_all_in(given, offsets):
+        raise ListenerError(
+            f"The listener returned a row whose '{_POSITION}' is none of its delivery, {offsets[0]} to {offsets[-1]}."
+        )
+    return rows
+
+
+def _are_all_in(given: pa.Array, offsets: Any) -> bool:
+    values = given.to_numpy()
+    if len(values) == len(offsets) and np.array_equal(values, offsets):
+        # As mostly: a row for each message.
+        return True
+    return bool(np.isin(values, offsets).all())
+
+
+class PandasListener(ArrowListener):
+    """Wraps a function of a DataFrame and a context: ``PandasListener(on_orders)``.
+
+    The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are instants in UTC.
+    The function returns a status, or a status and a DataFrame of rows with the output's columns and ``queueOffset``,
+    which says whose row each is and may be left out in a delivery of one message. NaN and NaT are nulls there. That of a
+    concurrent listener may be an ``async def``.
+    """
+
+    def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:
+        super().__init__(function)
+
+    def _shown(self, messages: pa.RecordBatch) -> pd.DataFrame:
+        return frame_of(messages)
+
+    def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:
+        if not isinstance(returned, pd.DataFrame):
+            return None
+        names = [str(name) for name in returned.columns]
+        columns = {name: _arrow_column(name, returned.iloc[:, at], context) for at, name in enumerate(names)}
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def frame_of(messages: pa.RecordBatch) -> pd.DataFrame:
+    """One row per message."""
+    frame: pd.DataFrame = messages.to_pandas(maps_as_pydicts="strict")
+    return frame
+
+
+def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -> pa.Array:
+    if name == _POSITION or _has_arrow_type(column):
+        return pa.Array.from_pandas(column)
+    values = zip(column.tolist(), column.notna().tolist(), strict=True)
+    return context.arrow_column(name, [value if is_there else None for value, is_there in values])
+
+
+def _has_arrow_type(column: pd.Series[Any]) -> bool:
+    """Whether a column's values are of one kind that Arrow has: the others are looked at one by one."""
+    is_of = pd.api.types
+    return (
+        is_of.is_bool_dtype(column.dtype)
+        or is_of.is_numeric_dtype(column.dtype)
+        or isinstance(column.dtype, pd.StringDtype)
+    )

@@ -1,0 +1,350 @@
+"""One concurrent call, and the threads or the loop where calls run.
+
+Where a task's concurrent listener calls run, and where messages are sent back meanwhile.
+
+Whoever drives them waits in ``next_event`` for what has ended and has not been settled where it ended.
+Threads are daemons: a call that never returns must not keep its worker process from ending.
+
+One call of a concurrent listener, watched in the thread or on the event loop where it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, cast
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.concurrent import Answer, answer_of, answer_of_failure
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeHooks,
+    ConsumeMessageContext,
+    MessageListenerConcurrently,
+)
+from pyspark_rocketmq.listeners.event_loop import is_async, leave_loop_if_blocked, listener_loop
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, ReturnType
+
+
+class ListenerCall:
+    """A delivery: what is called with what, and, after one of the ``run`` methods, how that ended."""
+
+    def __init__(
+        self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext, *, timeout_s: float
+    ) -> None:
+        self.messages = messages
+        self.context = context
+        self.answer: Answer | None = None
+        """None while it runs, and after what ends the process."""
+        self.failure: BaseException | None = None
+        """What the listener raised."""
+        self.lasted_s = 0.0
+        self._timeout_s = timeout_s
+
+    @property
+    def is_all_done(self) -> bool:
+        """Whether it has ended with all its messages done, so that nothing is to be told or sent back."""
+        answer = self.answer
+        return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
+
+    def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
+        """Call a listener that returns its answer.
+
+        Raises:
+            BaseException: What the listener raised, if it is no ``Exception``.
+        """
+        seen, began_s = self._begin(hooks, clock)
+        answer: object = None
+        try:
+            answer = listener(self.context.follow(self.messages), self.context)
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides what it means
+            self.failure = failure
+        self._end(answer, seen, began_s, hooks, clock)
+
+    async def run_async(
+        self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock
+    ) -> None:
+        """As :meth:`run`, for a listener that is to be awaited."""
+        seen, began_s = self._begin(hooks, clock)
+        answer: object = None
+        try:
+            answer = await cast(
+                "Awaitable[object]", listener(self.context.follow(self.messages), self.context)
+            )
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides what it means
+            self.failure = failure
+        self._end(answer, seen, began_s, hooks, clock)
+
+    def _begin(self, hooks: ConsumeHooks, clock: Clock) -> tuple[ConsumeMessageContext | None, float]:
+        """Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``."""
+        seen = hooks.before(self.messages[0].message_queue, self.messages) if hooks else None
+        return seen, clock.monotonic_s()
+
+    def _end(
+        self,
+        status: object,
+        seen: ConsumeMessageContext | None,
+        began_s: float,
+        hooks: ConsumeHooks,
+        clock: Clock,
+    ) -> None:
+        self.lasted_s = clock.monotonic_s() - began_s
+        self.answer = self._answer_of(status)
+        if seen is not None:
+            is_success = self.answer.return_type is ReturnType.SUCCESS
+            hooks.after(
+                seen,
+                status=_SUCCESS if is_success else _LATER,
+                is_success=is_success,
+                return_type=str(self.answer.ended_after(self.lasted_s, self._timeout_s)),
+            )
+
+    def _answer_of(self, status: object) -> Answer:
+        delay_level = self.context.delay_level_when_next_consume
+        if self.failure is not None:
+            return answer_of_failure(delay_level=delay_level)
+        return answer_of(
+            status, ack_index=self.context.ack_index, delay_level=delay_level, count=len(self.messages)
+        )
+
+
+_SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+_LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
+
+
+_SEND_BACK_THREADS: Final = 16
+"""Deliveries whose failed messages are sent back at the same time."""
+_LOOP_END_S: Final = 1.0
+"""How long a range's calls may take to be cancelled; a loop that a call blocks is left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """A listener call has returned or raised."""
+
+    number: int
+    """The delivery's."""
+    failure: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackEnded:
+    """Sending a message back has ended."""
+
+    index: int
+    failure: BaseException | None = None
+
+
+Event = CallEnded | SendBackEnded
+Settling = bool | Awaitable[bool]
+
+
+class ListenerWorkers(Protocol):
+    """What a run needs. Every call and every send-back that is begun ends in one event, unless it hangs or is settled by itself."""
+
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
+        """Begin a listener call; ``invoke`` says whether it has settled the call itself, so that no event is wanted."""
+        ...
+
+    def abandon(self, number: int) -> None:
+        """Have a call end if that is possible: its messages are on their way back."""
+        ...
+
+    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
+        """Begin to send messages back, one after the other, so that they keep their order; an event for each."""
+        ...
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        """What has ended; None if nothing does within the time, or after ``wake``."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait for the next event, or the next one's; from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Let idle threads end; what hangs is left behind."""
+        ...
+
+
+def workers_for(listener: object, most_calls: int) -> ListenerWorkers:
+    """The event loop for an ``async def`` listener, else threads; nothing is started yet."""
+    return LoopWorkers() if is_async(listener) else ThreadWorkers(most_calls)
+
+
+class _DaemonThreads:
+    """At most so many threads, each started when there is work and none is idle."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle: deque[None] = deque()
+        """One for each idle thread: counted so, because a semaphore is written in Python and held by all of them at once."""
+        self._started = 0
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which must not raise; it waits its turn if all threads are busy."""
+        if self._idle:
+            self._idle.pop()
+        elif self._started < self._most:
+            self._started += 1
+            name = f"{self._name}-{self._started}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._work.put(work)
+
+    def close(self) -> None:
+        for _ in range(self._started):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            self._idle.append(None)
+
+
+class _Workers:
+    """Events, and threads that send messages back."""
+
+    def __init__(self) -> None:
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._senders = _DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
+
+    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
+        def work() -> None:
+            for index in indexes:
+                try:
+                    send(index)
+                except BaseException as error:  # noqa: BLE001 - the run decides what it means
+                    self._events.put(SendBackEnded(index, error))
+                else:
+                    self._events.put(SendBackEnded(index))
+
+        self._senders.run(work)
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        try:
+            return self._events.get(timeout=timeout_s)
+        except Empty:
+            return None
+
+    def wake(self) -> None:
+        """See :class:`ListenerWorkers`."""
+        self._events.put(None)
+
+    def close(self) -> None:
+        self._senders.close()
+
+
+class ThreadWorkers(_Workers):
+    """A thread for each call."""
+
+    def __init__(self, most_calls: int) -> None:
+        super().__init__()
+        self._callers = _DaemonThreads("rocketmq-listener", most_calls)
+
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
+        """See :class:`ListenerWorkers`."""
+
+        def work() -> None:
+            try:
+                is_settled = invoke()
+            except BaseException as error:  # noqa: BLE001 - the run decides what it means
+                self._events.put(CallEnded(number, error))
+            else:
+                if not is_settled:
+                    self._events.put(CallEnded(number))
+
+        self._callers.run(work)
+
+    def abandon(self, number: int) -> None:
+        """Nothing: a thread cannot be ended from outside."""
+
+    def close(self) -> None:
+        """See :class:`ListenerWorkers`."""
+        super().close()
+        self._callers.close()
+
+
+class LoopWorkers(_Workers):
+    """All calls on the process's event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The loop's thread alone touches it."""
+        self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
+        """Calls that the loop is to begin."""
+        self._is_woken = False
+        """Whether the loop will look for them: to wake it takes longer than to begin a call."""
+
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
+        """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
+        if self._loop is None:
+            self._loop = listener_loop()
+        if _running_loop() is self._loop:
+            self._begin(self._loop, number, invoke)
+            return
+        self._wanted.append((number, invoke))
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._begin_wanted, self._loop)
+
+    def abandon(self, number: int) -> None:
+        """Cancel the call; it ends where it awaits something."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel, number)
+
+    def close(self) -> None:
+        """See :class:`ListenerWorkers`."""
+        super().close()
+        if self._loop is None:
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
+        except TimeoutError:
+            leave_loop_if_blocked(self._loop, _LOOP_END_S)
+
+    def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Before the look: who wants a call after it wakes the loop again.
+        self._is_woken = False
+        while self._wanted:
+            self._begin(loop, *self._wanted.popleft())
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, number: int, invoke: Callable[[], Settling]) -> None:
+        self._tasks[number] = loop.create_task(self._await(number, invoke))
+
+    def _cancel(self, number: int) -> None:
+        if (task := self._tasks.get(number)) is not None:
+            task.cancel()
+
+    async def _await(self, number: int, invoke: Callable[[], Settling]) -> None:
+        try:
+            is_settled = await cast("Awaitable[bool]", invoke())
+        except BaseException as error:  # noqa: BLE001 - the run decides what it means
+            self._events.put(CallEnded(number, error))
+        else:
+            if not is_settled:
+                self._events.put(CallEnded(number))
+        finally:
+            del self._tasks[number]
+
+    async def _end(self) -> None:
+        left = list(self._tasks.values())
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_LOOP_END_S)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """That of this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,103 @@
+"""One message consumed because an administrator asks for it (row D12), outside its queue and whatever the offsets are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.consume.orderly import status_of
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeOrderlyContext,
+    DeliveryContext,
+)
+from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
+from pyspark_rocketmq.listeners.forms import Call, form_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.wire.requests.client_info import ConsumeMessageDirectlyResult, ConsumeResult
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_CALL_S: Final = 900.0
+"""Of an ``async def``: Java's consumeTimeout. Whoever asks has long gone by then."""
+_ORDERLY_RESULTS = {
+    ConsumeOrderlyStatus.SUCCESS: ConsumeResult.CR_SUCCESS,
+    ConsumeOrderlyStatus.COMMIT: ConsumeResult.CR_COMMIT,
+    ConsumeOrderlyStatus.ROLLBACK: ConsumeResult.CR_ROLLBACK,
+    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: ConsumeResult.CR_LATER,
+}
+
+
+class OneMessageConsumer:
+    """Calls a listener for single messages, in this process; for its side effects, its rows are dropped.
+
+    Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent service's.
+    """
+
+    def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:
+        """``listener`` is a ``module:name`` that this process can import."""
+        self._form = form_of(listener, consumer_group, orderly=orderly)
+        self._is_orderly = orderly
+
+    def consume(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
+        """Have the listener consume ``message``; what it answered, or why it could not."""
+        messages, output = [message], OutputColumns.of(StructType())
+        context = _Orderly(messages, output) if self._is_orderly else _Concurrent(messages, output)
+        began_s = time.monotonic()
+        remark = None
+        try:
+            with self._form.lease() as listener:
+                answer = _answer(listener, messages, context)
+        except BaseException as error:
+            # SystemExit, too: it would end the thread that answers this broker, and nothing else.
+            logger.exception("message not consumed directly msgId=%s", message.msg_id)
+            result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
+        else:
+            result = self._result_of(answer)
+        return ConsumeMessageDirectlyResult(
+            consume_result=result,
+            order=self._is_orderly,
+            auto_commit=getattr(context, "auto_commit", True),
+            remark=remark,
+            spent_time_mills=int((time.monotonic() - began_s) * 1000),
+        )
+
+    def _result_of(self, answer: object) -> ConsumeResult:
+        if answer is None:
+            return ConsumeResult.CR_RETURN_NULL
+        if self._is_orderly:
+            return _ORDERLY_RESULTS[status_of(answer)]
+        is_success = answer == ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+        return ConsumeResult.CR_SUCCESS if is_success else ConsumeResult.CR_LATER
+
+
+def _answer(listener: Call, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+    call = partial(listener, messages, context)
+    return run_on_loop(call, _LONGEST_CALL_S) if is_async(listener) else call()
+
+
+class _Rowless:
+    """There is no sink for rows of a message that is consumed outside its batch."""
+
+    __slots__ = ()
+
+    def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
+        """Drop it."""
+
+    def emit_batch(self, rows: pa.RecordBatch) -> None:
+        """Drop them."""
+
+
+class _Orderly(_Rowless, ConsumeOrderlyContext):
+    __slots__ = ()
+
+
+class _Concurrent(_Rowless, ConsumeConcurrentlyContext):
+    __slots__ = ()

@@ -1,0 +1,405 @@
+"""The forms of a listener, and its life in a worker: opened once, closed when idle.
+
+The forms a listener may have, and how each becomes the one that engines call.
+
+=========================  ==========================================================================================
+a function                 ``(messages, context) -> status``
+a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is success, or ``return status``
+:class:`ArrowListener`     ``(record batch, context) -> status`` or ``(status, record batch of rows)``
+:class:`PandasListener`    ``(frame, context) -> status`` or ``(status, frame of rows)``
+a class, or an object      with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if wanted: opened
+                           once per worker process, closed when it was not needed for a while
+``"module:name"``          any of these, imported where it is needed and not pickled
+=========================  ==========================================================================================
+
+A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the executors; there each range takes a lease of it.
+
+Listeners that are opened: once per process, however many tasks use them, and closed when none has for a while.
+
+Spark keeps a Python worker for the next task and ends one that was idle for a minute, without letting it finish
+anything. So a listener that nobody has used for half a minute is closed here, before that; it is opened again when it
+is needed again. One whose process is killed is not closed, which nothing could change.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
+from uuid import uuid4
+
+from pyspark_rocketmq.errors import ListenerError, OptionError
+from pyspark_rocketmq.listeners.context import DeliveryContext
+from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt
+
+logger = logging.getLogger(__name__)
+
+IDLE_S: Final = 30.0
+"""Half of what Spark gives an idle worker (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``)."""
+_OPEN_S: Final = 60.0
+_CLOSE_S: Final = 10.0
+"""How long an ``async def`` ``open`` or ``close`` may take."""
+
+Call = Callable[[Sequence[MessageExt], Any], Any]
+"""What engines call: messages and their context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerContext:
+    """What ``open`` is told."""
+
+    consumer_group: str
+    """Empty where a query was composed without saying it."""
+
+
+class _Opened:
+    """A listener in use, or waiting for its next use."""
+
+    def __init__(self) -> None:
+        self.listener: Future[Any] = Future()
+        """Known when it is open: who comes meanwhile waits, however long its ``open`` takes."""
+        self.users = 0
+        self.closing: threading.Timer | None = None
+
+
+_opened: dict[str, _Opened] = {}
+_guard = threading.Lock()
+"""Over ``_opened`` and what is in it; nothing of a listener is called under it."""
+
+
+@contextmanager
+def lease_of_opened(
+    key: str, listener: Any, context: ListenerContext, idle_s: float = IDLE_S
+) -> Iterator[Call]:
+    """The ``consume_message`` of the process's one opened object for ``key``.
+
+    Args:
+        key: Tells listeners apart.
+        listener: To open if there is none yet: an object, or a class to make one of.
+        context: For ``open``.
+        idle_s: How long it stays open without a lease.
+
+    One that cannot be opened is a :class:`NotOpened`: its queues wait, and it is tried again after that.
+    """
+    opened, is_new = _take(key)
+    if is_new:
+        _open(key, opened, listener, context)
+    try:
+        call = opened.listener.result().consume_message
+    except Exception as error:  # noqa: BLE001 - its calls raise it
+        yield NotOpened(error)
+        return
+    try:
+        yield call
+    finally:
+        _give_back(key, opened, idle_s)
+
+
+def _take(key: str) -> tuple[_Opened, bool]:
+    """Become a user; whether this is the first one, who has to open it."""
+    with _guard:
+        found = _opened.get(key)
+        opened = _opened[key] = found or _Opened()
+        opened.users += 1
+        if opened.closing is not None:
+            opened.closing.cancel()
+        return opened, found is None
+
+
+def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
+    """Open it for all who wait; who comes after a failure tries again."""
+    try:
+        made = listener() if isinstance(listener, type) else listener
+        if hasattr(made, "open"):
+            _ended(partial(made.open, context), _OPEN_S)
+    except BaseException as error:
+        with _guard:
+            del _opened[key]
+        opened.listener.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
+    else:
+        opened.listener.set_result(made)
+
+
+def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
+    closing = threading.Timer(idle_s, _close_if_idle, (key, opened))
+    closing.daemon = True
+    with _guard:
+        opened.users -= 1
+        if opened.users:
+            return
+        opened.closing = closing
+    closing.start()
+
+
+def _close_if_idle(key: str, opened: _Opened) -> None:
+    with _guard:
+        # The timer may have gone off just before a new lease cancelled it.
+        if opened.users or threading.current_thread() is not opened.closing:
+            return
+        _opened.pop(key, None)
+    _close(opened)
+
+
+def _close(opened: _Opened) -> None:
+    listener = opened.listener.result()
+    if not hasattr(listener, "close"):
+        return
+    try:
+        _ended(listener.close, _CLOSE_S)
+    except Exception:
+        logger.exception("listener could not be closed type=%s", type(listener).__name__)
+
+
+@atexit.register
+def _close_all() -> None:
+    with _guard:
+        left = [opened for opened in _opened.values() if opened.listener.done()]
+        _opened.clear()
+    for opened in left:
+        _close(opened)
+
+
+def _forget() -> None:
+    """In a child of ``fork()``: what is open is the parent's, and not the child's to close."""
+    global _guard  # noqa: PLW0603 - a thread that is not there may hold it
+    _guard = threading.Lock()
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _ended(method: Callable[[], object], timeout_s: float) -> None:
+    """Call ``open`` or ``close``, on the event loop if it is an ``async def``."""
+    if inspect.iscoroutinefunction(method):
+        run_on_loop(method, timeout_s)
+    else:
+        method()
+
+
+class NotOpened:
+    """In the place of a listener that could not be opened: its calls fail."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __call__(self, messages: Sequence[MessageExt], context: object) -> NoReturn:  # noqa: ARG002
+        """Fail.
+
+        Raises:
+            ListenerError: In any case.
+        """
+        raise self.error()
+
+    def error(self) -> ListenerError:
+        """Why it has no answers."""
+        error = ListenerError("The listener's open() failed, so its messages could not be consumed.")
+        error.__cause__ = self._error
+        return error
+
+
+@runtime_checkable
+class ListenerForm(Protocol):
+    """A listener on its way to the executors."""
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """The listener for one range, in whichever process this is."""
+        ...
+
+
+def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
+    """The form of whatever a user gives as a listener; a form stays as it is.
+
+    Raises:
+        OptionError: If it is no listener, or an ``async def`` where messages are consumed in order.
+    """
+    return _form(listener, _Origin(consumer_group, orderly, uuid4().hex))
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Whose listener it is."""
+
+    consumer_group: str
+    is_orderly: bool
+    key: str
+    """Tells an object that is to be opened once from others, in every process alike."""
+
+
+def _form(listener: object, origin: _Origin) -> ListenerForm:
+    if isinstance(listener, ListenerForm):
+        return listener
+    if isinstance(listener, str):
+        return ByName(listener, origin)
+    consume_message = getattr(listener, "consume_message", None)
+    is_async_listener = is_async(consume_message or listener) or inspect.isasyncgenfunction(listener)
+    if is_async_listener and origin.is_orderly:
+        raise _unusable(
+            f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has one call at "
+            "a time"
+        )
+    if consume_message is not None:
+        given = _parameters_given(listener)
+        if given is not None:
+            _check_parameters(listener, consume_message, given=given)
+        return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
+    if not callable(listener) or isinstance(listener, type):
+        raise _unusable(
+            f"{named(listener)} is no listener: it must be a function of messages and a context, or have a method "
+            "consume_message(messages, context)"
+        )
+    _check_parameters(listener, listener, given=2)
+    success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+    if inspect.isgeneratorfunction(listener):
+        return Plain(GeneratorListener(listener, success))
+    return Plain(
+        AsyncGeneratorListener(listener, success) if inspect.isasyncgenfunction(listener) else listener
+    )
+
+
+def _parameters_given(listener: object) -> int | None:
+    """How many arguments ``listener.consume_message`` takes; None where only an object of the class can tell."""
+    if not isinstance(listener, type):
+        return 2
+    found = inspect.getattr_static(listener, "consume_message", None)
+    if inspect.isfunction(found):
+        return 3  # the object, too
+    return 2 if isinstance(found, staticmethod | classmethod) else None
+
+
+def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
+    """Refuse what cannot be called with messages and a context; each delivery would fail, and come again for ever."""
+    try:
+        # Of a decorated function the decorator's: it may hand on more than it takes.
+        inspect.signature(call, follow_wrapped=False).bind(*range(given))
+    except TypeError as error:
+        raise _unusable(
+            f"{named(listener)} cannot be called with messages and a context ({error}); a listener takes both"
+        ) from None
+    except ValueError:
+        return  # one in C, which does not tell
+
+
+def load(name: str) -> object:
+    """Import what ``module:name`` stands for.
+
+    Raises:
+        OptionError: If it cannot be had.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise _unusable(f"'{name}' is not written as module:name")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except Exception as error:
+        raise _unusable(f"'{name}' cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def named(listener: object) -> str:
+    """How a listener is called in messages to its author."""
+    return getattr(listener, "__qualname__", None) or f"an object of type {type(listener).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A listener that needs nothing before its first call."""
+
+    call: Call
+
+    @contextmanager
+    def lease(self) -> Iterator[Call]:
+        """See :class:`ListenerForm`."""
+        yield self.call
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedOnce:
+    """A listener that holds connections or the like."""
+
+    listener: Any
+    """An object, or a class to make one of in each process."""
+    context: ListenerContext
+    key: str
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """See :class:`ListenerForm`."""
+        return lease_of_opened(self.key, self.listener, self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """A listener that every process imports for itself."""
+
+    name: str
+    origin: _Origin
+
+    def lease(self) -> AbstractContextManager[Call]:
+        """See :class:`ListenerForm`."""
+        return _form(load(self.name), self.origin).lease()
+
+
+class GeneratorListener:
+    """Calls a generator function and emits what it yields."""
+
+    def __init__(
+        self, function: Callable[[Sequence[MessageExt], Any], Iterator[Any]], success: object
+    ) -> None:
+        self._function = function
+        self._success = success
+
+    def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+        """Emit its rows; the status it returned, success if none."""
+        rows = self._function(messages, context)
+        try:
+            while True:
+                _emit(next(rows), context)
+        except StopIteration as end:
+            return self._success if end.value is None else end.value
+        finally:
+            rows.close()  # type: ignore[attr-defined]  # a generator's
+
+
+class AsyncGeneratorListener:
+    """Awaits an asynchronous generator function and emits what it yields; such a one cannot return a status."""
+
+    def __init__(
+        self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object
+    ) -> None:
+        self._function = function
+        self._success = success
+
+    async def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
+        """Emit its rows; success, unless it raises."""
+        async with aclosing(self._function(messages, context)) as rows:
+            async for row in rows:
+                _emit(row, context)
+        return self._success
+
+
+def _emit(row: object, context: DeliveryContext) -> None:
+    match row:
+        case Mapping():
+            context.emit(**row)
+        case (MessageExt() as message, Mapping() as columns):
+            context.emit(message, **columns)
+        case _:
+            raise ListenerError(
+                f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, dict) to say "
+                "which message it belongs to."
+            )
+
+
+def _unusable(why: str) -> OptionError:
+    return OptionError((why,), where="listener")

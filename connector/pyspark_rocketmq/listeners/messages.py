@@ -1,0 +1,296 @@
+"""Messages out of the columns they arrive in, made when they are to be delivered.
+
+Messages out of the columns in which Spark hands them to ``mapInArrow``.
+
+A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
+
+Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
+Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice, repeat
+from typing import Any, Final, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.model import MessageExt, MessageQueue, is_retry_topic
+from pyspark_rocketmq.source.schema import (
+    MESSAGE_COLUMNS,
+    ORIGIN_TOPIC,
+)
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
+
+
+def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
+    """The messages of one queue from ``columns``, in the order of :data:`MESSAGE_COLUMNS`.
+
+    Those of a retry queue come under the topic they were sent to first.
+    """
+    *fields, origin_topics = columns
+    values = zip(*fields, repeat(None, len(origin_topics)), strict=True)
+    # As MessageExt._make does, without a call in Python for each.
+    messages = list(map(tuple.__new__, repeat(MessageExt), values))
+    if not messages or not is_retry_topic(messages[0].topic):
+        return messages
+    return [one.restored(origin) for one, origin in zip(messages, origin_topics, strict=True)]
+
+
+_TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
+_MICROS_PER_MILLI = 1000
+_MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
+"""Texts that messages one behind the other often share."""
+_RECONSUME_TIMES: Final = "reconsumeTimes"
+_MADE_AT_ONCE: Final = 512
+"""Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage collector looks at
+them all; many enough that reading a column costs next to nothing."""
+
+
+class ArrowMessages(Sequence[MessageExt]):
+    """One delivery's messages as a record batch, and as objects where somebody asks for these."""
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        queue: MessageQueue,
+        queue_offsets: npt.NDArray[np.int64],
+        told: Mapping[str, str],
+    ) -> None:
+        self.batch = batch
+        """Columns as in ``format("rocketmq")``; those of a retry queue have the topic that they were sent to first."""
+        self._told = told
+        self.queue = queue
+        """The one they were read from."""
+        self.queue_offsets = queue_offsets
+        self._made: list[MessageExt] | None = None
+
+    @classmethod
+    def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
+        """Of messages of one queue that are objects already, at least one."""
+        columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
+        for name in _TIMES:
+            columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
+        columns["properties"] = [list(properties.items()) for properties in columns["properties"]]
+        batch = pa.RecordBatch.from_pydict(columns, schema=MESSAGE_SCHEMA)
+        offsets = batch.column("queueOffset").to_numpy()
+        made = cls(batch, messages[0].message_queue, offsets, {})
+        made._made = list(messages)
+        return made
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery of the first message this is, from 1."""
+        return int(self.batch.column(_RECONSUME_TIMES)[0].as_py()) + 1
+
+    def __len__(self) -> int:
+        return len(self.queue_offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageExt: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MessageExt]: ...
+    def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
+        if self._made is None:
+            topics = self.batch.column("topic")
+            # As they were read: null where a message does not tell, or was never given back.
+            origins = pc.replace_with_mask(
+                topics, pc.equal(topics, self.queue.topic), pa.scalar(None, pa.string())
+            )
+            self._made = _messages(self.batch.append_column(ORIGIN_TOPIC, origins), self.queue, self._told)
+        return self._made[at]
+
+
+class ArrivedMessages(Sequence[MessageExt]):
+    """A range's messages, made a few hundred at a time, when they are to be delivered.
+
+    A hundred thousand objects made at once are three times as large as their columns, and the garbage collector goes
+    through them again and again, which takes as long as to make them.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[pa.RecordBatch],
+        queue: MessageQueue,
+        queue_offsets: npt.NDArray[np.int64],
+        told: Mapping[str, str],
+    ) -> None:
+        """All rows of ``batches`` are of ``queue``, at ``queue_offsets``; each message gets the properties ``told``, too."""
+        self._told = told
+        self.queue_offsets = queue_offsets
+        """Of all messages."""
+        self._batches = batches
+        self._queue = queue
+        self._ends = list(accumulate(batch.num_rows for batch in batches))
+        """Of each batch, as an index of messages."""
+        self._first = 0
+        self._made: list[MessageExt] = []
+        """The messages from ``_first`` on that are there."""
+        self._shown: list[pa.RecordBatch] = []
+        """``batches`` as an :class:`ArrowMessages` has them, once one was asked for."""
+
+    def __len__(self) -> int:
+        return len(self.queue_offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> MessageExt: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[MessageExt]: ...
+    def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
+        if isinstance(at, slice):
+            return self._between(*at.indices(len(self)))
+        index = range(len(self))[at]
+        return self._between(index, index + 1, 1)[0]
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        for start in range(0, len(self), _MADE_AT_ONCE):
+            yield from self[start : start + _MADE_AT_ONCE]
+
+    def in_objects(self, start: int, stop: int, put_back: Sequence[int] = ()) -> list[MessageExt]:
+        """Messages that follow each other, at least one; ``put_back`` is added to their reconsumptions, if it is given."""
+        begin, end = start - self._first, stop - self._first
+        # As nearly every delivery.
+        is_made = 0 <= begin < end <= len(self._made)
+        messages = self._made[begin:end] if is_made else self._between(start, stop, 1)
+        return _with_times(messages, put_back) if put_back else messages
+
+    def in_arrow(self, start: int, stop: int, put_back: Sequence[int] = ()) -> ArrowMessages:
+        """As :meth:`in_objects`."""
+        if not self._shown:
+            self._shown = [_as_shown(batch) for batch in self._batches]
+        number = bisect_right(self._ends, start)
+        rows: list[pa.RecordBatch] = []
+        at = start
+        while at < stop:
+            batch = self._shown[number]
+            rows.append(batch.slice(at - (self._ends[number] - batch.num_rows), stop - at))
+            at = self._ends[number]
+            number += 1
+        delivered = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+        if any(put_back):
+            times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(put_back, pa.int32()))
+            place = delivered.schema.get_field_index(_RECONSUME_TIMES)
+            delivered = delivered.set_column(place, delivered.schema.field(place), times)
+        return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._told)
+
+    def last_message(self, index: int) -> str:
+        """See :func:`last_message`: of the message at ``index``, without making it."""
+        number = bisect_right(self._ends, index)
+        batch = self._batches[number]
+        return last_message(batch, index - (self._ends[number] - batch.num_rows))
+
+    def _between(self, start: int, stop: int, step: int) -> list[MessageExt]:
+        found: list[MessageExt] = []
+        at = start
+        while at < stop:
+            if not self._first <= at < self._first + len(self._made):
+                self._make(at)
+            here = self._made[at - self._first : stop - self._first]
+            found = found + here if found else here
+            at += len(here)
+        return found[::step]
+
+    def _make(self, index: int) -> None:
+        """Make the message at ``index`` and some behind it."""
+        number = bisect_right(self._ends, index)
+        batch = self._batches[number]
+        rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
+        self._first, self._made = index, _messages(rows, self._queue, self._told)
+
+
+def taker_of(
+    messages: Sequence[MessageExt], *, in_arrow: bool
+) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
+    """What takes a delivery out of a range's messages: the first index, the last one's next, and what is added to their reconsumptions."""
+    if isinstance(messages, ArrivedMessages):
+        return messages.in_arrow if in_arrow else messages.in_objects
+
+    def take(start: int, stop: int, put_back: Sequence[int]) -> Sequence[MessageExt]:
+        return _with_times(messages[start:stop], put_back) if put_back else messages[start:stop]
+
+    return take
+
+
+def _with_times(messages: Sequence[MessageExt], put_back: Sequence[int]) -> list[MessageExt]:
+    return [
+        message._replace(reconsume_times=message.reconsume_times + times)
+        for message, times in zip(messages, put_back, strict=True)
+    ]
+
+
+def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of messages, those of a retry queue under the topic that they were sent to first."""
+    columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
+    columns[0] = pc.coalesce(batch.column(ORIGIN_TOPIC), columns[0])
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def last_message(batch: pa.RecordBatch, row: int) -> str:
+    """What an ack says of the message in a row when it is the newest one passed; empty where its columns were not read."""
+    names = ("queueOffset", "storeTimestamp", "commitLogOffset")
+    offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
+    if not (stored_at.is_valid and log_offset.is_valid):
+        return ""
+    stored_ms = stored_at.cast(pa.int64()).as_py() // _MICROS_PER_MILLI
+    return LastMessage(offset.as_py(), stored_ms, log_offset.as_py()).to_text()
+
+
+def _messages(rows: pa.RecordBatch, queue: MessageQueue, told: Mapping[str, str]) -> list[MessageExt]:
+    """The messages of ``rows``, all of which are of ``queue``, with the properties ``told``."""
+    of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
+    columns: dict[str, list[Any]] = {
+        name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
+        for name in MESSAGE_COLUMNS
+    }
+    if told:
+        for properties in columns["properties"]:
+            properties.update(told)
+    return messages_of(columns.values())
+
+
+def _values(column: pa.Array, name: str) -> list[Any]:
+    if column.null_count == len(column):
+        return [None] * len(column)
+    if name in _TIMES:
+        # Milliseconds as in Java. Null where a producer claims a born time that Spark's timestamps cannot hold.
+        micros = column.cast(pa.int64()).fill_null(0).to_numpy()
+        return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
+    if pa.types.is_integer(column.type):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    if pa.types.is_map(column.type):
+        return _dicts(column)
+    if name in _MOSTLY_ALIKE and _repeats(column, 1):
+        return [column[0].as_py()] * len(column)
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _dicts(column: pa.MapArray) -> list[dict[str, str]]:
+    """As ``to_pylist`` in a third of its time; a map of a message is never null."""
+    offsets = column.offsets.to_numpy()
+    # A slice of a map column has the keys and items of the whole.
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    keys, items = column.keys.slice(first, count), column.items.slice(first, count).to_pylist()
+    width = int(offsets[1]) - first
+    if (np.diff(offsets) == width).all() and _repeats(keys, width):
+        # The same keys for all: each text is made once, and hashed once.
+        rows = zip(*[iter(items)] * width, strict=True)
+        return list(map(dict, map(zip, repeat(keys[:width].to_pylist()), rows)))
+    pairs = zip(keys.to_pylist(), items, strict=True)
+    return [dict(islice(pairs, length)) for length in np.diff(offsets).tolist()]
+
+
+def _repeats(column: pa.StringArray, width: int) -> bool:
+    """Whether the column is its first ``width`` values, which are at least one, again and again."""
+    if not width or column.null_count:
+        return False
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(ends).reshape(-1, width)
+    text = bytes(data[ends[0] : ends[-1]])
+    return bool((lengths == lengths[0]).all()) and text == text[: ends[width] - ends[0]] * len(lengths)

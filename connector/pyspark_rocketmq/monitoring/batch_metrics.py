@@ -1,0 +1,221 @@
+"""What one micro-batch did and where each queue is after it, from Spark's progress and the consumer's report. Pure.
+
+Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source has; how far a
+consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of its plan.
+Rule 2: lag is what :class:`QueueLag` says it is, here and in job ``offsets lag``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from pyspark_rocketmq.consume.metrics import QueueLag
+from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.source.ranges import offset_to_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """One queue's part in one micro-batch, and where the queue is after it."""
+
+    queue: MessageQueue
+    planned: int
+    """Offsets of the range; 0 when the queue had no part in the batch."""
+    read: int | None = None
+    """Messages that were read; None without a consumer, where Spark counts those of all queues together."""
+    acknowledged: int = 0
+    """Messages passed, dead letters included; without a consumer, offsets."""
+    retried: int = 0
+    """Deliveries given back by the listener."""
+    dead_letters: int = 0
+    """Messages given up."""
+    reconsume_times: int = 0
+    """How often the next message was given back so far."""
+    suspended_until_s: float | None = None
+    """Wall-clock seconds; a moment in the past is no suspension."""
+    lag: QueueLag | None = None
+    """None when the batch was dropped because one of its queues had moved: its consumer is elsewhere."""
+
+    def is_suspended(self, now_s: float) -> bool:
+        """Whether the queue waits because its listener gave its next message back (D3)."""
+        return self.suspended_until_s is not None and self.suspended_until_s > now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFigures:
+    """One micro-batch of one query."""
+
+    query: str
+    """The query's name, or its id when it has none."""
+    run_id: str
+    batch_id: int
+    at_s: float
+    """Wall-clock second of these figures: a moment after the batch's end."""
+    duration_s: float
+    rows: int | None
+    """Rows added to the consumer's sink; None without a consumer."""
+    queues: tuple[QueueFigures, ...]
+    """By queue: those of the batch, and those that the consumer has besides."""
+    input_rows: int | None = None
+    """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages."""
+
+    @property
+    def planned(self) -> int:
+        """Offsets of all ranges."""
+        return sum(one.planned for one in self.queues)
+
+    @property
+    def read(self) -> int | None:
+        """Messages read; None where a consumer's batch was dropped."""
+        counts = [one.read for one in self.queues if one.read is not None]
+        return sum(counts) if counts else self.input_rows
+
+    @property
+    def acknowledged(self) -> int:
+        """Messages passed."""
+        return sum(one.acknowledged for one in self.queues)
+
+    @property
+    def retried(self) -> int:
+        """Deliveries given back."""
+        return sum(one.retried for one in self.queues)
+
+    @property
+    def dead_letters(self) -> int:
+        """Messages given up."""
+        return sum(one.dead_letters for one in self.queues)
+
+    @property
+    def suspended(self) -> int:
+        """Queues that wait."""
+        return sum(one.is_suspended(self.at_s) for one in self.queues)
+
+    @property
+    def lag(self) -> int | None:
+        """Messages stored and not yet consumed, of the queues for which it is known; None for not one."""
+        known = [one.lag.messages for one in self.queues if one.lag and one.lag.messages is not None]
+        return sum(known) if known else None
+
+    @property
+    def lag_s(self) -> float | None:
+        """For how long the oldest of the next messages has waited; None when no queue's is known."""
+        seconds = (one.lag.seconds(self.at_s) for one in self.queues if one.lag)
+        return max((one for one in seconds if one is not None), default=None)
+
+    def line(self) -> str:
+        """The figures as one line of ``key=value``; what is not known is left out."""
+        facts = {
+            "query": self.query,
+            "batch": self.batch_id,
+            "seconds": f"{self.duration_s:.3f}",
+            "queues": sum(one.planned > 0 for one in self.queues),
+            "planned": self.planned,
+            "read": self.read,
+            "acknowledged": self.acknowledged,
+            "rows": self.rows,
+            "retried": self.retried,
+            "deadLetters": self.dead_letters,
+            "suspended": self.suspended,
+            "lag": self.lag,
+            "lagSeconds": None if self.lag_s is None else f"{self.lag_s:.1f}",
+        }
+        return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
+
+    def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchFigures:
+        """The same with when the next messages were stored, of the queues for which that was found out."""
+        queues = tuple(
+            replace(one, lag=one.lag._replace(next_stored_at_s=stored_at_s.get(one.queue)))
+            if one.lag
+            else one
+            for one in self.queues
+        )
+        return replace(self, queues=queues)
+
+
+class _Plan(NamedTuple):
+    ranges: Mapping[MessageQueue, QueueRange]
+    is_new: bool
+    """False when the trigger ran no batch of its own."""
+    max_offsets: Mapping[MessageQueue, int]
+
+
+def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchFigures | None:
+    """The figures of one progress event; None for a query that does not read from RocketMQ.
+
+    Args:
+        progress: ``StreamingQueryProgress.json``, parsed.
+        report: Of the same batch; None for a query without a consumer, and for a batch that was dropped.
+        now_s: Wall clock.
+    """
+    found = [(plan, source) for source in progress["sources"] if (plan := _plan_of(source)) is not None]
+    if not found:
+        return None
+    plans = [plan for plan, _ in found]
+    has_consumer = report is not None or any(one.epoch for plan in plans for one in plan.ranges.values())
+    acks = {} if report is None else {ack.queue: ack for ack in report.acks}
+    figures = {
+        queue: _range_figures(planned, plan, acks.get(queue))
+        for plan in plans
+        for queue, planned in plan.ranges.items()
+    }
+    max_offsets = {queue: end for plan in plans for queue, end in plan.max_offsets.items()}
+    for row in report.offsets if report is not None else ():
+        figures[row.queue] = replace(
+            figures.get(row.queue, QueueFigures(queue=row.queue, planned=0)),
+            reconsume_times=row.reconsume_times,
+            suspended_until_s=row.suspended_until_s,
+            lag=QueueLag(row.next_offset, max_offsets.get(row.queue)),
+        )
+    return BatchFigures(
+        query=progress["name"] or progress["id"],
+        run_id=progress["runId"],
+        batch_id=progress["batchId"],
+        at_s=now_s,
+        duration_s=progress["batchDuration"] / 1000,
+        rows=None if report is None else report.rows,
+        queues=tuple(figures[queue] for queue in sorted(figures)),
+        input_rows=None if has_consumer else sum(source["numInputRows"] for _, source in found),
+    )
+
+
+def _range_figures(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> QueueFigures:
+    count = planned.count if plan.is_new else 0
+    if ack is not None:
+        return QueueFigures(
+            queue=planned.queue,
+            planned=count,
+            read=ack.read,
+            acknowledged=ack.consumed,
+            retried=ack.failed,
+            dead_letters=ack.dead_letters,
+        )
+    if planned.epoch:
+        # A consumer group's, without a report: nothing of it was committed.
+        return QueueFigures(queue=planned.queue, planned=count)
+    lag = QueueLag(planned.end, plan.max_offsets.get(planned.queue))
+    return QueueFigures(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
+
+
+def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
+    """What one source of a query has planned; None for a source of another kind."""
+    end = source["endOffset"]
+    if not isinstance(end, dict) or not end.keys() >= {"v", "seq", "plan"}:
+        return None
+    start = source["startOffset"]
+    is_new = not isinstance(start, dict) or start["seq"] != end["seq"]
+    ranges = {planned.queue: planned for planned in offset_to_plan(end)[1]}
+    return _Plan(ranges, is_new, dict(_max_offsets(source.get("latestOffset"))))
+
+
+def _max_offsets(latest: object) -> Iterator[tuple[MessageQueue, int]]:
+    """What the source's ``reportLatestOffset`` said; nothing when it could not look."""
+    if not isinstance(latest, dict):
+        return
+    for topic, brokers in latest.items():
+        for broker_name, queues in brokers.items():
+            for queue_id, max_offset in queues.items():
+                yield MessageQueue(topic, broker_name, int(queue_id)), max_offset

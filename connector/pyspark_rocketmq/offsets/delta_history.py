@@ -1,0 +1,280 @@
+"""Keeps an offset table small and its past readable: history table and upkeep.
+
+What an offset table was, beyond what its own log remembers: a second Delta table in its folder ``_history``.
+
+The offset table's columns, and before them the version, time and action of the change they are the outcome of.
+Partitioned by day, so that forgetting a day touches no other. Anybody may read it: a group's progress over the days
+is one query away.
+
+What keeps an offset table small and quick, whoever writes it and however often.
+
+Every hundred versions, on a thread beside the commits: the past goes into the history table, the log gets a
+checkpoint and loses what is too old, and files that nothing names any more are removed.
+
+Rule 1: nothing is removed before the history has it.
+Rule 2: each step may be the last one that is done; the next upkeep goes on from there, in whichever process.
+Rule 3: an upkeep that fails harms nobody: it is logged, and done by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, query_rows, sql_literal
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
+from pyspark_rocketmq.offsets.history import Moment, StoredChange, worth_keeping
+from pyspark_rocketmq.offsets.store import OffsetRow
+
+logger = logging.getLogger(__name__)
+
+HISTORY_DAYS: Final = 7
+"""How far back a group can be set or drawn."""
+_FOLDER: Final = "_history"
+_TRANSACTION: Final = "offsets"
+_ADDED = pa.schema(
+    [
+        pa.field("day", pa.date32()),
+        pa.field("version", pa.int64()),
+        pa.field("changed_at", pa.timestamp("us", "UTC")),
+        pa.field("action", pa.string()),
+    ]
+)
+_COMPACT_ABOVE: Final = 64
+"""Files of the table, most of them one append each."""
+_TABLE_PROPERTIES = {
+    "delta.deletedFileRetentionDuration": "interval 1 hour",
+    "delta.logRetentionDuration": "interval 1 hour",
+}
+
+
+class HistoryTable:
+    """The history of the offset table at ``table_uri``; made by the first ``append``."""
+
+    def __init__(self, table_uri: str) -> None:
+        self.path: Final = f"{table_uri.rstrip('/')}/{_FOLDER}"
+        self._recorded: DeltaTable | None = None
+        """As of the last look at what is recorded."""
+
+    def recorded_up_to(self) -> int:
+        """The version of the offset table up to which the history is written; -1 for nothing."""
+        self._recorded = self._opened()
+        recorded = None if self._recorded is None else self._recorded.transaction_version(_TRANSACTION)
+        return -1 if recorded is None else recorded
+
+    def append(self, moments: Sequence[Moment], up_to: int) -> None:
+        """Add ``moments`` and remember ``up_to``; fails if another process has since ``recorded_up_to`` was asked.
+
+        Raises:
+            DeltaError: If it could not be stored.
+        """
+        table = self._recorded or self._created()
+        write_deltalake(
+            table,
+            pa.concat_tables([_to_table(moment) for moment in moments]),
+            mode="append",
+            schema_mode="merge",
+            commit_properties=CommitProperties(app_transactions=[Transaction(_TRANSACTION, up_to)]),
+        )
+
+    def changes(self, consumer_group: str, before_version: int) -> list[StoredChange]:
+        """The group's changes before a version of the offset table, oldest first."""
+        found = self._query(
+            "SELECT DISTINCT version, changed_at, action FROM rows "  # noqa: S608 - quoted literals
+            f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY version"
+        )
+        return [
+            StoredChange(row["version"], row["changed_at"].timestamp(), consumer_group, row["action"])
+            for row in found.to_pylist()
+        ]
+
+    def rows_of(
+        self, consumer_group: str, versions: Iterable[int]
+    ) -> dict[int, dict[MessageQueue, OffsetRow]]:
+        """The group's rows by version of the offset table; a version that is not there is left out."""
+        wanted = ", ".join(str(version) for version in sorted(versions)) or "NULL"
+        found = self._query(
+            "SELECT * FROM rows "  # noqa: S608 - quoted literals
+            f"WHERE consumer_group = {sql_literal(consumer_group)} AND version IN ({wanted})"
+        )
+        split: dict[int, dict[MessageQueue, OffsetRow]] = {}
+        for version in found.column("version").unique().to_pylist():
+            part = found.filter(pa.compute.equal(found.column("version"), version))
+            split[version] = rows_from_table(consumer_group, part)
+        return split
+
+    def forget_and_compact(self, now_s: float) -> None:
+        """Drop the days that are too old, and make few files of many."""
+        table = self._opened()
+        if table is None:
+            return
+        oldest = (datetime.fromtimestamp(now_s, UTC) - timedelta(days=HISTORY_DAYS)).date()
+        if len(table.file_uris()) > _COMPACT_ABOVE:
+            table.delete(f"day < DATE '{oldest.isoformat()}'")
+            table.optimize.compact()
+            table.vacuum(1, dry_run=False, enforce_retention_duration=False, full=True)
+
+    def _query(self, sql: str) -> pa.Table:
+        table = self._opened()
+        if table is None:
+            return _SCHEMA.empty_table()
+        found = query_rows(table, sql)
+        # DataFusion answers in view types, which Arrow's own functions do not all take.
+        known = [name for name in found.column_names if name in _SCHEMA.names]
+        return found.select(known).cast(pa.schema([_SCHEMA.field(name) for name in known]))
+
+    def _opened(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.path)
+        except TableNotFoundError:
+            return None
+
+    def _created(self) -> DeltaTable:
+        return DeltaTable.create(
+            self.path,
+            schema=_SCHEMA,
+            mode="ignore",
+            partition_by=["day"],
+            description="Progress of RocketMQ consumer groups over the days",
+            configuration=_TABLE_PROPERTIES,
+        )
+
+
+_SCHEMA = pa.schema([*_ADDED, *SCHEMA])
+
+
+def _to_table(moment: Moment) -> pa.Table:
+    rows = rows_to_table(moment.rows.values())
+    at = datetime.fromtimestamp(moment.change.at_s, UTC)
+    added = (at.date(), moment.change.version, at, moment.change.action)
+    columns = [
+        pa.repeat(pa.scalar(value, field.type), len(rows)) for value, field in zip(added, _ADDED, strict=True)
+    ]
+    return pa.table([*columns, *rows.columns], schema=_SCHEMA)
+
+
+EVERY: Final = 100
+"""Versions from one upkeep to the next."""
+KEPT_COMMITS: Final = 200
+"""How many of the newest versions can be gone back to exactly; each makes every commit a little slower, by listing."""
+_FILES_KEPT_S: Final = 3600.0
+"""For how long a reader may look at a snapshot of the table, at least."""
+_FORGET_EVERY: Final = 10
+"""Upkeeps from one removal of data files to the next: each makes two versions of its own."""
+
+RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
+
+
+class Upkeep:
+    """Sees to one table, at most once at a time in this process."""
+
+    def __init__(self, table_uri: str, clock: Clock, rows_of: RowsOf) -> None:
+        self._table_uri = table_uri
+        self._clock = clock
+        self._rows_of = rows_of
+        self._guard = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._seen: int | None = None
+
+    def written(self, before: int) -> None:
+        """A commit was made on ``before``; returns at once."""
+        with self._guard:
+            last, self._seen = self._seen, before + 1
+            is_due = (before if last is None else last) // EVERY < (before + 1) // EVERY
+            if not is_due or (self._running is not None and not self._running.done()):
+                return
+            if self._thread is None:
+                # Its end is waited for when the process ends in good order.
+                self._thread = ThreadPoolExecutor(1, "rocketmq-offset-upkeep")
+            self._running = self._thread.submit(self._run_logged, (before + 1) // EVERY)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until what was begun is done."""
+        with self._guard:
+            running = self._running
+        if running is not None:
+            running.result(timeout_s)
+
+    def run(self, *, forget_files: bool) -> None:
+        """Do all of it once, here and now.
+
+        Raises:
+            DeltaError: If a step failed; those before it are done.
+        """
+        table = DeltaTable(self._table_uri)
+        version = table.version()
+        history = HistoryTable(self._table_uri)
+        log = LogFiles(self._table_uri)
+        self._record(history, log, version)
+        table.create_checkpoint()
+        removed = log.forget_before(version - KEPT_COMMITS)
+        if forget_files:
+            self._forget_files(table, log)
+            history.forget_and_compact(self._clock.now_s())
+        logger.info(
+            "offset table looked after path=%s version=%d log_files=-%d",
+            masked(self._table_uri),
+            version,
+            removed,
+        )
+
+    def _run_logged(self, number: int) -> None:
+        try:
+            self.run(forget_files=number % _FORGET_EVERY == 0)
+        except STORAGE_ERRORS as error:
+            logger.warning(
+                "offset table not looked after, to be done later path=%s: %s",
+                masked(self._table_uri),
+                masked(str(error)),
+            )
+        except Exception:
+            # Nobody watches this thread, and commits do not depend on it.
+            logger.exception("offset table not looked after path=%s", masked(self._table_uri))
+
+    def _record(self, history: HistoryTable, log: LogFiles, version: int) -> None:
+        recorded = history.recorded_up_to()
+        readable = log.readable_versions()
+        if recorded > version:
+            # Another table was here before; what is told of it is not this one's past.
+            recorded = -1
+        found = (
+            StoredChange.of_commit(each, log.commit_info(each))
+            for each in range(max(recorded + 1, readable.start), version + 1)
+        )
+        changes = worth_keeping([change for change in found if change is not None])
+        moments = [moment for change in changes for moment in self._moments(change)]
+        if moments:
+            history.append(moments, version)
+
+    def _moments(self, change: StoredChange) -> list[Moment]:
+        table = DeltaTable(self._table_uri, version=change.version)
+        if change.consumer_group is not None:
+            groups: Collection[str] = (change.consumer_group,)
+        else:
+            groups = {partition["consumer_group"] for partition in table.partitions()}
+        return [Moment(change, rows) for group in sorted(groups) if (rows := self._rows_of(table, group))]
+
+    def _forget_files(self, table: DeltaTable, log: LogFiles) -> None:
+        """Remove data files that no version of the log names, and those that a killed writer left."""
+        kept_s = _FILES_KEPT_S
+        readable = log.readable_versions()
+        oldest = next((info for version in readable if (info := log.commit_info(version)) is not None), None)
+        if oldest is not None:
+            kept_s = max(kept_s, self._clock.now_s() - oldest["timestamp"] / 1000)
+        table.update_incremental()
+        # Full: a checkpoint forgets which files were removed long ago.
+        table.vacuum(math.ceil(kept_s / 3600), dry_run=False, enforce_retention_duration=False, full=True)

@@ -1,0 +1,156 @@
+"""Opens the store that an option names; the store in memory.
+
+Was an offset store put back to an earlier state?  The rows of two looks tell.
+
+Nothing that the rules allow takes a row away, lowers its epoch, or moves it back within one.
+
+From the text of option ``offsetStore`` to a store, in whichever process needs one.
+
+The planner runs in a process of its own, so a store travels there as its ``spec``. Delta is loaded by name and
+only when asked for: executors import this module too, and delta-rs must not be in a process that forks.
+
+An offset store in memory: for tests and for trying things out; gone with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from threading import Lock
+from typing import cast
+
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.errors import OffsetError, OptionError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore, GroupAtBrokers
+from pyspark_rocketmq.offsets.file import FileOffsetStore
+from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, RuledOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+
+
+class MemoryOffsetStore(RuledOffsetStore):
+    """Implements ``OffsetStore`` for the threads of one process."""
+
+    def __init__(self, name: str, *, clock: Clock) -> None:
+        self._name = name
+        self._clock = clock
+        self._lock = Lock()
+        self._groups: dict[str, dict[MessageQueue, OffsetRow]] = {}
+
+    @property
+    def spec(self) -> str:
+        """``memory:NAME``; means this store only within this process."""
+        return f"memory:{self._name}"
+
+    def groups(self) -> tuple[str, ...]:
+        """See ``OffsetStore.groups``."""
+        with self._lock:
+            return tuple(sorted(self._groups))
+
+    def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+        """Return the group's rows."""
+        with self._lock:
+            return dict(self._groups.get(consumer_group, {}))
+
+    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:  # noqa: ARG002 - has no history
+        with self._lock:
+            change = decide(self._groups.get(consumer_group, {}))
+            if change.rows:
+                self._groups[consumer_group] = change.rows
+            return change.result
+
+
+_memory_stores: dict[str, MemoryOffsetStore] = {}
+_memory_stores_lock = Lock()
+
+
+def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetStore:
+    """Return the store that ``spec`` names; ``group`` reaches the brokers, for the kind that needs them.
+
+    Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME`` (one
+    store per name and process).
+
+    Raises:
+        OptionError: If it names none, or needs brokers and there are none.
+    """
+    try:
+        parsed = StoreSpec.parse(spec)
+    except ValueError as error:
+        raise OptionError((f"offsetStore={spec!r} {error}.",)) from error
+    match parsed.kind:
+        case StoreKind.DELTA:
+            module = import_module("pyspark_rocketmq.offsets.delta")
+            return cast("OffsetStore", module.DeltaOffsetStore(parsed.place))
+        case StoreKind.FILE:
+            return FileOffsetStore(parsed.place)
+        case StoreKind.MEMORY:
+            return _open_memory(parsed.place)
+        case StoreKind.BROKER:
+            if group is None:
+                problem = f"offsetStore={spec!r} needs a cluster and a group, which are not known here. Name a Delta table."
+                raise OptionError((problem,))
+            return BrokerOffsetStore(group)
+
+
+def _open_memory(name: str) -> MemoryOffsetStore:
+    with _memory_stores_lock:
+        if name not in _memory_stores:
+            _memory_stores[name] = MemoryOffsetStore(name, clock=SystemClock())
+        return _memory_stores[name]
+
+
+_SHOWN_QUEUES = 5
+
+
+def checked_rows(
+    store: OffsetStore,
+    consumer_group: str,
+    rows: dict[MessageQueue, OffsetRow],
+    *,
+    seen: Mapping[MessageQueue, OffsetRow],
+) -> dict[MessageQueue, OffsetRow]:
+    """The rows that were read, unless the store was put back since those of ``seen``.
+
+    What follows would look like the group's beginning, or fence nobody. Brokers as a store know no epochs, and show nothing
+    while all of them are away.
+
+    Raises:
+        OffsetError: If it was.
+    """
+    if isinstance(store, BrokerOffsetStore) or not what_went_back(seen, rows):
+        return rows
+    # A file is gone for a moment while another takes its place; the content before is read then.
+    rows = store.read(consumer_group)
+    went_back = what_went_back(seen, rows)
+    if not went_back:
+        return rows
+    what = (
+        "was deleted or overwritten"
+        if not rows
+        else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
+    )
+    raise OffsetError(
+        f"Offsets of group {consumer_group} are gone from {store!r}, which had {len(seen)} queues of it at the last look: it {what}. "
+        "Nothing was consumed since. Put the newest state back and start the query again. Started without it, the query goes on where "
+        "the store says: messages that it has passed since then are consumed again, and a sink leaves out the rows that it has. A "
+        "group that the store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers know the group "
+        "to be."
+    )
+
+
+def what_went_back(
+    before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
+) -> tuple[str, ...]:
+    """Words for each queue that stands, by an earlier look, where it cannot come to by any change; sorted by queue."""
+    return tuple(words for queue, row in sorted(before.items()) if (words := _of_one(row, now.get(queue))))
+
+
+def _of_one(before: OffsetRow, now: OffsetRow | None) -> str:
+    if now is None:
+        return f"{before.queue} was at {before.next_offset} and is not there"
+    if now.epoch < before.epoch:
+        return f"{before.queue} was at {before.next_offset} in epoch {before.epoch} and is at {now.next_offset} in epoch {now.epoch}"
+    if now.epoch == before.epoch and now.next_offset < before.next_offset:
+        return f"{before.queue} was at {before.next_offset} and is at {now.next_offset}, both in epoch {now.epoch}"
+    return ""

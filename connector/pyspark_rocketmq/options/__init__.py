@@ -1,0 +1,3 @@
+"""What users set: texts in, values out. Pure."""
+
+from __future__ import annotations

@@ -1,0 +1,154 @@
+"""The options that say which cluster it is and how it is talked to: the same for whoever reads and whoever writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_rocketmq.options.declare import OptionSet, everywhere_option
+from pyspark_rocketmq.options.parsers import (
+    address_list,
+    boolean,
+    int_between,
+    namespace_name,
+    secret_value,
+    text_value,
+)
+
+PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
+"""What brokers see where nobody's progress is read: a pull must name a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConnectionOptions(OptionSet):
+    """Base of what reads from a cluster and of what writes to it."""
+
+    name_servers: tuple[str, ...] = everywhere_option(
+        "nameServers",
+        parse=address_list,
+        doc="Addresses of the RocketMQ name servers, `host:port`, several separated by `;`.",
+    )
+    namespace: str | None = everywhere_option(
+        "namespace",
+        parse=namespace_name,
+        default=None,
+        doc="RocketMQ namespace of topics and groups: topic `orders` of namespace `shop` is "
+        "`shop%orders` to the brokers. Everywhere else, the column `topic` included, names stay without it.",
+    )
+    access_key: str | None = everywhere_option(
+        "accessKey",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
+        "together with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the consumer group; "
+        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` on the topic.",
+    )
+    secret_key: str | None = everywhere_option(
+        "secretKey",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="The user's secret, with which every request is signed. It is never sent or shown.",
+    )
+    security_token: str | None = everywhere_option(
+        "securityToken",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="Token of temporary credentials, sent with every request; needs `accessKey`.",
+    )
+    use_tls: bool = everywhere_option(
+        "useTls",
+        parse=boolean,
+        default=False,
+        doc="Encrypt every connection, to name servers too; RocketMQ uses the same ports for it.",
+    )
+    tls_ca_file: str | None = everywhere_option(
+        "tlsCaFile",
+        parse=text_value,
+        default=None,
+        default_text="the system's authorities",
+        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read on "
+        "the driver and on every executor: it must be at the same path on all of them.",
+    )
+    tls_cert_file: str | None = everywhere_option(
+        "tlsCertFile",
+        parse=text_value,
+        default=None,
+        doc="PEM file of this client's certificate chain, for servers that require one "
+        "(`tls.server.need.client.auth`).",
+    )
+    tls_key_file: str | None = everywhere_option(
+        "tlsKeyFile",
+        parse=text_value,
+        default=None,
+        default_text="`tlsCertFile`",
+        doc="PEM file of the certificate's private key.",
+    )
+    tls_key_password: str | None = everywhere_option(
+        "tlsKeyPassword",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        doc="Password of an encrypted private key.",
+    )
+    tls_verify_certificate: bool = everywhere_option(
+        "tlsVerifyCertificate",
+        parse=boolean,
+        default=True,
+        doc="Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
+        "without certificates of their own make one at every start.",
+    )
+    tls_verify_hostname: bool = everywhere_option(
+        "tlsVerifyHostname",
+        parse=boolean,
+        default=True,
+        doc="Refuse certificates that were made for another host. Name servers tell brokers by the address "
+        "`brokerIP1`, mostly an IP address, which the certificate must then name.",
+    )
+    request_timeout_ms: int = everywhere_option(
+        "requestTimeoutMs",
+        parse=int_between(1, 600_000),
+        default=5_000,
+        unit="ms",
+        doc="How long one request to a name server or broker may take.",
+    )
+    retry_timeout_ms: int = everywhere_option(
+        "retryTimeoutMs",
+        parse=int_between(0, 86_400_000),
+        default=120_000,
+        unit="ms",
+        doc="How long a task goes on trying a broker that cannot be reached or is busy before it fails.",
+    )
+
+    def security_problems(self) -> list[str]:
+        """Options that would be ignored in silence, which for security is worst."""
+        needs = (
+            ("accessKey", self.access_key, "secretKey", self.secret_key),
+            ("secretKey", self.secret_key, "accessKey", self.access_key),
+            ("securityToken", self.security_token, "accessKey", self.access_key),
+            ("tlsCaFile", self.tls_ca_file, "useTls=true", self.use_tls),
+            ("tlsCertFile", self.tls_cert_file, "useTls=true", self.use_tls),
+            ("tlsKeyFile", self.tls_key_file, "tlsCertFile", self.tls_cert_file),
+            ("tlsKeyPassword", self.tls_key_password, "tlsCertFile", self.tls_cert_file),
+        )
+        problems = [
+            f"option '{key}' needs '{other}'" for key, given, other, met in needs if given and not met
+        ]
+        if self.tls_ca_file is not None and not self.tls_verify_certificate:
+            problems.append(
+                "option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out"
+            )
+        return problems
+
+    def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
+        """The limits of :func:`resource_name` hold for a name with its namespace; of option key, name and limit."""
+        if self.namespace is None:
+            return []
+        return [
+            f"option '{key}' is longer than {limit} characters together with its namespace '{self.namespace}%'"
+            for key, name, limit in names
+            if len(self.namespace) + 1 + len(name) > limit
+        ]

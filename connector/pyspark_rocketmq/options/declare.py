@@ -1,0 +1,231 @@
+"""How options are declared, parsed and shown: whatever an option is not, but how every option behaves.
+
+Parsing (all problems reported together), the unknown-key hint and redaction follow from the declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.options.parsers import Parser, closest
+
+T = TypeVar("T")
+
+_REQUIRED = object()
+
+
+class Use(StrEnum):
+    """What of the data source an option is for."""
+
+    STREAM = "stream"
+    BATCH = "batch"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionSpec:
+    """What is known of one option besides its value."""
+
+    key: str
+    """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
+    parse: Parser[Any]
+    doc: str
+    default_text: str
+    required: bool = False
+    unit: str = ""
+    secret: bool = False
+    internal: bool = False
+    """Whether other code of this package sets it, and nobody else."""
+    instead: tuple[str, ...] = ()
+    """Keys of options of which one may be given where this one is required."""
+    used_in: tuple[Use, ...] = ()
+    """None for an option that is not the data source's."""
+
+    @property
+    def type(self) -> str:
+        """What its text is, in words."""
+        return self.parse.type_name
+
+
+def option(
+    key: str,
+    *,
+    parse: Parser[T],
+    doc: str,
+    default: Any = _REQUIRED,
+    default_text: str | None = None,
+    unit: str = "",
+    secret: bool = False,
+    internal: bool = False,
+    instead: tuple[str, ...] = (),
+    used_in: tuple[Use, ...] = (),
+) -> Any:
+    """Declare one option as a dataclass field; with ``instead`` it is None where another of these is given."""
+    required = default is _REQUIRED
+    if default_text is None:
+        default_text = "required" if required else _shown_default(default)
+    spec = OptionSpec(
+        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret,
+        internal=internal, instead=instead, used_in=used_in,
+    )  # fmt: skip
+    if required and not instead:
+        return dataclasses.field(metadata={"spec": spec})
+    return dataclasses.field(default=None if required else default, metadata={"spec": spec})
+
+
+everywhere_option = partial(option, used_in=tuple(Use))
+"""One of the cluster's, for whoever reads and whoever writes."""
+read_option = partial(option, used_in=(Use.STREAM, Use.BATCH))
+stream_option = partial(option, used_in=(Use.STREAM,))
+batch_option = partial(option, used_in=(Use.BATCH,))
+write_option = partial(option, used_in=(Use.WRITE,))
+
+
+def _shown_default(value: object) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
+    """What can be set, in the order of declaration."""
+    specs = (field.metadata["spec"] for field in dataclasses.fields(options))
+    return tuple(spec for spec in specs if not spec.internal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OptionSet:
+    """Base of a set of options: a frozen dataclass whose fields are made by :func:`option`."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, object]) -> Self:
+        """Parse a map of texts; keys are matched without regard to case, numbers and booleans taken as Spark writes them.
+
+        Raises:
+            OptionError: With a sentence for every problem, not just the first.
+        """
+        specs: dict[str, tuple[str, OptionSpec]] = {}
+        for field in dataclasses.fields(cls):
+            spec: OptionSpec = field.metadata["spec"]
+            specs[spec.key.lower()] = (field.name, spec)
+        values, problems = _parse_values(raw, specs)
+        if not problems:
+            parsed = cls(**values)
+            problems = parsed.cross_field_problems()
+            if not problems:
+                return parsed
+        raise OptionError(tuple(problems))
+
+    def cross_field_problems(self) -> list[str]:
+        """Sentences on options that do not go together."""
+        return []
+
+    def given_but_not_for(self, use: Use) -> list[str]:
+        """Keys of options of other uses that would change something there."""
+        found = []
+        for field in dataclasses.fields(self):
+            spec: OptionSpec = field.metadata["spec"]
+            is_given = getattr(self, field.name) != field.default
+            if is_given and spec.used_in and use not in spec.used_in:
+                found.append(spec.key)
+        return found
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{field.metadata['spec'].key}={_shown(field.metadata['spec'], getattr(self, field.name))}"
+            for field in dataclasses.fields(self)
+        )
+        return f"{type(self).__name__}({shown})"
+
+
+def _shown(spec: OptionSpec, value: object) -> str:
+    return "***" if spec.secret else masked(repr(value))
+
+
+def _parse_values(
+    raw: Mapping[str, object], specs: Mapping[str, tuple[str, OptionSpec]]
+) -> tuple[dict[str, Any], list[str]]:
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, given_value in raw.items():
+        known = specs.get(key.lower())
+        if known is None:
+            problems.append(_unknown_key(key, [spec for _, spec in specs.values() if not spec.internal]))
+            continue
+        name, spec = known
+        text = _text_of(given_value)
+        if text is None:
+            problems.append(f"option '{spec.key}' is of type {type(given_value).__name__}; give it as text")
+            continue
+        try:
+            values[name] = spec.parse(text)
+        except ValueError as problem:
+            shown = "***" if spec.secret else text
+            problems.append(f"option {spec.key}='{shown}' {problem}")
+    given = {key.lower() for key in raw}
+    problems += [
+        f"option '{spec.key}' is required{_instead_of(spec, specs)}: {spec.doc}"
+        for lower, (_, spec) in specs.items()
+        if spec.required and given.isdisjoint((lower, *map(str.lower, spec.instead)))
+    ]
+    return values, problems
+
+
+def _text_of(value: object) -> str | None:
+    """What Spark's own ``option()`` makes of a value; None for what would make no sense."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return str.__str__(value)  # a member of an enumeration of texts is its text
+    return str(value) if isinstance(value, int | float) else None
+
+
+def said_twice(given: Mapping[str, object]) -> list[str]:
+    """The sentence on options of which more than one is given, which is those that are true, though they say the same thing."""
+    keys = [f"'{key}'" for key, is_given in given.items() if is_given]
+    return [f"options {' and '.join(keys)} exclude each other; give one"] if len(keys) > 1 else []
+
+
+def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
+    """A job has not all of the source's options."""
+    others = [key for key in spec.instead if key.lower() in known]
+    return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
+
+
+_NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
+    "kafka.bootstrap.servers": "nameServers",
+    "kafka.group.id": "consumerGroup",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "assign": "startingOffsets",
+    "includeheaders": "decodeProperties",
+}
+"""Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others."""
+
+
+_MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
+"""Names of options whose values Spark does not show (default of ``spark.redaction.regex``)."""
+
+
+def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
+    known = [spec.key for spec in specs]
+    # Who writes secretKey:VALUE means no key that goes on behind the colon.
+    begin = re.match(r"\w?[\w.-]*", key)
+    if begin is not None and begin.end() < len(key):
+        return f"unknown option '{begin[0]}…'"
+    here = _NAMES_OF_KAFKA.get(key.lower())
+    if here in known:
+        return f"unknown option '{key}', which is Kafka's; here it is '{here}'"
+    close = closest(key, known)
+    hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
+    if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):
+        hint += " Spark does not mask the value of an option of this name in SQL text and plans: if it is shown there, change it"
+    return f"unknown option '{key}'{hint}"

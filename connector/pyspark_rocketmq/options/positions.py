@@ -1,0 +1,429 @@
+"""Where reading starts and ends: the options, and the values they take.
+
+The options of the source that say where reading begins and ends, declared once; the others are in ``options``.
+
+What options say of single topics and queues, as JSON: ``{"topic": X}`` or ``{"topic": {"brokerName": {"queueId": X}}}``.
+
+The values of the options that say where reading begins and ends: words, numbers, or JSON per topic or queue.
+
+Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for earliest and -1
+for latest, times in milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.options.connection import ConnectionOptions
+from pyspark_rocketmq.options.declare import Use, batch_option, read_option, said_twice
+from pyspark_rocketmq.options.parsers import (
+    check_milliseconds,
+    closest,
+    one_of,
+    parses,
+    resource_name,
+    time_ms,
+    unique_members,
+)
+
+EARLIEST_OFFSET = -2
+LATEST_OFFSET = -1
+
+ParseValue = Callable[[object, str], int]
+"""Makes a number of a JSON value; the text says of what. Raises ValueError with the end of a sentence."""
+_QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,8}")
+_WORDS = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePositions:
+    """A number for every queue: of its own, of its topic, or the default."""
+
+    default: int = EARLIEST_OFFSET
+    by_queue: Mapping[MessageQueue, int] = field(default_factory=dict)
+    by_topic: Mapping[str, int] = field(default_factory=dict)
+
+    def wanted(self, queue: MessageQueue) -> int:
+        """What is asked for ``queue``; below 0: EARLIEST_OFFSET, LATEST_OFFSET."""
+        known = self.by_queue.get(queue)
+        return self.by_topic.get(queue.topic, self.default) if known is None else known
+
+    @property
+    def topics(self) -> set[str]:
+        """Topics that are named."""
+        return {queue.topic for queue in self.by_queue} | self.by_topic.keys()
+
+
+class PositionsForm(NamedTuple):
+    """How positions are written in one option."""
+
+    shape: str
+    parse_value: ParseValue
+    words: tuple[str, ...] = ()
+    """Allowed in the place of the JSON, and of a topic's value."""
+
+    def parse(self, text: str, default: int) -> QueuePositions:
+        """Parse the JSON; ``default`` is for queues it does not name.
+
+        Raises:
+            ValueError: With the end of the sentence ``option='…' …``, naming the wrong part and the right form.
+        """
+        by_queue: dict[MessageQueue, int] = {}
+        by_topic: dict[str, int] = {}
+        for topic, named in self._members(self._loaded(text), "the JSON"):
+            if isinstance(named, dict):
+                by_queue |= self._queues(topic, named)
+            else:
+                by_topic[topic] = self._of_topic(named, topic)
+        return QueuePositions(default, by_queue, by_topic)
+
+    def _loaded(self, text: str) -> object:
+        try:
+            return json.loads(text, object_pairs_hook=unique_members)
+        except json.JSONDecodeError as error:
+            words = "".join(
+                f"neither {word} nor " if not at else f"{word} nor " for at, word in enumerate(self.words)
+            )
+            close = closest(text, self.words)
+            raise ValueError(
+                f"is {words or 'not '}JSON of the shape {self.shape}; "
+                + (
+                    f"did you mean '{close}'?"
+                    if close
+                    else f"reading it as JSON failed at character {error.pos}: {error.msg}"
+                )
+            ) from error
+        except RecursionError:
+            raise ValueError(f"is nested too deeply; the shape is {self.shape}") from None
+
+    def _queues(self, topic: str, brokers: object) -> dict[MessageQueue, int]:
+        return {
+            MessageQueue(topic, broker_name, _parse_queue_id(queue_id, broker_name)): self.parse_value(
+                value, f"{topic} / {broker_name} / {queue_id}"
+            )
+            for broker_name, queues in self._members(brokers, f"the value of topic {topic!r}")
+            for queue_id, value in self._members(queues, f"the value of broker {broker_name!r}")
+        }
+
+    def _of_topic(self, value: object, topic: str) -> int:
+        if isinstance(value, str) and value.strip().lower() in self.words:
+            return _WORDS[value.strip().lower()]
+        return self.parse_value(value, f"topic {topic}")
+
+    def _members(self, value: object, where: str) -> list[tuple[str, object]]:
+        if not isinstance(value, dict) or not value:
+            raise ValueError(
+                f"is of another shape than {self.shape}: {where} must be a non-empty JSON object"
+            )
+        return list(value.items())
+
+
+def _parse_queue_id(text: str, broker_name: str) -> int:
+    if not _QUEUE_ID.fullmatch(text):
+        raise ValueError(
+            f'has queue id {text!r} for broker {broker_name!r}, which must be a whole number such as "0"'
+        )
+    return int(text)
+
+
+def whole_number(least: int, meaning: str) -> ParseValue:
+    """Parser of whole numbers from ``least`` on, described as ``meaning``."""
+
+    def parse(value: object, where: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+            raise ValueError(f"has a value for {where} that must be {meaning}, not {json.dumps(value)}")
+        return value
+
+    return parse
+
+
+COMMITTED_OFFSET: Final = -3
+"""Where a group's committed offset says."""
+
+AT_A_GROUP: Final = QueuePositions(COMMITTED_OFFSET)
+"""Every queue ends where a group stands."""
+
+_STARTS = PositionsForm(
+    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "earliest"}',
+    whole_number(EARLIEST_OFFSET, "a whole number from 0 on, or -2 (earliest) or -1 (latest)"),
+    ("earliest", "latest"),
+)
+_ENDS = PositionsForm(
+    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "latest"}',
+    whole_number(LATEST_OFFSET, "a whole number from 0 on, or -1 (latest)"),
+    ("latest",),
+)
+_milliseconds = whole_number(0, "a whole number of milliseconds since the epoch")
+
+
+def _time(value: object, where: str) -> int:
+    if isinstance(value, str):
+        try:
+            return time_ms(value)
+        except ValueError as problem:
+            raise ValueError(f"has a value for {where} that {problem}") from None
+    time = _milliseconds(value, where)
+    try:
+        check_milliseconds(time)
+    except ValueError as problem:
+        raise ValueError(f"has a value for {where} that {problem}") from None
+    return time
+
+
+_TIMES = PositionsForm(
+    '{"topic": time} or {"topic": {"brokerName": {"queueId": time}}}',
+    _time,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartingOffsets(QueuePositions):
+    """Where queues without stored progress begin; the default is EARLIEST_OFFSET, LATEST_OFFSET or COMMITTED_OFFSET."""
+
+    @classmethod
+    def earliest(cls) -> StartingOffsets:
+        """Every queue at its first message."""
+        return cls(EARLIEST_OFFSET)
+
+    @classmethod
+    def latest(cls) -> StartingOffsets:
+        """Every queue behind its last message."""
+        return cls(LATEST_OFFSET)
+
+    @classmethod
+    def committed(cls) -> StartingOffsets:
+        """Every queue where a group stands."""
+        return cls(COMMITTED_OFFSET)
+
+
+@parses("`earliest`, `latest`, `group` or JSON")
+def parse_starting_offsets(text: str) -> StartingOffsets:
+    """Parse ``earliest``, ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name start at earliest.
+
+    Raises:
+        ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the right form.
+    """
+    words = {
+        "earliest": StartingOffsets.earliest(),
+        "latest": StartingOffsets.latest(),
+        "group": StartingOffsets.committed(),
+    }
+    if (word := text.strip().lower()) in words:
+        return words[word]
+    named = _STARTS.parse(text, EARLIEST_OFFSET)
+    return StartingOffsets(EARLIEST_OFFSET, named.by_queue, named.by_topic)
+
+
+@parses("`latest`, `group` or JSON")
+def parse_ending_offsets(text: str) -> QueuePositions:
+    """Parse ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name end at latest.
+
+    Raises:
+        ValueError: As :func:`parse_starting_offsets`.
+    """
+    words = {"latest": QueuePositions(LATEST_OFFSET), "group": AT_A_GROUP}
+    if (word := text.strip().lower()) in words:
+        return words[word]
+    return _ENDS.parse(text, LATEST_OFFSET)
+
+
+@parses("JSON")
+def parse_starting_times(text: str) -> QueuePositions:
+    """Parse times as JSON; queues it does not name start at earliest.
+
+    Raises:
+        ValueError: As :func:`parse_starting_offsets`.
+    """
+    return _TIMES.parse(text, EARLIEST_OFFSET)
+
+
+@parses("JSON")
+def parse_ending_times(text: str) -> QueuePositions:
+    """Parse times as JSON; queues it does not name end at latest.
+
+    Raises:
+        ValueError: As :func:`parse_starting_offsets`.
+    """
+    return _TIMES.parse(text, LATEST_OFFSET)
+
+
+class NoMatchStrategy(StrEnum):
+    """What to do with a queue that has no message stored at or after the time asked for."""
+
+    LATEST = "latest"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PositionOptions(ConnectionOptions):
+    """Where reading begins and ends."""
+
+    starting_offsets: StartingOffsets | None = read_option(  # noqa: RUF009 - declares the field
+        "startingOffsets",
+        parse=parse_starting_offsets,
+        default=None,
+        default_text="latest (stream), earliest (batch)",
+        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` (streams), "
+        '`group` (where the group `startingGroup` stands), or JSON per topic `{"topic": "latest"}` or per queue '
+        '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
+        "Queues that appear later begin at their earliest offset.",
+    )
+    starting_group: str | None = read_option(
+        "startingGroup",
+        parse=resource_name("consumer group", 255),
+        default=None,
+        doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them or, with "
+        "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it has none "
+        "begin at their earliest offset.",
+    )
+    starting_timestamp: int | None = read_option(
+        "startingTimestamp",
+        parse=time_ms,
+        default=None,
+        unit="ms since the epoch",
+        doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
+    )
+    starting_offsets_by_timestamp: QueuePositions | None = read_option(  # noqa: RUF009 - declares the field
+        "startingOffsetsByTimestamp",
+        parse=parse_starting_times,
+        default=None,
+        unit="ms since the epoch",
+        doc='The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
+        "1700000000000}}}`; queues not named begin at their earliest offset.",
+    )
+    starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(  # noqa: RUF009 - declares the field
+        "startingOffsetsByTimestampStrategy",
+        parse=one_of(NoMatchStrategy),
+        default=NoMatchStrategy.LATEST,
+        default_text="latest",
+        doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin with the "
+        "next one that comes, which is after that time, too, so that nothing is left out; or `error`, Kafka's default, "
+        "which finds times that lie in the future.",
+    )
+    ending_offsets: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
+        "endingOffsets",
+        parse=parse_ending_offsets,
+        default=None,
+        default_text="latest",
+        doc="Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` stands), or JSON per "
+        "topic or queue as in `startingOffsets`, without -2; queues not named end at latest.",
+    )
+    ending_group: str | None = batch_option(
+        "endingGroup",
+        parse=resource_name("consumer group", 255),
+        default=None,
+        doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. As `startingGroup`, which "
+        "may be another group; of queues for which it has no offset, or stands before the beginning, nothing is read.",
+    )
+    ending_timestamp: int | None = batch_option(
+        "endingTimestamp",
+        parse=time_ms,
+        default=None,
+        unit="ms since the epoch",
+        doc="End before the first message stored at or after this time; a queue without one is read to its end.",
+    )
+    ending_offsets_by_timestamp: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
+        "endingOffsetsByTimestamp",
+        parse=parse_ending_times,
+        default=None,
+        unit="ms since the epoch",
+        doc="The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.",
+    )
+
+    def starting_times(self) -> QueuePositions | None:
+        """From which time each queue is read, in ms; below 0 as an offset. None if times do not matter."""
+        if self.starting_timestamp is not None:
+            return QueuePositions(self.starting_timestamp)
+        return self.starting_offsets_by_timestamp
+
+    def ending_times(self) -> QueuePositions | None:
+        """The same for the end."""
+        if self.ending_timestamp is not None:
+            return QueuePositions(self.ending_timestamp)
+        return self.ending_offsets_by_timestamp
+
+    def ends_at_group(self) -> bool:
+        """Whether a batch ends where a group stands."""
+        return self.ending_offsets == AT_A_GROUP
+
+    def problems_of_stream(self) -> list[str]:
+        """Options that mean nothing to a stream."""
+        return [
+            f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
+            "trigger(availableNow=True) to read what is there now"
+            for key in self.given_but_not_for(Use.STREAM)
+        ]
+
+    def problems_of_batch(self) -> list[str]:
+        """Options that mean nothing to a batch."""
+        problems = [
+            f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. Leave it out"
+            for key in self.given_but_not_for(Use.BATCH)
+        ]
+        starts = self.starting_offsets
+        if starts is not None and LATEST_OFFSET in (
+            starts.default, *starts.by_topic.values(), *starts.by_queue.values()
+        ):  # fmt: skip
+            problems.append(
+                "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it is to begin"
+            )
+        return problems
+
+    def position_problems(
+        self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
+    ) -> list[str]:
+        """Where to begin and to end is said once, and of what is read."""
+        starts = {
+            "startingOffsets": self.starting_offsets is not None,
+            "startingTimestamp": self.starting_timestamp is not None,
+            "startingOffsetsByTimestamp": self.starting_offsets_by_timestamp is not None,
+        }
+        problems = said_twice(starts) + said_twice(self._ends()) + self._group_problems(reads_as_group)
+        begin, end = self.starting_timestamp, self.ending_timestamp
+        if begin is not None and end is not None and begin > end:
+            problems.append(f"option 'startingTimestamp' is {begin}, after 'endingTimestamp', which is {end}")
+        for key, named in (
+            ("startingOffsets", self.starting_offsets),
+            ("startingOffsetsByTimestamp", self.starting_offsets_by_timestamp),
+            ("endingOffsets", self.ending_offsets),
+            ("endingOffsetsByTimestamp", self.ending_offsets_by_timestamp),
+        ):
+            others = (
+                [topic for topic in sorted(named.topics) if not is_read(topic)] if named is not None else []
+            )
+            problems += [
+                f"option '{key}' names topic '{topic}', but this query reads {what_is_read or 'only topics of its pattern'}"
+                for topic in others
+            ]
+        return problems
+
+    def _ends(self) -> dict[str, bool]:
+        """The options that say where to end, and whether they do."""
+        return {
+            "endingOffsets": self.ending_offsets is not None,
+            "endingTimestamp": self.ending_timestamp is not None,
+            "endingOffsetsByTimestamp": self.ending_offsets_by_timestamp is not None,
+        }
+
+    def _group_problems(self, reads_as_group: bool) -> list[str]:
+        begins_at_group = self.starting_offsets == StartingOffsets.committed()
+        problems = []
+        if begins_at_group and reads_as_group:
+            problems.append(
+                "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own offsets"
+            )
+        for offsets, is_at_group, needs_key, key, group in (
+            ("startingOffsets", begins_at_group, not reads_as_group, "startingGroup", self.starting_group),
+            ("endingOffsets", self.ends_at_group(), True, "endingGroup", self.ending_group),
+        ):
+            if is_at_group and needs_key and group is None:
+                problems.append(f"option '{offsets}=group' needs '{key}', whose offsets are to be used")
+            if group is not None and not is_at_group:
+                problems.append(f"option '{key}' needs '{offsets}=group'")
+        return problems

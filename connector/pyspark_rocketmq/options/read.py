@@ -1,0 +1,499 @@
+"""Every other option of reading, and the rules between options.
+
+Every option of reading with ``format("rocketmq")``, declared once.
+
+A field of :class:`ReadOptions` is the declaration: its key, parser, default, unit and text. Parsing (all problems
+reported together), the unknown-key hint, redaction and ``docs/options.md`` (``options_page``) come from it; nothing
+else in the package sees a map of strings.  Those of the cluster are in ``options.connection``.
+
+The options of the source that say how much is read at once, from whom and how soon, declared once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pyspark_rocketmq.model import MESSAGE_COLUMNS, MessageModel, UndecodableMessages, retry_topic
+from pyspark_rocketmq.options.declare import read_option, stream_option
+from pyspark_rocketmq.options.parsers import (
+    MAX_TOPIC_LENGTH,
+    boolean,
+    column_name,
+    duration_ms,
+    instance_name,
+    int_between,
+    list_of,
+    one_of,
+    pattern,
+    resource_name,
+    secret_value,
+    tag_expression,
+    text_value,
+)
+from pyspark_rocketmq.options.positions import PositionOptions
+from pyspark_rocketmq.options.store_spec import StoreSpec, offset_store
+from pyspark_rocketmq.options.subscription import (
+    EVERYTHING,
+    Subscription,
+    parse_subscriptions,
+    subscriptions_of,
+    topic_problems,
+)
+
+DEFAULT_IN_FLIGHT_BYTES: Final = 64 << 20
+_DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
+
+
+class ReadFrom(StrEnum):
+    """Which machines of a broker name messages are pulled from."""
+
+    SUGGESTED = "suggested"
+    MASTER = "master"
+    SLAVE = "slave"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PaceOptions(PositionOptions):
+    """How much is read at once, from whom and how soon."""
+
+    max_offsets_per_trigger: int | None = stream_option(
+        "maxOffsetsPerTrigger",
+        parse=int_between(1, 2**62),
+        default=None,
+        unit="messages",
+        doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
+        "every queue with a backlog gets at least one.",
+    )
+    max_bytes_per_trigger: int | None = stream_option(
+        "maxBytesPerTrigger",
+        parse=int_between(1, 2**62),
+        default=None,
+        unit="bytes",
+        doc="About so many bytes, as stored, in one micro-batch, shared as `maxOffsetsPerTrigger` is; every queue with a "
+        "backlog gets at least one message. Sizes are estimated from a pull per topic and broker at each plan, so that a "
+        "batch may be larger or smaller. Not with `consumerGroup`, which has `pullThresholdSizeForQueue`.",
+    )
+    min_offsets_per_trigger: int | None = stream_option(
+        "minOffsetsPerTrigger",
+        parse=int_between(1, 2**62),
+        default=None,
+        unit="messages",
+        doc="Wait with the next micro-batch until there are so many, but no longer than `maxTriggerDelay`. The first "
+        "micro-batch after a start does not wait, and none of `availableNow`. Not with `consumerGroup`, whose retries must "
+        "not wait.",
+    )
+    max_trigger_delay_ms: int | None = stream_option(
+        "maxTriggerDelay",
+        parse=duration_ms,
+        default=None,
+        default_text="15m",
+        doc="How long `minOffsetsPerTrigger` may wait after the last micro-batch was planned, such as `30s`, `500ms`, `15m`.",
+    )
+    min_partitions: int | None = read_option(
+        "minPartitions",
+        parse=int_between(1, 1_000_000),
+        default=None,
+        default_text="one per queue",
+        unit="tasks",
+        doc="About how many tasks read at least: the ranges of long queues are split, in proportion to their length, so "
+        "that one queue too is read by many tasks. Not with `consumerGroup`, which reads a queue in order.",
+    )
+    max_records_per_partition: int | None = read_option(
+        "maxRecordsPerPartition",
+        parse=int_between(1, 2**62),
+        default=None,
+        unit="messages",
+        doc="Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.",
+    )
+    pull_batch_size: int = read_option(
+        "pullBatchSize",
+        parse=int_between(1, 1024),
+        default=32,
+        unit="messages",
+        doc="Messages asked for in one pull. A broker gives at most 32 unless "
+        "`maxTransferCountOnMessageInMemory` was raised there.",
+    )
+    pulls_in_flight: int = read_option(
+        "pullsInFlight",
+        parse=int_between(1, 256),
+        default=16,
+        unit="requests",
+        doc="Pulls under way at once on a task's connection to its broker.",
+    )
+    max_in_flight_bytes: int = read_option(
+        "maxInFlightBytes",
+        parse=int_between(1 << 20, 1 << 40),
+        default=DEFAULT_IN_FLIGHT_BYTES,
+        unit="bytes",
+        doc="Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one pull always may be "
+        "out, however large its answer.",
+    )
+    read_from: ReadFrom = read_option(  # noqa: RUF009 - declares the field
+        "readFrom",
+        parse=one_of(ReadFrom),
+        default=ReadFrom.SUGGESTED,
+        default_text="suggested",
+        doc="Whom messages are pulled from: `suggested`, the master until it suggests a slave, as Java's consumers; `master` "
+        "alone; `slave`, if there is one, to spare the master. What a slave does not have yet is read from the master. Where "
+        "the queues begin and end is always asked of the master.",
+    )
+    route_refresh_ms: int = stream_option(
+        "routeRefreshMs",
+        parse=int_between(1, 3_600_000),
+        default=30_000,
+        unit="ms",
+        doc="How long it may take until new queues, brokers and, with `topicPattern`, topics are found; Java's "
+        "`pollNameServerInterval`.",
+    )
+
+    def trigger_delay_ms(self) -> int:
+        """How long a plan may wait for ``minOffsetsPerTrigger``."""
+        return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
+
+    def pace_problems(self) -> list[str]:
+        """Bounds that contradict each other."""
+        problems = []
+        least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            problems.append(
+                f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger', which is {most}"
+            )
+        if least is None and self.max_trigger_delay_ms is not None:
+            problems.append("option 'maxTriggerDelay' needs 'minOffsetsPerTrigger': nothing else waits")
+        return problems
+
+
+_PROPERTIES: Final = "properties"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ReadOptions(PaceOptions):
+    """Options of the source, for batch and for streams."""
+
+    topic: str | None = read_option(
+        "topic",
+        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        instead=("topics", "topicPattern", "subscriptions"),
+        default_text="required, or `topics`, `topicPattern` or `subscriptions`",
+        doc="The topic to read.",
+    )
+    topics: tuple[str, ...] = read_option(
+        "topics",
+        parse=list_of(resource_name("topic", MAX_TOPIC_LENGTH)),
+        default=(),
+        default_text="none",
+        doc="The topics to read, separated by commas; in place of `topic`.",
+    )
+    topic_pattern: re.Pattern[str] | None = read_option(  # noqa: RUF009 - declares the field
+        "topicPattern",
+        parse=pattern,
+        default=None,
+        doc="A regular expression (Python's) that matches the whole names of the topics to read, in place of `topic`. Looked up "
+        "every `routeRefreshMs`: topics that appear later are read from their earliest offset. Retry, dead-letter and "
+        "RocketMQ's own topics are left out. Not with `consumerGroup`, whose members must subscribe to the same topics.",
+    )
+    subscription: str = read_option(
+        "subscription",
+        parse=tag_expression,
+        default=EVERYTHING,
+        doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
+        "Filtered by the broker by hash code and again by exact tag in the task.",
+    )
+    sql_filter: str | None = read_option(
+        "sqlFilter",
+        parse=text_value,
+        default=None,
+        doc="An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place of "
+        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything is read it is asked "
+        "whether it takes the condition, since it would answer pulls with a wrong one by all messages.",
+    )
+    subscriptions: tuple[Subscription, ...] = read_option(
+        "subscriptions",
+        parse=parse_subscriptions,
+        default=(),
+        default_text="none",
+        doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": "*"}`, or with '
+        'conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in '
+        "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
+    )
+    pull_threshold_for_queue: int | None = stream_option(
+        "pullThresholdForQueue",
+        parse=int_between(1, 65_535),
+        default=None,
+        unit="messages",
+        doc="Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory and goes on pulling "
+        "as they are consumed; here a queue gets its next messages with the next micro-batch, so that such a bound is one "
+        "of the throughput. Hence there is none by default: `maxOffsetsPerTrigger` bounds the micro-batch.",
+    )
+    pull_threshold_size_for_queue: int = stream_option(
+        "pullThresholdSizeForQueue",
+        parse=int_between(1, 1024),
+        default=100,
+        unit="MiB",
+        doc="With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes it as large "
+        "as this, Java's default; a task has it in memory. The rest is planned with the next micro-batch.",
+    )
+    drain_timeout_ms: int = stream_option(
+        "drainTimeoutMs",
+        parse=int_between(1, 2**31 - 1),
+        default=3_600_000,
+        unit="ms",
+        doc="With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with an error that says where each "
+        "stands, such as at a message that always fails where `maxReconsumeTimes` sets no limit.",
+    )
+    fail_on_data_loss: bool = read_option(
+        "failOnDataLoss",
+        parse=boolean,
+        default=True,
+        doc="What to do when wanted messages are no longer on the broker: fail with an error that names the queue "
+        "and the offsets, or go on at the first offset available and log the gap.",
+    )
+    undecodable_messages: UndecodableMessages = read_option(  # noqa: RUF009 - declares the field
+        "undecodableMessages",
+        parse=one_of(UndecodableMessages),
+        default=UndecodableMessages.FAIL,
+        default_text="fail",
+        doc="What to do with a message whose body cannot be decompressed or whose bytes are no message: `fail` ends the query with "
+        "an error that names queue, offset and reason, a consumer's when all messages before it are consumed; `keep` reads "
+        "it like any other, with the bytes that are stored as its body and the reason as property `UNDECODABLE`.",
+    )
+    consumer_group: str | None = stream_option(
+        "consumerGroup",
+        parse=resource_name("consumer group", 255),
+        default=None,
+        doc="Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every range "
+        "ends with a marker row. Used by `PushConsumer`; needs `offsetStore`.",
+    )
+    offset_store: str | None = read_option(
+        "offsetStore",
+        parse=offset_store,
+        default=None,
+        doc="Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; `file:PATH`, a folder on "
+        "the driver's machine, for `BROADCASTING`; `broker:`, the brokers themselves, for concurrent consumers without a "
+        "sink ([offsets.md](offsets.md)).",
+    )
+    message_model: MessageModel = stream_option(  # noqa: RUF009 - declares the field
+        "messageModel",
+        parse=one_of(MessageModel),
+        default=MessageModel.CLUSTERING,
+        default_text="CLUSTERING",
+        doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. `BROADCASTING`: "
+        "every query reads every queue, with progress of its own under its `instanceName`.",
+    )
+    consume_orderly: bool = stream_option(
+        "consumeOrderly",
+        parse=boolean,
+        default=True,
+        doc="Whether the group's queues are locked at their brokers before they are read, as orderly listeners need it. "
+        "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two members may have "
+        "the same messages while the group changes; only one of them gets its offsets stored. The same for all members.",
+    )
+    hand_over_ranges: bool = stream_option(
+        "handOverRanges",
+        parse=boolean,
+        default=False,
+        doc="Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` for engines "
+        "that read a range where they consume it.",
+    )
+    listener: str | None = stream_option(
+        "listener",
+        parse=text_value,
+        default=None,
+        doc="`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the planner, "
+        "which is the member of the group, consumes a message with it when an administrator asks for that one.",
+    )
+    allocate_message_queue_strategy: str = stream_option(
+        "allocateMessageQueueStrategy",
+        parse=text_value,
+        default="averagely",
+        doc="How the members of the group share the queues; all must use the same: `averagely`, `averagelyByCircle`, "
+        "`consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, `byConfig:TOPIC/BROKER/QUEUE,…` or "
+        "`module:Class`. A machine room is what stands before `@` in a broker's name and before `/` in a member's `instanceName`.",
+    )
+    instance_name: str | None = stream_option(
+        "instanceName",
+        parse=instance_name,
+        default=None,
+        default_text="unique for every start",
+        doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a query "
+        "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
+        "No two members of a group may have the same. With `allocateMessageQueueStrategy=machineRoomNearby` it begins with the "
+        "member's machine room, as in `east/worker-1`.",
+    )
+    hub_secret: str | None = stream_option(
+        "hubSecret",
+        parse=secret_value,
+        default=None,
+        secret=True,
+        internal=True,
+        doc="Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; new for every start.",
+    )
+    include_columns: tuple[str, ...] = read_option(
+        "includeColumns",
+        parse=list_of(column_name),
+        default=(),
+        default_text="all",
+        doc="Columns of a message to read, separated by commas, in that order: the others are neither decoded nor handed "
+        "to Spark, which cannot tell a Python source what a query needs. Not with `consumerGroup`: a listener gets "
+        "whole messages.",
+    )
+    property_columns: tuple[str, ...] = read_option(
+        "propertyColumns",
+        parse=list_of(text_value),
+        default=(),
+        default_text="none",
+        doc="Properties of a message that become string columns of their own behind the others, by name, separated by "
+        "commas; null where a message lacks one. Cheaper than column `properties`, which can then be left out. "
+        "Not with `consumerGroup`.",
+    )
+    decode_properties: bool = read_option(
+        "decodeProperties",
+        parse=boolean,
+        default=True,
+        doc="Whether there is a column `properties`, the map of all of them and the dearest to decode. `false` leaves it "
+        "out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with `consumerGroup`.",
+    )
+
+    def subscribed(self) -> tuple[str, ...]:
+        """The topics that are asked for by name; none with ``topicPattern``."""
+        if self.subscriptions:
+            return tuple(each.topic for each in self.subscriptions)
+        return self.topics if self.topic is None else (self.topic,)
+
+    def subscription_of(self, topic: str) -> Subscription:
+        """What is wanted of a topic that is read."""
+        if topic == self.retry_topic():
+            return Subscription(topic, EVERYTHING)
+        named = (each for each in self.subscriptions if each.topic == topic)
+        return next(named, None) or subscriptions_of((topic,), self.subscription, self.sql_filter)[0]
+
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a message that are read, in their order; those of ``propertyColumns`` follow."""
+        named = self.include_columns or MESSAGE_COLUMNS
+        return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
+
+    def retry_topic(self) -> str | None:
+        """The topic through which messages that the group has given back come again; None where there is none.
+
+        Source: ``DefaultMQPushConsumerImpl.copySubscription``: any group but a broadcasting one has it.
+        """
+        if self.consumer_group is None or self.message_model is MessageModel.BROADCASTING:
+            return None
+        return retry_topic(self.consumer_group)
+
+    def needs_locks(self) -> bool:
+        """Whether queues are locked at their brokers: an orderly member of a group that shares them (C1, B3)."""
+        return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
+
+    def all_subscribed(self) -> tuple[str, ...]:
+        """The topics that are read: those asked for and the retry topic."""
+        retry = self.retry_topic()
+        return self.subscribed() if retry is None else (*self.subscribed(), retry)
+
+    def cross_field_problems(self) -> list[str]:
+        """Topics are said once; group and store go together; where to begin is said once, and of what is read."""
+        problems = topic_problems(
+            {
+                "topic": self.topic,
+                "topics": self.topics,
+                "topicPattern": self.topic_pattern,
+                "subscriptions": self.subscriptions,
+            },
+            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
+        )
+        if self.consumer_group is not None and self.offset_store is None:
+            problems.append("option 'consumerGroup' needs 'offsetStore', which holds the group's offsets")
+        if not self.consume_orderly and self.consumer_group is None:
+            problems.append(
+                "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
+            )
+        if self.hand_over_ranges and self.consumer_group is None:
+            problems.append(
+                "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
+            )
+        groups = {self.consumer_group, self.starting_group, self.ending_group}
+        if self.offset_store is not None and groups == {None}:
+            problems.append(
+                "option 'offsetStore' needs 'consumerGroup', 'startingGroup' or 'endingGroup', whose offsets are to be used"
+            )
+        if self.offset_store is not None and self.consumer_group is not None:
+            store = StoreSpec.parse(self.offset_store)
+            problems += store.problems(self.message_model, consume_orderly=self.consume_orderly)
+        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
+            problems.append(
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+            )
+        problems += self._room_problems()
+        problems += self.position_problems(
+            self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
+        )
+        names = [("consumerGroup", self.consumer_group or "", 255)]
+        names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
+        problems += self.pace_problems() + self._of_plain_reads() + self._column_problems()
+        return problems + self.security_problems() + self.name_problems(names)
+
+    def _room_problems(self) -> list[str]:
+        """A member's machine room is told by its name, and a name with one is of no other use."""
+        strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
+        wants_room = strategy == "machineRoomNearby" and self.message_model is MessageModel.CLUSTERING
+        has_room = "/" in (self.instance_name or "")
+        if wants_room and not has_room and self.consumer_group is not None:
+            return [
+                (
+                    "option 'allocateMessageQueueStrategy=machineRoomNearby' needs an 'instanceName' that begins with this "
+                    "member's machine room, such as 'east/worker-1'"
+                )
+            ]
+        if has_room and self.message_model is MessageModel.BROADCASTING:
+            return [
+                (
+                    f"option 'instanceName={self.instance_name}' has a '/', and with 'messageModel=BROADCASTING' this query's "
+                    "progress is kept under that name; leave it out"
+                )
+            ]
+        return []
+
+    def _reads(self, topic: str) -> bool:
+        if self.topic_pattern is not None:
+            return self.topic_pattern.fullmatch(topic) is not None
+        return topic in self.subscribed()
+
+    def _of_plain_reads(self) -> list[str]:
+        """Options that mean nothing to a consumer group."""
+        whole, in_order = "whose listener gets whole messages", "which reads a queue in one task, in order"
+        chosen = (
+            ("topicPattern", self.topic_pattern, "whose members must subscribe to the same topics"),
+            ("includeColumns", self.include_columns, whole),
+            ("propertyColumns", self.property_columns, whole),
+            ("decodeProperties=false", not self.decode_properties, whole),
+            ("maxBytesPerTrigger", self.max_bytes_per_trigger, "which has 'pullThresholdSizeForQueue'"),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "whose retries must not wait"),
+            ("minPartitions", self.min_partitions, in_order),
+            ("maxRecordsPerPartition", self.max_records_per_partition, in_order),
+        )
+        if self.consumer_group is None:
+            return []
+        return [
+            f"option '{key}' does not go with 'consumerGroup', {reason}"
+            for key, given, reason in chosen
+            if given
+        ]
+
+    def _column_problems(self) -> list[str]:
+        problems = []
+        if _PROPERTIES in self.include_columns and not self.decode_properties:
+            problems.append(
+                "option 'includeColumns' names 'properties', which 'decodeProperties=false' leaves out"
+            )
+        taken = {name.lower(): f"the column '{name}'" for name in MESSAGE_COLUMNS}
+        for name in self.property_columns:
+            if name.lower() in taken:
+                problems.append(
+                    f"option 'propertyColumns' names '{name}' beside {taken[name.lower()]}, and Spark does not tell upper "
+                    "from lower case; take it from column 'properties'"
+                )
+            taken[name.lower()] = f"the property '{name}'"
+        return problems

@@ -1,0 +1,3 @@
+"""Writing with Spark."""
+
+from __future__ import annotations

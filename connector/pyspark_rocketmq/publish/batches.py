@@ -1,0 +1,237 @@
+"""Which queue a row goes to, and which request.
+
+Messages gathered into requests: by destination, in their order, up to a size. Pure.
+
+Where each row of a task goes: a queue of its own, or any of its topic's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark_rocketmq.client.producer.attempts import select_message_queue_by_hash
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import RocketMQError, RowNotSent
+from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.options.write import BodyCompression, WriteOptions
+from pyspark_rocketmq.publish.keys import KeySampler
+from pyspark_rocketmq.publish.rows import SinkRow
+from pyspark_rocketmq.wire.compression import CompressionType, compress
+from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, batch_member
+from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.requests.send import ShardingKey
+
+_STORED_OVERHEAD: Final = 320
+"""Bytes a member may take in the broker's log beside what is sent: head, hosts, topic and the broker's own properties.
+The log's limit of one batch is that of one message."""
+
+Destination = MessageQueue | str
+"""A queue, or a topic whose queues take turns."""
+
+
+def compression_of(options: WriteOptions) -> CompressionType | None:
+    """How long bodies are compressed; None if they are not."""
+    wanted = options.compression_type
+    return None if wanted is BodyCompression.NONE else CompressionType[wanted.name]
+
+
+@dataclass(slots=True)
+class Parcel:
+    """The messages of one request, in order."""
+
+    destination: Destination
+    sys_flag: int
+    parts: list[bytes] = field(default_factory=list)
+    """Members as a batch holds them, in pieces."""
+    count: int = 0
+    size: int = 0
+    """Bytes, as stored."""
+    first: SinkRow | None = None
+    last: SinkRow | None = None
+    single: Message | None = None
+    """The one message in place of members: brokers take no batch of delayed ones, and a batch has no room for the largest."""
+
+    def shown(self) -> str:
+        """Which rows these are."""
+        assert self.first is not None
+        assert self.last is not None
+        if self.count == 1:
+            return self.first.shown
+        return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
+
+    def _add(self, row: SinkRow, size: int) -> None:
+        if self.first is None:
+            self.first = row
+        self.last = row
+        self.count += 1
+        self.size += size
+
+
+class Gatherer:
+    """Gathers the rows of one task."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._most_messages = options.batch_size
+        self._most_bytes = min(options.batch_bytes, options.max_message_size)
+        self._compress_over = options.compress_over_bytes
+        self._compression = compression_of(options)
+        self._open: dict[Destination, Parcel] = {}
+
+    def add(self, row: SinkRow, destination: Destination) -> Iterator[Parcel]:
+        """Take in the next row; what is now complete, in the order in which it must be sent."""
+        parcel = self._open.get(destination)
+        body, sys_flag = self._compressed(row, into_compressed=parcel is not None and parcel.sys_flag != 0)
+        size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
+        is_single = row.delay is not None or size > self._most_bytes
+        # All members of a batch have its flags; to keep the order, others begin a new one.
+        if parcel is not None and (
+            is_single or parcel.sys_flag != sys_flag or parcel.size + size > self._most_bytes
+        ):
+            yield self._open.pop(destination)
+            parcel = None
+        if is_single:
+            yield _alone(row, destination, size)
+            return
+        if parcel is None:
+            parcel = self._open[destination] = Parcel(destination, sys_flag)
+        parcel.parts += batch_member(body, row.properties_data)
+        parcel._add(row, size)  # noqa: SLF001 - of this module
+        if parcel.count >= self._most_messages or parcel.size >= self._most_bytes:
+            yield self._open.pop(destination)
+
+    def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
+        """The body as a member of a batch, and its flags; the producer does it for a message that goes alone.
+
+        A batch that is compressed takes short bodies compressed, too, instead of ending before each of them.
+        """
+        if self._compression is None or row.delay is not None:
+            return row.body, 0
+        if len(row.body) < self._compress_over and not into_compressed:
+            return row.body, 0
+        return compress(row.body, self._compression)
+
+    def rest(self) -> Iterator[Parcel]:
+        """What is not complete, when no row comes any more."""
+        while self._open:
+            yield self._open.pop(next(iter(self._open)))
+
+
+def _alone(row: SinkRow, destination: Destination, size: int) -> Parcel:
+    properties = decode_properties(row.properties_data)
+    if row.delay is not None:
+        name, text = row.delay
+        properties[name] = text
+    parcel = Parcel(destination, 0)
+    parcel.single = Message(topic=row.topic, body=row.body, properties=properties)
+    parcel._add(row, size)  # noqa: SLF001 - of this module
+    return parcel
+
+
+logger = logging.getLogger(__name__)
+
+_MOST_KNOWN_KEYS: Final = 100_000
+
+
+class Places:
+    """The places of one task, which looks at the queues of a topic once: keys do not move while it runs."""
+
+    def __init__(
+        self,
+        queues_of: Callable[[str], Sequence[MessageQueue]],
+        sampler: KeySampler | None = None,
+        queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
+    ) -> None:
+        """Look at nothing yet.
+
+        Args:
+            queues_of: Looks for the queues of a topic.
+            sampler: Is given the sharding keys seen.
+            queues_now: As ``queues_of``, whatever was seen of the topic before.
+        """
+        self._queues_of = queues_of
+        self._queues_now = queues_now
+        self._now: dict[str, Sequence[MessageQueue]] = {}
+        self._queues: dict[str, Sequence[MessageQueue]] = {}
+        self._by_key: dict[tuple[str, ShardingKey], MessageQueue] = {}
+        self._sampler = sampler
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's queues, in the order in which sharding keys count.
+
+        Raises:
+            RocketMQError: If they cannot be had.
+        """
+        found = self._queues.get(topic)
+        if found is None:
+            found = self._queues[topic] = self._queues_of(topic)
+        return found
+
+    def any_of(self, topic: str) -> Sequence[MessageQueue]:
+        """Where rows of the topic may go that have neither key nor queue.
+
+        Raises:
+            RocketMQError: As of :meth:`queues`.
+        """
+        return self._now.get(topic) or self.queues(topic)
+
+    def instead_of(self, queue: MessageQueue) -> Sequence[MessageQueue]:
+        """The queues that its topic has now, if ``queue`` is not among them any more; else none.
+
+        Keys and rows with a queue of their own stay where they were.
+        """
+        try:
+            now = self._queues_now(queue.topic)
+        except RocketMQError as error:
+            logger.warning("queues not looked at again topic=%s: %s", queue.topic, error)
+            return ()
+        if queue in now:
+            return ()
+        self._now[queue.topic] = now
+        return now
+
+    def of(self, row: SinkRow) -> Destination:
+        """The queue that the row names or that its sharding key hashes to; else its topic.
+
+        Raises:
+            RowNotSent: If it names no queue that there is.
+        """
+        if row.queue_id is not None:
+            return self._named(row)
+        if row.sharding_key is None:
+            return row.topic
+        key = (row.topic, row.sharding_key)
+        queue = self._by_key.get(key)
+        if queue is None:
+            if len(self._by_key) >= _MOST_KNOWN_KEYS:
+                self._by_key.clear()
+            queue = select_message_queue_by_hash(self.queues(row.topic), row.sharding_key)
+            self._by_key[key] = queue
+            if self._sampler is not None:
+                self._sampler.add(row.topic, str(row.sharding_key))
+        return queue
+
+    def _named(self, row: SinkRow) -> MessageQueue:
+        if row.sharding_key is not None:
+            raise RowNotSent(
+                row.shown,
+                "it has both a queueId and a shardingKey, which say different queues; leave one null",
+                is_no_message=True,
+            )
+        found = [
+            queue
+            for queue in self.queues(row.topic)
+            if queue.queue_id == row.queue_id and row.broker_name in (None, queue.broker_name)
+        ]
+        if len(found) == 1:
+            return found[0]
+        wanted = f"queue {row.queue_id} of topic {row.topic}"
+        if found:
+            brokers = ", ".join(queue.broker_name for queue in found)
+            problem = f"{wanted} is on {peer_text(brokers)}: say which in a column brokerName"
+            raise RowNotSent(row.shown, problem, is_no_message=True)
+        where = f" on {row.broker_name}" if row.broker_name else ""
+        known = ", ".join(f"{queue.broker_name}/{queue.queue_id}" for queue in self.queues(row.topic))
+        raise RowNotSent(row.shown, f"there is no {wanted}{where} to write to; there are {peer_text(known)}")

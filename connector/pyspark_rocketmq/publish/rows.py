@@ -1,0 +1,334 @@
+"""Columns the writer takes, and rows made into messages.
+
+Rows made into messages as they are stored: bytes, and where they go.
+
+Everything that can be wrong with a row is found here, before anything of it is sent, and told with its keys.
+
+Columns that the sink takes: which there may be, of which types, and what is wrong with those that there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent, SchemaError
+from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, closest, resource_name
+from pyspark_rocketmq.options.write import MAX_DELAY_LEVEL, WriteOptions
+from pyspark_rocketmq.wire import properties as names
+from pyspark_rocketmq.wire.properties import encode_properties
+from pyspark_rocketmq.wire.requests.send import JavaInteger, ShardingKey, check_body
+
+TOPIC: Final = "topic"
+BODY: Final = "body"
+KEYS: Final = "keys"
+TAGS: Final = "tags"
+SHARDING_KEY: Final = "shardingKey"
+BROKER_NAME: Final = "brokerName"
+QUEUE_ID: Final = "queueId"
+DELAY_LEVEL: Final = "delayLevel"
+DELIVER_TIMESTAMP: Final = "deliverTimestamp"
+MSG_ID: Final = "msgId"
+PROPERTIES: Final = "properties"
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, StringType)
+
+
+def _is_number(kind: DataType) -> bool:
+    return isinstance(kind, IntegralType)
+
+
+_TYPES: Final[Mapping[str, tuple[str, Callable[[DataType], bool]]]] = {
+    TOPIC: ("string", _is_text),
+    BODY: ("binary or string", lambda kind: isinstance(kind, (BinaryType, StringType))),
+    KEYS: ("string", _is_text),
+    TAGS: ("string", _is_text),
+    SHARDING_KEY: ("string or an integer", lambda kind: _is_text(kind) or _is_number(kind)),
+    BROKER_NAME: ("string", _is_text),
+    QUEUE_ID: ("int", _is_number),
+    DELAY_LEVEL: ("int", _is_number),
+    DELIVER_TIMESTAMP: ("timestamp", lambda kind: isinstance(kind, TimestampType)),
+    MSG_ID: ("string", _is_text),
+    PROPERTIES: (
+        "map<string,string>",
+        lambda kind: isinstance(kind, MapType) and _is_text(kind.keyType) and _is_text(kind.valueType),
+    ),
+}
+
+
+def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int]:
+    """Where each column of the sink is among the rows' columns, whose names may differ in case.
+
+    A column whose value an option fixes is not among them.
+
+    Raises:
+        SchemaError: With a sentence for every problem.
+    """
+    names = {name.lower(): name for name in _TYPES}
+    positions: dict[str, int] = {}
+    problems: list[str] = []
+    for position, field in enumerate(schema.fields):
+        name = names.get(field.name.lower())
+        if name is None:
+            problems.append(_unknown(field.name))
+            continue
+        wanted, fits = _TYPES[name]
+        if not fits(field.dataType):
+            problems.append(f"column '{field.name}' is {field.dataType.simpleString()}, but must be {wanted}")
+        if name in positions:
+            problems.append(f"column '{name}' is there twice; drop one of them")
+        positions[name] = position
+    problems += _missing(positions, options)
+    if problems:
+        raise SchemaError(
+            'Rows cannot be written with format("rocketmq"):'
+            + "".join(f"\n  - {problem}" for problem in problems)
+        )
+    for name in fixed_values(options):
+        positions.pop(name, None)
+    return positions
+
+
+def fixed_values(options: WriteOptions) -> dict[str, str | int]:
+    """The columns that options give the same value in every row."""
+    fixed = {
+        TOPIC: options.topic,
+        KEYS: options.keys,
+        TAGS: options.tags,
+        SHARDING_KEY: options.sharding_key,
+        QUEUE_ID: options.queue_id,
+        DELAY_LEVEL: options.delay_level,
+    }
+    return {name: value for name, value in fixed.items() if value is not None}
+
+
+def _missing(positions: Mapping[str, int], options: WriteOptions) -> list[str]:
+    problems = []
+    if BODY not in positions:
+        problems.append("there is no column 'body', the content of the messages")
+    if TOPIC not in positions and options.topic is None:
+        problems.append("there is neither a column 'topic' nor an option 'topic'")
+    if BROKER_NAME in positions and QUEUE_ID not in positions and options.queue_id is None:
+        problems.append("there is a column 'brokerName', but no queue: add a column 'queueId' or drop it")
+    return problems
+
+
+def _unknown(name: str) -> str:
+    close = closest(name, _TYPES, cutoff=0.75)
+    hint = f"did you mean '{close}'?" if close else f"known ones: {', '.join(_TYPES)}."
+    return f"column '{name}' means nothing here; {hint} Select what is to be sent"
+
+
+MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
+"""A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if they do not fit."""
+
+_TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
+_SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
+"""Characters that fit whatever they are."""
+
+
+class SinkRow(NamedTuple):
+    """One message to be."""
+
+    number: int
+    """Of the row in its task, from 0."""
+    topic: str
+    body: bytes
+    properties_data: bytes
+    sharding_key: ShardingKey | None
+    queue_id: int | None
+    broker_name: str | None
+    delay: tuple[str, str] | None
+    """Property and value that have the broker keep the message back."""
+    keys: str | None = None
+    msg_id: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """What a person would know the row by."""
+        return _shown(self.number, self.keys, self.sharding_key, self.msg_id)
+
+
+class RowKeys:
+    """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
+
+    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Where Java has the time of the message, they
+    have almost zero, so that ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the month.
+    """
+
+    def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
+        name = f"{write_id}/{batch_id}/{partition_id}".encode()
+        self._prefix = hashlib.blake2b(name, digest_size=10).hexdigest().upper()
+
+    def of(self, number: int) -> str:
+        """That of the row of this number in its task."""
+        return f"{self._prefix}{number:012X}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowReader:
+    """Reads the rows of one task."""
+
+    options: WriteOptions
+    positions: Mapping[str, int]
+    """Of the columns, by their names here."""
+    row_keys: RowKeys
+
+    def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
+        """The rows of ``batch``, of which the first is the task's row ``first``.
+
+        Raises:
+            RowNotSent: At the first row that cannot be a message.
+        """
+        column = partial(self._column, batch, fixed_values(self.options))
+        bodies = column(BODY)
+        topics = column(TOPIC)
+        keys = column(KEYS)
+        tags = column(TAGS)
+        sharding_keys = column(SHARDING_KEY)
+        queue_ids = column(QUEUE_ID)
+        broker_names = column(BROKER_NAME)
+        levels = column(DELAY_LEVEL)
+        moments = column(DELIVER_TIMESTAMP)
+        msg_ids = column(MSG_ID)
+        maps = column(PROPERTIES)
+        for at in range(batch.num_rows):
+            number = first + at
+            try:
+                topic = _topic(topics[at], self.options.namespace)
+                yield SinkRow(
+                    number,
+                    topic,
+                    self._body(bodies[at], topic),
+                    self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
+                    sharding_keys[at],
+                    queue_ids[at],
+                    broker_names[at],
+                    _delay(levels[at], moments[at]),
+                    keys[at],
+                    msg_ids[at],
+                )
+            except (LocalProtocolError, _BadRow) as problem:
+                shown = _shown(number, keys[at], sharding_keys[at], msg_ids[at])
+                raise RowNotSent(shown, str(problem), is_no_message=True) from problem
+
+    def _column(self, batch: pa.RecordBatch, fixed: Mapping[str, Any], name: str) -> Sequence[Any]:
+        position = self.positions.get(name)
+        if position is None:
+            return [fixed.get(name)] * batch.num_rows
+        column = batch.column(position)
+        if name == BODY and pa.types.is_string(column.type):
+            column = column.cast(pa.binary())
+        if name == DELIVER_TIMESTAMP:
+            column = pc.divide(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), 1000)
+        values: list[Any] = column.to_pylist()
+        if name == SHARDING_KEY and pa.types.is_integer(column.type) and column.type.bit_width < 64:
+            return [None if value is None else JavaInteger(value) for value in values]
+        return values
+
+    def _body(self, value: bytes | None, topic: str) -> bytes:
+        body: bytes = _required(value, BODY)
+        check_body(body, f"topic {topic}", self.options.max_message_size)
+        return body
+
+    def _encode(
+        self,
+        given: Sequence[tuple[str, str | None]] | None,
+        keys: str | None,
+        tags: str | None,
+        unique_key: str,
+    ) -> bytes:
+        if not given and not self.options.properties:
+            return _encode_usual(keys, tags, unique_key)
+        properties = dict(self.options.properties)
+        properties.update(
+            {name: text for name, text in given or () if text and name not in names.OF_ONE_DELIVERY}
+        )
+        return _encode_all(properties, keys, tags, unique_key)
+
+
+def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:
+    """The same as :func:`_encode_all` of no other properties, at a fraction of the cost."""
+    text = f"{names.UNIQ_KEY}\1{unique_key}\2"
+    count = 1
+    if tags:
+        text = f"{names.TAGS}\1{tags}\2{text}"
+        count += 1
+    if keys:
+        text = f"{names.KEYS}\1{keys}\2{text}"
+        count += 1
+    if text.count("\1") != count or text.count("\2") != count or len(text) > _SURELY_SHORT:
+        return _encode_all({}, keys, tags, unique_key)
+    return text.encode()
+
+
+def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, unique_key: str) -> bytes:
+    own = {names.KEYS: keys, names.TAGS: tags, names.UNIQ_KEY: unique_key}
+    properties.update({name: text for name, text in own.items() if text})
+    data = encode_properties(properties)
+    if len(data) > MOST_PROPERTIES_BYTES:
+        raise _BadRow(
+            f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} beside their own; "
+            "move large values into the body"
+        )
+    return data
+
+
+class _BadRow(Exception):
+    """The end of a sentence about a row."""
+
+
+def _required(value: Any, column: str) -> Any:
+    if value is None:
+        raise _BadRow(f"its column '{column}' is null")
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _topic(name: str | None, namespace: str | None) -> str:
+    """A column's topic, as strictly as option ``topic``."""
+    try:
+        topic = _TOPIC_NAME(_required(name, TOPIC))
+    except ValueError as problem:
+        raise _BadRow(f"its topic '{peer_text(str(name))}' {problem}") from None
+    if namespace is not None and len(namespace) + 1 + len(topic) > MAX_TOPIC_LENGTH:
+        raise _BadRow(
+            f"its topic '{topic}' is longer than {MAX_TOPIC_LENGTH} characters together with its namespace '{namespace}%'"
+        )
+    return topic
+
+
+def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
+    if level is not None and not 0 <= level <= MAX_DELAY_LEVEL:
+        raise _BadRow(
+            f"its delayLevel is {level}; levels are 1 to {MAX_DELAY_LEVEL}, and 0 or null for no delay"
+        )
+    if level and deliver_ms is not None:
+        raise _BadRow("it has both a delayLevel and a deliverTimestamp; leave one of them null")
+    if deliver_ms is not None:
+        return names.TIMER_DELIVER_MS, str(deliver_ms)
+    return (names.DELAY, str(level)) if level else None
+
+
+def _shown(number: int, keys: str | None, sharding_key: ShardingKey | None, msg_id: str | None) -> str:
+    parts = [("keys", keys), ("shardingKey", sharding_key), ("msgId", msg_id)]
+    found = ", ".join(f"{name}={value!r}" for name, value in parts if value not in {None, ""})
+    return f"row {number} of the task" + (f" ({found})" if found else "")

@@ -1,0 +1,270 @@
+"""The writers of `format("rocketmq")`, and what each task does.
+
+The writers of ``format("rocketmq")``: what every task does with its rows, and what the driver sees of it.
+
+Order.  A task sends its rows in the order in which it gets them: those of one sharding key go to one queue, one request
+after another.  Nothing orders two tasks, and Spark lets a Python sink not ask for an arrangement of the rows: that all rows
+of a key come to one task is up to the DataFrame (``by_sharding_key``), and is checked afterwards.
+
+Delivery.  At least once: a task ends when all its messages are acknowledged, and a task, batch or query that runs again
+sends its rows again, under the same UNIQ_KEYs.
+
+What one task of the sink does: rows in, messages out, until all are acknowledged.
+
+What the driver sees of the topic that tasks write to, before the first of them begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from pyspark_rocketmq.client.broker import OnSend
+from pyspark_rocketmq.client.cluster import PatientLookup
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.client.producer.attempts import FaultTable
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.errors import KeysOutOfOrder, RocketMQError
+from pyspark_rocketmq.model import MessageQueue, TopicRoute
+from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.publish.batches import Gatherer, Parcel, Places, compression_of
+from pyspark_rocketmq.publish.keys import KeySample, KeySampler, keys_of_several_tasks
+from pyspark_rocketmq.publish.rows import RowKeys, RowReader
+from pyspark_rocketmq.publish.sender import Outbox
+from pyspark_rocketmq.wire.requests.send import EncodedBatch
+
+logger = logging.getLogger(__name__)
+
+SeenRoutes = Mapping[str, TopicRoute]
+"""By topic."""
+
+
+def seen_routes(options: WriteOptions) -> SeenRoutes:
+    """The route of option ``topic`` if it can be had at once; topics of a column are looked up by the tasks.
+
+    All tasks of a write, and those that are run again, spread sharding keys over the queues of this one look, whichever of
+    the topic's brokers restarts meanwhile.
+    """
+    if options.topic is None:
+        return {}
+    clock = SystemClock()
+    timeout_s = options.request_timeout_ms / 1000
+    try:
+        pool = process_pool(ConnectionSettings.of(options))
+        names = NameServerClient(
+            options.name_servers, pool, clock, timeout_s, namespace=options.namespace or ""
+        )
+        return {options.topic: names.route(options.topic, Deadline.after(clock, timeout_s))}
+    except RocketMQError as error:
+        # The tasks look for it longer, and from where they run.
+        logger.warning(
+            "topic not seen by the driver, its tasks will look for it topic=%s: %s", options.topic, error
+        )
+        return {}
+
+
+def send_rows(
+    batches: Iterator[pa.RecordBatch],
+    options: WriteOptions,
+    positions: Mapping[str, int],
+    row_keys: RowKeys,
+    seen: SeenRoutes | None = None,
+) -> tuple[int, KeySample]:
+    """Send all rows; the number of messages and, if they are checked, the sharding keys, when every one is acknowledged.
+
+    Args:
+        batches: The rows of the task, in order.
+        options: Of the sink.
+        positions: Of the columns.
+        row_keys: Make the messages' UNIQ_KEYs.
+        seen: Routes that all tasks of the write go by.
+
+    Raises:
+        RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
+    """
+    clock = SystemClock()
+    with Producer(
+        options.name_servers,
+        options.producer_group,
+        send_timeout_s=options.request_timeout_ms / 1000,
+        # The outbox repeats, and keeps the order meanwhile.
+        retry_times_when_send_async_failed=0,
+        compress_over_bytes=options.compress_over_bytes,
+        compression_type=compression_of(options),
+        max_message_size=options.max_message_size,
+        pool=process_pool(ConnectionSettings.of(options)),
+        clock=clock,
+        namespace=options.namespace or "",
+    ) as producer:
+        sampler = KeySampler()
+        for topic, route in (seen or {}).items():
+            producer.know(topic, route)
+        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
+        places = Places(
+            lookup.queues,
+            sampler if options.check_sharding_keys else None,
+            lambda topic: producer.queues(topic, may_create=False, afresh=True),
+        )
+        outbox = Outbox(
+            _Sends(producer).begin,
+            clock,
+            max_bytes=options.max_in_flight_bytes,
+            send_timeout_s=options.request_timeout_ms / 1000,
+            retry_timeout_s=options.retry_timeout_ms / 1000,
+            require_send_ok=options.require_send_ok,
+            faults=FaultTable(clock) if options.send_latency_fault_enable else None,
+            instead_of=places.instead_of,
+        )
+        reader = RowReader(options=options, positions=positions, row_keys=row_keys)
+        for parcel in _parcels(batches, reader, Gatherer(options), places):
+            destination = parcel.destination
+            outbox.put(parcel, places.any_of(destination) if isinstance(destination, str) else ())
+        outbox.finish()
+        return outbox.messages, sampler.sample()
+
+
+def _parcels(
+    batches: Iterator[pa.RecordBatch], reader: RowReader, gatherer: Gatherer, places: Places
+) -> Iterator[Parcel]:
+    first = 0
+    for batch in batches:
+        for row in reader.rows(batch, first):
+            yield from gatherer.add(row, places.of(row))
+        first += batch.num_rows
+    yield from gatherer.rest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sends:
+    """How the outbox begins a send."""
+
+    producer: Producer
+
+    def begin(self, parcel: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
+        if parcel.single is None:
+            batch = EncodedBatch(queue=queue, body=b"".join(parcel.parts), sys_flag=parcel.sys_flag)
+            self.producer.send_encoded(batch, on_result)
+            return
+        try:
+            self.producer.send_async(parcel.single, on_result, queue=queue)
+        except RocketMQError as error:
+            on_result(error)
+
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+"""Local properties of every task of a stream (``StreamExecution``, ``MicroBatchExecution``)."""
+
+
+@dataclass(frozen=True)
+class SentMessage(WriterCommitMessage):
+    """What one task did."""
+
+    messages: int
+    keys: KeySample
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sink:
+    """What both writers share; pickled to the tasks."""
+
+    options: WriteOptions
+    positions: Mapping[str, int]
+    seen: SeenRoutes
+
+    def send(self, batches: Iterator[pa.RecordBatch], write_id: str, batch_id: int) -> SentMessage:
+        partition_id = _task().partitionId()
+        row_keys = RowKeys(write_id, batch_id, partition_id)
+        messages, keys = send_rows(batches, self.options, self.positions, row_keys, self.seen)
+        return SentMessage(messages, keys)
+
+    def out_of_order(self, messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
+        """What is wrong if two tasks sent rows of one sharding key."""
+        sent = [one for one in messages if isinstance(one, SentMessage)]
+        logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
+        twice = keys_of_several_tasks(one.keys for one in sent)
+        return KeysOutOfOrder(twice) if twice else None
+
+
+class RocketMQWriter(DataSourceArrowWriter):
+    """``df.write.format("rocketmq")``."""
+
+    def __init__(
+        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
+    ) -> None:
+        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
+        self._write_id = options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
+        """Send the rows of one task; all are acknowledged when it returns.
+
+        Raises:
+            RowNotSent: If a row cannot be sent; rows before it may be stored.
+        """
+        # Within foreachBatch each micro-batch is a write of its own, whatever writeId says.
+        batch_id = _task().getLocalProperty(_BATCH_ID)
+        return self._sink.send(iterator, self._write_id, int(batch_id or 0))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """See whether the order of sharding keys was kept.
+
+        Raises:
+            KeysOutOfOrder: If two tasks sent rows of one sharding key; all rows are stored.
+        """
+        wrong = self._sink.out_of_order(messages)
+        if wrong is not None:
+            raise wrong
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing can be taken back: what is stored stays."""
+
+
+class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+    """``df.writeStream.format("rocketmq")``."""
+
+    def __init__(
+        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
+    ) -> None:
+        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
+        self._write_id = options.write_id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
+        """Send one task's rows of a micro-batch; all are acknowledged when it returns.
+
+        Raises:
+            RowNotSent: If a row cannot be sent; rows before it may be stored.
+        """
+        query_id, batch_id = (_task().getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
+        if query_id is None or batch_id is None:
+            raise RocketMQError(
+                "Spark does not tell which micro-batch this is, without which a message sent again could not be told "
+                "from a new one. Write with foreachBatch and df.write instead."
+            )
+        return self._sink.send(iterator, self._write_id or query_id, int(batch_id))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Warn if the order of sharding keys was not kept.
+
+        The batch is stored, and no task knows the keys of another before it is. A failure would have every restart of the
+        query send it again, and fail again.
+        """
+        wrong = self._sink.out_of_order(messages)
+        if wrong is not None:
+            logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Nothing can be taken back: what is stored stays."""
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None, "a writer's write() runs in a task"
+    return context

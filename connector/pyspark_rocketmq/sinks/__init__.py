@@ -1,0 +1,3 @@
+"""Where a consumer's rows go."""
+
+from __future__ import annotations

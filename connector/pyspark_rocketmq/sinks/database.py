@@ -1,0 +1,340 @@
+"""Exactly once into a database of the user's: rows and watermarks in one transaction of it.
+
+The batch's rows come to the driver, where a function of the user's writes them through the very transaction that moves
+the watermarks: made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver will do.
+
+Rule 1: a watermark is moved only from what it was when the batch began.  Whoever moves it second, a query that was
+believed dead for example, waits for the first one's transaction and then finds no such row: it is refused.
+Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks tells what became of it.
+Rule 3: rows first, watermarks last.  Where the user's function breaks the transaction, a watermark never stands beside
+rows that are missing, and the open attempt that is left stops every batch until somebody has looked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import (
+    Life,
+    RowWriter,
+    Writing,
+    advance,
+    drop_known_rows,
+    rows_to_text,
+    text_to_rows,
+)
+from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
+from pyspark_rocketmq.sinks.standing import SinkStanding
+
+logger = logging.getLogger(__name__)
+
+WriteRows = Callable[[Any, pa.Table], None]
+"""Writes rows through a cursor and neither commits nor rolls back; may be called again after an error."""
+
+_PLACEHOLDERS = ("?", "%s")
+
+
+class DatabaseSink:
+    """A database that rows are added to exactly once.
+
+    A table of it (``watermark_table``) holds how far it has come: one row per group and queue, made by ``prepare``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        write: WriteRows,
+        *,
+        placeholder: str = "?",
+        watermark_table: str = "rocketmq_watermarks",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Name the database and what is done with rows.
+
+        Args:
+            connect: Opens a connection without autocommit, on the driver; a new one for each transaction.
+            write: Called with a cursor and the rows that are not there yet, an Arrow table with the position of each
+                row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and the listener's columns.
+            placeholder: How the driver writes parameters in SQL: ``?`` (sqlite3) or ``%s`` (psycopg, PyMySQL).
+            watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its own.
+            sleep: How to wait between the tries of a transaction.
+
+        Raises:
+            OptionError: If the placeholder is no such, or the name no plain one.
+        """
+        problems = []
+        if placeholder not in _PLACEHOLDERS:
+            problems.append(f"placeholder='{placeholder}' is none of {', '.join(_PLACEHOLDERS)}")
+        if not all(part.isidentifier() for part in watermark_table.split(".")):
+            problems.append(
+                f"watermark_table='{watermark_table}' is no plain name such as rocketmq_watermarks"
+            )
+        if problems:
+            raise OptionError(tuple(problems), where="database sink")
+        self._connect = connect
+        self.write = write
+        """See the constructor."""
+        self.sleep = sleep
+        self.table = WatermarkTable(connect, watermark_table, placeholder)
+        """The table of watermarks."""
+        self._schema: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        # Not what connects: it may hold a password.
+        return f"DatabaseSink(watermark_table='{self.table.name}')"
+
+    @property
+    def place(self) -> Hashable:
+        """See ``Sink.place``; before ``prepare`` it cannot tell that two functions connect to one database."""
+        return self.table.identity or (self._connect, self.table.name)
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Make the table of watermarks if it is missing; the rows' own tables are the user's.
+
+        Raises:
+            OptionError: If the table cannot be made or has another form, or if connections commit by themselves.
+        """
+        self.table.prepare(self.sleep)
+        self._schema = schema
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DatabaseBatch:
+        """Read the group's watermarks; see ``Sink.begin``.
+
+        Raises:
+            SinkMoved: If rows of a later generation of a queue are there.
+            SinkConflict: If ``write`` committed by itself in an attempt that did not come to its end.
+        """
+        stored = self.table.read(consumer_group)
+        if stored.open_attempts:
+            since = {queue: watermark.next_offset for queue, watermark in stored.watermarks.items()}
+            raise _committed_by_itself(self.table, consumer_group, "an earlier attempt", since)
+        assert self._schema is not None, "prepare() comes first"
+        known = {
+            queue: _known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
+            for queue, generation in queues.items()
+        }
+        collector = RowCollector(self._schema, known)
+        standing = self._standing(self.table.identity, stored.watermarks, queues)
+        return DatabaseBatch(
+            self,
+            consumer_group,
+            collector,
+            stored.watermarks,
+            generations=dict(queues),
+            standing=standing,
+        )
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """See ``Sink.standings``."""
+        identity = self.table.identity or self.table.stored_identity()
+        watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
+        return (self._standing(identity, watermarks, queues),)
+
+    def _standing(
+        self,
+        identity: str | None,
+        stored: Mapping[MessageQueue, Watermark],
+        queues: Mapping[MessageQueue, int],
+    ) -> SinkStanding:
+        found = {queue: stored[queue] for queue in queues if queue in stored}
+        watermarks = {
+            queue: watermark.next_offset if watermark.generation >= queues[queue] else 0
+            for queue, watermark in found.items()
+        }
+        return SinkStanding(f"database table {self.table.name}", identity, watermarks)
+
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """See ``Sink.watermarks``."""
+        stored = self.table.read(consumer_group).watermarks
+        return {Life(queue, each.generation): each.next_offset for queue, each in stored.items()}
+
+
+class DatabaseBatch:
+    """One micro-batch on its way into the database; made by :meth:`DatabaseSink.begin`."""
+
+    def __init__(
+        self,
+        sink: DatabaseSink,
+        consumer_group: str,
+        writer: RowCollector,
+        stored: Mapping[MessageQueue, Watermark],
+        *,
+        generations: Mapping[MessageQueue, int],
+        standing: SinkStanding,
+    ) -> None:
+        self._generations = generations
+        self.standings = (standing,)
+        """See ``SinkBatch.standings``."""
+        self._sink = sink
+        self._group = consumer_group
+        self._writer = writer
+        self._stored = stored
+
+    def task_writer(self) -> RowWriter:
+        """What tasks gather the batch's rows with."""
+        return self._writer
+
+    def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
+        """Write the rows and move the watermarks in one transaction.
+
+        Raises:
+            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was added.
+            SinkConflict: If the transaction kept failing, what the user's function raised included, or if that
+                function committed by itself.
+            OffsetError: If a queue was not named to ``begin``, or there are rows although no queue grew.
+        """
+        unknown = [str(queue) for queue in acked if queue not in self._writer.watermarks]
+        if unknown:
+            raise OffsetError(f"{'; '.join(unknown)}: acknowledged, but not named when the batch began.")
+        grown = advance(self._writer.watermarks, acked)
+        if not grown:
+            if written:
+                raise OffsetError(
+                    f"Group {self._group}: {sum(len(each.table()) for each in written)} rows come without progress of any queue. Nothing "
+                    "was added. Rows of messages that were not acknowledged must not be written."
+                )
+            return
+        rows = pa.concat_tables([self._writer.schema.empty_table(), *(each.table() for each in written)])
+        self._commit(rows, grown)
+
+    def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
+        attempt = str(uuid.uuid4())
+        failure: Exception | None = None
+        for pause_s in (None, *PAUSES_S):
+            try:
+                if pause_s is not None:
+                    self._sink.sleep(pause_s)
+                if failure is None or not self._is_done(grown, attempt):
+                    self._write(rows, grown, attempt)
+            except SinkConflict:
+                raise
+            except Exception as error:
+                logger.info("database transaction to be tried again group=%s", self._group, exc_info=True)
+                failure = error
+            else:
+                return
+        raise SinkConflict(
+            f"{len(rows)} rows of group {self._group} could not be written into the database in {len(PAUSES_S) + 1} "
+            f"tries; the last error was: {type(failure).__name__}: {failure}. The batch may run again: rows that are there by "
+            "then are left out."
+        ) from failure
+
+    def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
+        table = self._sink.table
+        with table.transaction() as cursor:
+            if len(rows):
+                with table.open_attempt(cursor, self._group, attempt):
+                    self._sink.write(cursor, rows)
+            for queue, next_offset in sorted(grown.items()):
+                new = Watermark(next_offset, self._generations[queue], attempt)
+                if not table.move(cursor, self._group, queue, self._stored.get(queue), new):
+                    raise self._moved(queue)
+
+    def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
+        """Whether a try before, whose end is not known, was committed after all.
+
+        Raises:
+            SinkMoved: If somebody else has been there.
+            SinkConflict: If it was committed before it was at its end.
+        """
+        found = self._sink.table.read(self._group)
+        if attempt in found.open_attempts:
+            since = {queue: self._writer.watermarks[queue] for queue in grown}
+            raise _committed_by_itself(self._sink.table, self._group, "this batch", since)
+        now = {queue: found.watermarks.get(queue) for queue in grown}
+        if any(watermark is not None and watermark.attempt == attempt for watermark in now.values()):
+            return True
+        for queue, watermark in now.items():
+            if watermark != self._stored.get(queue):
+                raise self._moved(queue)
+        return False
+
+    def _moved(self, queue: MessageQueue) -> SinkMoved:
+        return SinkMoved(
+            f"Another consumer of group {self._group} wrote rows of {queue} into the database while this batch ran. "
+            "Nothing of this batch was added. If it happens often, two queries own the same queues."
+        )
+
+
+def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
+    """The next offset of the queue's generation whose row is not there."""
+    if watermark.generation > generation:
+        raise SinkMoved(
+            f"The database has rows of {queue} of generation {watermark.generation}, and group {consumer_group} was to write some of "
+            f"generation {generation}: its offsets began again, and another consumer has followed them. Nothing was added."
+        )
+    return watermark.next_offset if watermark.generation == generation else 0
+
+
+def _committed_by_itself(
+    table: WatermarkTable, consumer_group: str, attempt: str, since: Mapping[MessageQueue, int]
+) -> SinkConflict:
+    where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
+    return SinkConflict(
+        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it was at its end: "
+        "write(cursor, rows) commits by itself (commit(), `with connection:`, executescript(), or a statement that commits implicitly, as "
+        "CREATE TABLE does in MySQL), or its connection does. Rows may be in the database without their watermarks, and would "
+        "come a second time. Have the function leave commits alone, remove the rows of "
+        f"{where or 'all queues'}, and then run: {table.forget_attempts_statement(consumer_group)}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedRows:
+    """A task's rows on their way to the driver."""
+
+    rows: str
+    """As ``arrow_text`` writes them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {"rows": self.rows}
+
+    def table(self) -> pa.Table:
+        """The rows."""
+        return text_to_rows(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCollector:
+    """Gathers a task's rows that the database does not have; picklable."""
+
+    schema: pa.Schema
+    watermarks: Mapping[MessageQueue, int]
+
+    def open(self) -> Writing:
+        """See ``RowWriter.open``."""
+        return _Collecting(self)
+
+    def written(self, facts: Mapping[str, Any]) -> CollectedRows:
+        """See ``RowWriter.written``."""
+        return CollectedRows(**facts)
+
+
+class _Collecting:
+    def __init__(self, collector: RowCollector) -> None:
+        self._collector = collector
+        self._batches: list[pa.RecordBatch] = []
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        new = drop_known_rows(rows.select(self._collector.schema.names), self._collector.watermarks)
+        if new.num_rows:
+            self._batches.append(new.cast(self._collector.schema))
+        return int(rows.num_rows - new.num_rows)
+
+    def finish(self) -> list[CollectedRows]:
+        if not self._batches:
+            return []
+        return [CollectedRows(rows=rows_to_text(self._batches, self._collector.schema))]
+
+    def abandon(self) -> None:
+        self._batches.clear()

@@ -1,0 +1,442 @@
+"""Parquet files with their statistics, written in tasks.
+
+Writes rows as Parquet files into a Delta table's folder; runs in tasks and knows nothing of the table's log.
+
+Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and go
+with VACUUM.
+
+Rule 1: no delta-rs here. Task processes are forked, and delta-rs must not be in a process that forks.
+Rule 2: rows below their queue's watermark are in the table already and are dropped before they are written: that is
+what makes a replay harmless.
+
+File statistics as Delta's log wants them: row count, null counts, least and greatest values by column.
+
+Readers skip files by them, so a bound may be loose but never wrong: where an exact bound cannot be written
+(NaN, infinity, cut-off text, dates beyond year 9999) a looser one or none is.
+
+Source: ``PROTOCOL.md``, "Per-file Statistics"; string truncation as delta-spark's ``StatisticsCollection``.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime, timedelta
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import drop_known_rows
+
+_INDEXED_COLUMNS = 32
+"""Delta's default of ``delta.dataSkippingNumIndexedCols``."""
+_TEXT_LENGTH = 32
+"""Characters kept of a text bound."""
+_GREATEST_CHARACTER = "\U0010ffff"
+_US_PER_MS = 1_000
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is written as text
+
+
+class FileStatistics:
+    """Collects the statistics of one file while its batches are written."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        indexed = [field for field in list(schema)[:_INDEXED_COLUMNS] if not pa.types.is_nested(field.type)]
+        self._types = {field.name: field.type for field in indexed}
+        self._num_records = 0
+        self._null_counts = dict.fromkeys(self._types, 0)
+        self._bounds: dict[str, tuple[Any, Any]] = {}
+        self._unbounded = {name for name, type_ in self._types.items() if not _has_bounds(type_)}
+
+    @property
+    def num_records(self) -> int:
+        """Rows seen so far."""
+        return self._num_records
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of one batch into account."""
+        self._num_records += batch.num_rows
+        for name in self._types:
+            column = batch.column(name)
+            self._null_counts[name] += column.null_count
+            if name not in self._unbounded and column.null_count < len(column):
+                self._widen(name, column)
+
+    def to_json(self) -> str:
+        """Return the ``stats`` text of an add action."""
+        texts = {name: _bound_values(self._types[name], *bounds) for name, bounds in self._bounds.items()}
+        return json.dumps(
+            {
+                "numRecords": self._num_records,
+                "minValues": {name: low for name, (low, _) in texts.items() if low is not None},
+                "maxValues": {name: high for name, (_, high) in texts.items() if high is not None},
+                "nullCount": self._null_counts,
+            }
+        )
+
+    def _widen(self, name: str, column: pa.Array) -> None:
+        type_ = self._types[name]
+        if pa.types.is_floating(type_) and not pc.all(pc.is_finite(column.drop_null())).as_py():
+            # JSON has no NaN or infinity, and a bound that ignores them would let readers skip such rows.
+            self._unbounded.add(name)
+            self._bounds.pop(name, None)
+            return
+        low, high = _min_max(column)
+        if name in self._bounds:
+            low, high = min(low, self._bounds[name][0]), max(high, self._bounds[name][1])
+        self._bounds[name] = (low, high)
+
+
+def _has_bounds(type_: pa.DataType) -> bool:
+    is_kind = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_string,
+        pa.types.is_timestamp,
+        pa.types.is_date32,
+    )
+    return any(is_this(type_) for is_this in is_kind)
+
+
+def _min_max(column: pa.Array) -> tuple[Any, Any]:
+    """Least and greatest value; times and dates as their integers, which Python's own types may not hold."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    elif pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    bounds = pc.min_max(column)
+    return bounds["min"].as_py(), bounds["max"].as_py()
+
+
+def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
+    """Both bounds as JSON values; None where none can be written."""
+    if pa.types.is_string(type_):
+        return low[:_TEXT_LENGTH], _text_above(high)
+    if pa.types.is_timestamp(type_):
+        zone = "" if type_.tz is None else "Z"
+        return _time_text(low // _US_PER_MS, zone), _time_text(-(-high // _US_PER_MS), zone)
+    if pa.types.is_date32(type_):
+        return _date_text(low), _date_text(high)
+    return low, high
+
+
+def _text_above(text: str) -> str | None:
+    """A short text not below ``text``: its beginning and the greatest character there is."""
+    if len(text) <= _TEXT_LENGTH:
+        return text
+    if text[_TEXT_LENGTH] == _GREATEST_CHARACTER:
+        return None
+    return text[:_TEXT_LENGTH] + _GREATEST_CHARACTER
+
+
+def _time_text(milliseconds: int, zone: str) -> str | None:
+    """Milliseconds are all that Delta's statistics keep of a time."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return moment.isoformat(timespec="milliseconds") + zone
+
+
+def _date_text(days: int) -> str | None:
+    try:
+        return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
+    except OverflowError:
+        return None
+
+
+_ROW_GROUP_BYTES = 32 << 20
+_ROW_GROUP_ROWS = 128 * 1024
+_OPEN_FILES = 64
+"""At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""Names the folder of rows without a value."""
+_LONGEST_NAME = 255
+"""Bytes of a folder's name that file systems take."""
+_POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
+
+PartitionValues = tuple[str | None, ...]
+"""Text of each partition column, in their order; None for null."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    """A finished file on its way to the driver; plain values only, so that it travels as JSON."""
+
+    path: str
+    """Relative to the table's folder, as on disk: not URL-encoded."""
+    size: int
+    """Bytes."""
+    num_records: int
+    stats_json: str
+    """The ``stats`` of a Delta add action."""
+    partition_values: Mapping[str, str | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWriter:
+    """What a task needs to write its share of a batch; picklable."""
+
+    table_uri: str
+    """Local path, or a storage URI that ``pyarrow.fs`` knows."""
+    schema: pa.Schema
+    """The table's columns."""
+    partition_by: tuple[str, ...]
+    watermarks: Mapping[MessageQueue, int]
+    """Next offset by queue, for every queue of the batch: rows below are in the table already."""
+    fills_missing: bool = False
+    """Whether rows may lack columns that may be null."""
+    max_file_bytes: int = 128 << 20
+    """A file is finished when it has grown to about this size."""
+    max_file_rows: int = 1_000_000
+
+    def open(self) -> FileSet:
+        """See ``RowWriter.open``; the files are removed again when it is abandoned."""
+        return FileSet(self)
+
+    def written(self, facts: Mapping[str, Any]) -> WrittenFile:
+        """See ``RowWriter.written``."""
+        return WrittenFile(**facts)
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -> pa.RecordBatch:
+    """The batch with exactly the table's columns, in the table's order and types."""
+    if fills_missing:
+        for field in schema:
+            if field.name not in batch.schema.names and field.nullable:
+                batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    missing = [name for name in schema.names if name not in batch.schema.names]
+    superfluous = [name for name in batch.schema.names if name not in schema.names]
+    if missing or superfluous:
+        raise SchemaError(
+            f"Output rows do not fit the sink's table: only in the table: {', '.join(missing) or 'none'}; "
+            f"only in the rows: {', '.join(superfluous) or 'none'}."
+        )
+    columns = [_cast(batch.column(field.name), field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.null_count and (not field.nullable or field.name in _POSITION_COLUMNS):
+        raise SchemaError(
+            f"Column {field.name} of the output rows has {column.null_count} nulls and may have none."
+        )
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as exc:
+        raise SchemaError(
+            f"Column {field.name} of the output rows has type {column.type}, which does not fit the table's "
+            f"{field.type}: {exc}"
+        ) from exc
+
+
+def _split(
+    batch: pa.RecordBatch, partition_by: Sequence[str]
+) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
+    """Parts of the batch by partition, without the partition columns."""
+    if not batch.num_rows:
+        return
+    if not partition_by:
+        yield (), batch
+        return
+    columns = {name: _partition_text(batch.column(name)) for name in partition_by}
+    texts = pa.table(columns)
+    data = batch.drop_columns(list(partition_by))
+    for values in zip(
+        *(c.to_pylist() for c in texts.group_by(list(partition_by)).aggregate([]).columns), strict=True
+    ):
+        mask = None
+        for name, value in zip(partition_by, values, strict=True):
+            is_value = pc.is_null(columns[name]) if value is None else pc.equal(columns[name], value)
+            mask = is_value if mask is None else pc.and_kleene(mask, is_value)
+        yield values, data.filter(mask)
+
+
+def _partition_text(column: pa.Array) -> pa.Array:
+    """Partition values as Delta writes them; an empty text means null there."""
+    texts = column.cast(pa.string())
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def folder_name(column: str, value: str | None) -> str:
+    """Of the files with this partition value.
+
+    The log says which value a file has: where the name would be too long for a file system, a digest ends it.
+    """
+    whole = f"{column}={NULL_PARTITION if value is None else quote(value, safe='')}"
+    if is_folder_name(whole):
+        return whole
+    digest = blake2b(whole.encode(), digest_size=16).hexdigest()
+    return f"{whole.encode()[:100].decode(errors='ignore')}~{digest}"
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether file systems take it: 255 bytes."""
+    return len(name.encode()) <= _LONGEST_NAME
+
+
+def filesystem_of(table_uri: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system and folder of a table.
+
+    Raises:
+        OptionError: If ``pyarrow.fs`` does not know the URI's scheme.
+    """
+    if "://" not in table_uri:
+        return fs.LocalFileSystem(), str(Path(table_uri).absolute())
+    # Spark's name for S3; Arrow knows the plain one only.
+    uri = "s3" + table_uri.removeprefix("s3a") if table_uri.startswith("s3a://") else table_uri
+    try:
+        filesystem, folder = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowException, ValueError) as exc:
+        problem = f"Files cannot be written to {table_uri}: {exc} Use a path or a URI that pyarrow.fs knows."
+        raise OptionError((problem,), where="Delta sink") from exc
+    return filesystem, folder.rstrip("/")
+
+
+class FileSet:
+    """The files a task is writing, one per partition, and those it has finished; implements ``Writing``."""
+
+    def __init__(self, writer: TaskWriter) -> None:
+        self._writer = writer
+        self._schema = pa.schema([f for f in writer.schema if f.name not in writer.partition_by])
+        self._filesystem, self._folder = filesystem_of(writer.table_uri)
+        self._open: dict[PartitionValues, _GrowingFile] = {}
+        self._finished: list[WrittenFile] = []
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        """Write the rows that are not in the table yet, in their order within a partition; how many are in it.
+
+        Raises:
+            SchemaError: If they do not fit the table's columns or a row lacks its message's position.
+        """
+        new = drop_known_rows(
+            _conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
+            self._writer.watermarks,
+        )
+        for values, part in _split(new, self._writer.partition_by):
+            self._add_part(values, part)
+        return int(rows.num_rows - new.num_rows)
+
+    def _add_part(self, values: PartitionValues, rows: pa.RecordBatch) -> None:
+        while rows.num_rows:
+            file = self._file_of(values)
+            room = self._writer.max_file_rows - file.num_records
+            file.add(rows.slice(0, room))
+            rows = rows.slice(room)
+            if file.num_records >= self._writer.max_file_rows or file.size >= self._writer.max_file_bytes:
+                self._finish_one(values)
+
+    def finish(self) -> list[WrittenFile]:
+        """See ``Writing.finish``."""
+        for values in list(self._open):
+            self._finish_one(values)
+        return self._finished
+
+    def abandon(self) -> None:
+        """Remove all files, as far as that is possible: what stays is no worse than after a kill."""
+        for file in self._open.values():
+            file.close_quietly()
+        paths = [file.path for file in self._open.values()] + [file.path for file in self._finished]
+        for path in paths:
+            try:
+                self._filesystem.delete_file(f"{self._folder}/{path}")
+            except OSError:
+                continue
+
+    def _file_of(self, values: PartitionValues) -> _GrowingFile:
+        file = self._open.get(values)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES:
+                self._finish_one(max(self._open, key=lambda key: self._open[key].num_records))
+            by_column = dict(zip(self._writer.partition_by, values, strict=True))
+            file = _GrowingFile(self._filesystem, self._folder, self._schema, by_column)
+            self._open[values] = file
+        return file
+
+    def _finish_one(self, values: PartitionValues) -> None:
+        self._finished.append(self._open[values].finish())
+        del self._open[values]
+
+
+class _GrowingFile:
+    """One Parquet file; rows are gathered into row groups that are worth having."""
+
+    def __init__(
+        self,
+        filesystem: fs.FileSystem,
+        folder: str,
+        schema: pa.Schema,
+        partition_values: Mapping[str, str | None],
+    ) -> None:
+        self._partition_values = partition_values
+        self._statistics = FileStatistics(schema)
+        self._schema = schema
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
+        self._gathered_bytes = 0
+        subfolders = [folder_name(name, value) for name, value in partition_values.items()]
+        self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
+        if subfolders:
+            filesystem.create_dir("/".join([folder, *subfolders]), recursive=True)
+        self._stream = filesystem.open_output_stream(f"{folder}/{self.path}")
+        self._parquet = pq.ParquetWriter(self._stream, schema, compression="zstd")
+
+    @property
+    def num_records(self) -> int:
+        return self._statistics.num_records
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return int(self._stream.tell())
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._statistics.add(rows)
+        self._gathered.append(rows)
+        self._gathered_rows += rows.num_rows
+        self._gathered_bytes += rows.nbytes
+        if self._gathered_rows >= _ROW_GROUP_ROWS or self._gathered_bytes >= _ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def finish(self) -> WrittenFile:
+        self._write_row_group()
+        self._parquet.close()
+        size = self.size
+        self._stream.close()
+        return WrittenFile(
+            path=self.path,
+            size=size,
+            num_records=self.num_records,
+            stats_json=self._statistics.to_json(),
+            partition_values=self._partition_values,
+        )
+
+    def close_quietly(self) -> None:
+        """Let go of a file that nobody will read."""
+        for closeable in (self._parquet, self._stream):
+            try:
+                closeable.close()
+            except (OSError, pa.ArrowException):
+                continue
+
+    def _write_row_group(self) -> None:
+        if self._gathered:
+            self._parquet.write_table(pa.Table.from_batches(self._gathered, self._schema))
+        self._gathered = []
+        self._gathered_rows = self._gathered_bytes = 0

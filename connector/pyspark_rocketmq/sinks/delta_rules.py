@@ -1,0 +1,228 @@
+"""May files be added, do rows fit, whose commit is it: decisions without I/O.
+
+May files be added to this table by us, and do our rows fit?  Pure judgement of a sink table's form and history.
+
+The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
+skipped: such tables are left to Spark's own writer.
+
+Exactly once into a sink: which rows are new, and how far the sink got per queue.
+
+A replayed batch need not equal the first attempt: a listener may fail the second time, or get farther. So a
+batch id cannot tell what the sink holds; only a position per queue can. The sink keeps that position, the
+*watermark*, in the same transaction as the rows, and every commit goes through three steps:
+
+1. read the watermarks the sink holds;
+2. drop rows whose ``queueOffset`` is below their queue's watermark: an earlier attempt wrote them;
+3. commit the remaining rows and the watermarks that grow, together.
+
+Whatever was acknowledged, replayed or lost in between, the sink then holds the rows of exactly the messages
+below its watermark. Offsets are committed after that, so the offset store is never ahead of the sink.
+
+A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made anew or a
+broker lost the end of its log, other messages come under offsets that were there before: that is the next life, which
+has a watermark of its own and begins without one, so that all its rows are written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyspark_rocketmq.delta.table import TableForm, column_differences
+from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.model import MessageQueue
+
+
+def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
+    """The Delta transaction's application id that carries the watermark of one life of a queue as its version.
+
+    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second life on ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``.
+    Unique per group and life: RocketMQ allows no colon in groups and topics, and the queue id is digits, so colons in
+    a broker name stay between them.
+    """
+    first = f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"
+    return f"{first}.{generation}" if generation else first
+
+
+POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
+"""Columns every sink table has, by Delta's type names: which message a row came from."""
+
+_ALLOWED_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        # Harmless while no column or property uses them, which is looked at below.
+        "checkConstraints",
+        "columnMapping",
+        "generatedColumns",
+        "invariants",
+    }
+)
+"""Features that do not touch the adding of files, of those that delta-rs 1.6 writes (tried one by one)."""
+_COLUMN_FEATURES = {
+    "delta.generationExpression": "generated column",
+    "delta.identity.start": "identity column",
+    "delta.invariants": "invariant of column",
+}
+_COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
+"""Of columns that Delta fills itself."""
+_PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
+"""Types whose partition value has one text form only."""
+
+
+def refused_features(form: TableForm) -> tuple[str, ...]:
+    """Name what forbids adding files to the table; empty when nothing does."""
+    refused = sorted(form.features - _ALLOWED_FEATURES)
+    if form.has_column_mapping:
+        refused.append("columnMapping (delta.columnMapping.mode)")
+    refused += [
+        f"CHECK constraint {key.removeprefix('delta.constraints.')}"
+        for key in sorted(form.configuration)
+        if key.startswith("delta.constraints.")
+    ]
+    refused += [
+        f"{title} {column.name}"
+        for column in form.columns
+        for key, title in _COLUMN_FEATURES.items()
+        if key in column.metadata
+    ]
+    return tuple(refused)
+
+
+def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
+    """Refuse a table that rows of ``wanted``'s columns do not fit.
+
+    The table may have columns that are computed, and with ``may_differ`` others in which the rows then have nulls.
+
+    Raises:
+        SchemaError: If columns, types or partitioning differ; every difference is named.
+    """
+    asked = wanted.column_types
+    found = {
+        column.name: column.type
+        for column in form.columns
+        if column.name in asked
+        or (column.name in given_columns(form) and not (may_differ and column.is_nullable))
+    }
+    differences = list(column_differences(asked, found, "the table"))
+    if wanted.partition_by and wanted.partition_by != form.partition_by:
+        differences.append(
+            f"partitioned by ({', '.join(form.partition_by)}) instead of ({', '.join(wanted.partition_by)})"
+        )
+    if differences:
+        can_evolve = not may_differ and asked.keys() != found.keys()
+        remedy = (
+            " Or let the sink add columns that the table lacks, and have nulls in those that only the table has: "
+            "DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
+            if can_evolve
+            else ""
+        )
+        raise SchemaError(
+            f"The rows do not fit the Delta table {path}: {'; '.join(differences)}. "
+            f"Change the listener's output schema or the table (ALTER TABLE), or name another path.{remedy}"
+        )
+
+
+def given_columns(form: TableForm) -> frozenset[str]:
+    """Columns whose values come with the rows; Delta computes the others."""
+    return frozenset(column.name for column in form.columns if not _COMPUTED & column.metadata.keys())
+
+
+def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
+    """The error for a table with such features, where Spark's writer cannot be used either."""
+    problem = (
+        f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. Spark's own "
+        f"writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them (ALTER TABLE ... DROP "
+        "FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under another path and copy from there."
+    )
+    return OptionError((problem,), where="Delta sink")
+
+
+def check_wanted(path: str, wanted: TableForm) -> None:
+    """Refuse columns that no sink table can have.
+
+    Raises:
+        SchemaError: If a row could not say which message it came from.
+        OptionError: If a partition column is missing or of a type that cannot be one.
+    """
+    types = wanted.column_types
+    differences = column_differences(
+        POSITION_TYPES, {name: types[name] for name in POSITION_TYPES if name in types}, "the rows"
+    )
+    if differences:
+        raise SchemaError(
+            f"Rows for the Delta table {path} must carry the position of their message: {'; '.join(differences)}."
+        )
+    problems = tuple(
+        f"partition column {name!r} has type {types.get(name, 'none: the rows have no such column')}; "
+        f"a partition column must be one of {', '.join(sorted(_PARTITION_TYPES))}"
+        for name in wanted.partition_by
+        if types.get(name) not in _PARTITION_TYPES
+    )
+    if problems:
+        raise OptionError(problems, where="Delta sink")
+
+
+def commit_metadata(consumer_group: str, commit_id: str, **more: Any) -> dict[str, str]:
+    """Return what a commit of ours says of itself; ``userMetadata``, so that every Delta writer can say it."""
+    return {
+        "userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id, **more})
+    }
+
+
+def is_commit_of(entry: Mapping[str, Any], *, commit_id: str) -> bool:
+    """Whether a history entry is the commit that was given this id."""
+    return own_metadata(entry).get("rocketmqCommit") == commit_id
+
+
+def find_restore(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
+    """Return the RESTORE that came after the group's last commit, if there is one.
+
+    RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
+
+    Args:
+        history: Entries from the newest to the oldest.
+        consumer_group: Whose commits count.
+    """
+    for entry in history:
+        if entry.get("operation") == "RESTORE":
+            return entry
+        if is_commit_of_group(entry, consumer_group):
+            return None
+    return None
+
+
+def restored_to(entry: Mapping[str, Any]) -> int:
+    """The version that a RESTORE brought back.
+
+    Raises:
+        ValueError: If it was named by a time: which version that was, each writer of Delta tables decides for itself.
+    """
+    parameters = entry["operationParameters"]
+    if parameters.get("version") is None:
+        raise ValueError(f"RESTORE names no version, only a time: {parameters}.")
+    return int(parameters["version"])
+
+
+def find_commit(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
+    """Return the group's last commit; ``history`` is from the newest to the oldest."""
+    return next((entry for entry in history if is_commit_of_group(entry, consumer_group)), None)
+
+
+def is_commit_of_group(entry: Mapping[str, Any], consumer_group: str) -> bool:
+    """Whether a history entry is a commit of the sink for this group."""
+    own = own_metadata(entry)
+    return "rocketmqCommit" in own and own.get("consumerGroup") == consumer_group
+
+
+def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sink's own part of a history entry; empty for commits of others."""
+    try:
+        metadata = json.loads(entry.get("userMetadata") or "{}")
+    except ValueError:
+        return {}
+    return metadata if isinstance(metadata, dict) else {}

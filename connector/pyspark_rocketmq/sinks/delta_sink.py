@@ -1,0 +1,511 @@
+"""Exactly once into a Delta table: the sink and its batches.
+
+Exactly once into a Delta table: every commit carries the rows and, per queue, how far the table has come.
+
+A replayed batch may end elsewhere than its first run, because a listener may fail the second time; so "this
+batch id is done" would lose or repeat rows. Instead the table's own transaction ids hold a *watermark* per queue
+(``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are dropped, rows and new watermarks are
+committed together. That holds for any listener, after a kill at any point, and with a lost checkpoint.
+
+* Where a queue's offsets begin again, the id names the life (``…:QUEUE.1``), which begins without a watermark.
+* Two consumers that write one queue conflict, since both carry its id: the second one is refused.
+* Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them written
+  again, delete the rows and call :meth:`DeltaSink.rewind`.
+* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch; :meth:`DeltaSink.follow_restore`.
+
+Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
+
+One micro-batch's commit into a Delta table: its rows and how far its queues have come, or nothing.
+
+A commit that lost against another change of the table, or whose outcome is not known, is looked for in the log before it
+is tried again: it may have been stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, table_uri
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.sinks.base import Life, advance, life_of, newest_lives
+from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
+from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta_rules import app_id, given_columns, is_commit_of
+from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable, group_app_id
+from pyspark_rocketmq.sinks.shared_storage import normal_place
+from pyspark_rocketmq.sinks.standing import SinkStanding
+
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
+"""Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+
+
+_PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
+"""After each look at files that a mount may show late."""
+_SHOWN_FILES = 3
+
+
+class DeltaBatch:
+    """One micro-batch on its way into the table; made by ``DeltaSink.begin``."""
+
+    def __init__(
+        self,
+        table: SinkTable,
+        log: TableLog,
+        consumer_group: str,
+        writer: TaskWriter,
+        before: GroupCommit,
+        *,
+        generations: Mapping[MessageQueue, int],
+        standing: SinkStanding,
+        by_spark: bool,
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._table = table
+        self._sleep = sleep
+        self._before = before
+        self._generations = generations
+        self.standings = (standing,)
+        """See ``SinkBatch.standings``."""
+        self._is_by_spark = by_spark
+        self._log = log
+        self._version = log.version
+        self._consumer_group = consumer_group
+        self._writer = writer
+
+    @property
+    def watermarks(self) -> Mapping[MessageQueue, int]:
+        """Next offset of each queue: rows below it are in the table already; 0 when none is."""
+        return self._writer.watermarks
+
+    def task_writer(self) -> TaskWriter:
+        """What tasks write the batch's rows with; it drops rows below the watermarks."""
+        return self._writer
+
+    def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
+        """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
+
+        Returns:
+            The table version made; None when no watermark grows, so that there is nothing to do.
+
+        Raises:
+            SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
+            SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing was
+                added; the batch may run again.
+            OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
+            StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
+        """
+        unknown = [str(queue) for queue in acked if queue not in self.watermarks]
+        if unknown:
+            raise OffsetError(
+                f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so what the table "
+                f"{self._table.path} holds of it is not known. Nothing was added. Name every queue at the beginning."
+            )
+        grown = advance(self.watermarks, acked)
+        if not grown and files:
+            raise OffsetError(
+                f"Group {self._consumer_group}: {sum(file.num_records for file in files)} rows for "
+                f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages that were "
+                "not acknowledged must not be written."
+            )
+        if not grown:
+            return None
+        self._check_seen(files)
+        return self._commit(files, grown)
+
+    def _check_seen(self, files: Sequence[WrittenFile]) -> None:
+        """Refuse files that are not where the table's readers will look for them."""
+        unseen: list[str] = []
+        for pause_s in _PAUSES_OF_STORAGE_S:
+            unseen = self._log.unseen(files)
+            if not unseen:
+                return
+            self._sleep(pause_s)
+        raise StorageNotShared(
+            f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for the driver: "
+            f"{'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset was moved. Driver and executors "
+            "see different folders under this path, or something removes files there: put the table on storage that all "
+            "machines share (an object store, HDFS, a mount), and start the query again."
+        )
+
+    def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
+        """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
+        commit_id = str(uuid.uuid4())
+        versions = {self._id_of(queue): offset for queue, offset in grown.items()}
+        failure: Exception | None = None
+        for pause_s in (None, *_PAUSES_S):
+            try:
+                self._look_again(pause_s)
+                if self._log.version != self._version:
+                    done_at = self._look_at_changes(commit_id, grown)
+                    if done_at is not None:
+                        if self._is_by_spark:
+                            self._log.remove(files)
+                        return done_at
+                made_at = self._write(files, versions, commit_id)
+                if made_at is not None:
+                    return made_at
+            except (*STORAGE_ERRORS, PySparkException, Py4JError) as exc:
+                # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
+                logger.info(
+                    "sink commit to be tried again path=%s: %s", masked(self._table.path), masked(str(exc))
+                )
+                failure = exc
+        raise SinkConflict(
+            f"{len(files)} files of group {self._consumer_group} could not be committed to {self._table.path} in "
+            f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what else changes this table; "
+            "the batch may run again."
+        ) from failure
+
+    def _look_again(self, pause_s: float | None) -> None:
+        """Before a try: move to the newest version, but for the first one."""
+        if pause_s is not None:
+            self._sleep(pause_s)
+        if not self._log.is_still_there():
+            raise SinkMoved(
+                f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state while this batch "
+                "ran. Nothing of this batch was added."
+            )
+        if pause_s is not None:
+            self._log.refresh()
+
+    def _id_of(self, queue: MessageQueue) -> str:
+        return app_id(self._consumer_group, queue, self._generations[queue])
+
+    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int | None:
+        """The version of the commit; None if the log is to be looked at for it."""
+        group, keys = self._consumer_group, self._table.merge_keys
+        if self._is_by_spark:
+            self._table.spark_writer.append(
+                files,
+                self._writer.schema,
+                self._before,
+                versions,
+                consumer_group=group,
+                commit_id=commit_id,
+            )
+            return None
+        if keys:
+            return self._log.merge(
+                files, keys, self._table.columns, versions, consumer_group=group, commit_id=commit_id
+            )
+        # Transaction ids count from here on, those of the queues that stood still, too.
+        carried = self._before.watermarks if self._before.is_by_spark else {}
+        return self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
+
+    def _look_at_changes(self, commit_id: str, grown: Mapping[MessageQueue, int]) -> int | None:
+        """Judge what was committed since ``begin``; return the version if it was this very commit."""
+        for entry in self._log.history_since(self._version):
+            if is_commit_of(entry, commit_id=commit_id):
+                return int(entry["version"])
+        group, path = self._consumer_group, self._table.path
+        self._table.check_not_restored(self._log, group)
+        # What other members of the group have done with their queues is what this commit goes on from.
+        self._before = self._table.group_commit(self._log, group, self._generations.items())
+        found = {queue: self._before.watermarks.get(self._id_of(queue), 0) for queue in grown}
+        moved = [
+            f"{queue} from {self.watermarks[queue]} to {now}"
+            for queue, now in found.items()
+            if now != self.watermarks[queue]
+        ]
+        if moved:
+            raise SinkMoved(
+                f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
+                f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are there by "
+                "now are left out. If it happens often, two queries own the same queues: check that each queue is "
+                "locked at the broker, or that the queries use different groups."
+            )
+        if bool(self._table.check_unaltered(self._log.form())) != self._is_by_spark:
+            raise SinkMoved(
+                f"The Delta table {path} was given features, or lost some, that decide how rows are written, while this "
+                "batch ran. Nothing of this batch was added. Run the batch again."
+            )
+        return None
+
+
+class DeltaSink:
+    """A Delta table that rows are added to exactly once.
+
+    Picklable as configuration; ``prepare`` and what follows is for the driver.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        partition_by: Sequence[str] = (),
+        merge_keys: Sequence[str] = (),
+        schema_evolution: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Name the table.
+
+        Args:
+            path: Folder or storage URI of the table; made by ``prepare`` when missing.
+            partition_by: Partition columns of a new table; an existing one keeps its own.
+            merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row whose
+                key has a null is always added. The batch's rows pass through the driver.
+            schema_evolution: Add columns that the rows have and the table has not, as Delta's ``mergeSchema``; columns
+                that only the table has are null in new rows. Types and partitioning never change.
+            sleep: How to wait between the tries of a commit.
+        """
+        self._sleep = sleep
+        self._table = SinkTable(
+            table_uri(path),
+            partition_by=tuple(partition_by),
+            merge_keys=tuple(merge_keys),
+            schema_evolution=schema_evolution,
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_sink, self._settings()
+
+    def __repr__(self) -> str:
+        path, partition_by, merge_keys, schema_evolution = self._settings()
+        return f"DeltaSink({masked(path)!r}, {partition_by=!r}, {merge_keys=!r}, {schema_evolution=!r})"
+
+    def _settings(self) -> tuple[str, tuple[str, ...], tuple[str, ...], bool]:
+        table = self._table
+        return table.path, table.partition_by, table.merge_keys, table.schema_evolution
+
+    @property
+    def path(self) -> str:
+        """Where the table is: a storage URI or an absolute path."""
+        return self._table.path
+
+    @property
+    def place(self) -> str:
+        """See ``Sink.place``: the table's id once it is prepared, which is the same under every name of its folder."""
+        return self._table.table_id or normal_place(self.path)
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Make the table if it is missing, else check that rows of ``schema`` can be added to it.
+
+        Raises:
+            SchemaError: If columns, types or partitioning differ, or the message's position is not among them.
+            OptionError: If the table has features that forbid adding files, partition columns cannot be such, or a
+                merge key is no column.
+        """
+        self._table.prepare(schema)
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
+        """Take a fresh snapshot and the group's watermark of each queue, in the life of the generation given.
+
+        Raises:
+            SinkConflict: If a RESTORE took rows away since the group's last commit.
+            SchemaError: If ``prepare`` was not called, or the table was altered since.
+            OptionError: If the table got features since that forbid adding files.
+        """
+        log = self._table.newest_log()
+        form = log.form()
+        refused = self._table.check_unaltered(form)
+        before = self._table.group_commit(log, consumer_group, queues.items())
+        watermarks = _in_lives(before, consumer_group, queues)
+        if any(watermarks.values()):
+            self._table.check_not_restored(log, consumer_group)
+        writer = TaskWriter(
+            table_uri=self.path,
+            # Spark reads the rows again, and brings them into the table's own form.
+            schema=self._table.schema if refused else log.arrow_schema,
+            # What is merged is read again, and a text that the table keeps as null would be one by then.
+            partition_by=() if refused or self._table.merge_keys else form.partition_by,
+            watermarks=watermarks,
+            fills_missing=self._table.schema_evolution and not refused,
+        )
+        return DeltaBatch(
+            self._table,
+            log,
+            consumer_group,
+            writer,
+            before,
+            generations=dict(queues),
+            standing=self._standing(log, watermarks),
+            by_spark=bool(refused),
+            sleep=self._sleep,
+        )
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """See ``Sink.standings``.
+
+        Raises:
+            SinkConflict: If the log does not tell any more how far a group has come.
+        """
+        log = open_log(self.path)
+        if log is None:
+            return (SinkStanding(masked(normal_place(self.path)), None, {}, masked(self.path)),)
+        before = self._table.group_commit(log, consumer_group, queues.items())
+        return (self._standing(log, _in_lives(before, consumer_group, queues)),)
+
+    def _standing(self, log: TableLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
+        return SinkStanding(masked(normal_place(self.path)), log.table_id, watermarks, masked(self.path))
+
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """How far the table has come, in the last life of each queue that the group ever wrote rows of (next offsets).
+
+        Raises:
+            SchemaError: If there is no table.
+            OffsetError: If its log cannot be read.
+        """
+        return self._watermarks(consumer_group)
+
+    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[Life, int]:
+        """As of ``log``, or of the newest version."""
+        try:
+            log = log or self._table.newest_log()
+            return self._last_lives(log, consumer_group, self._table.group_commit(log, consumer_group, ()))
+        except STORAGE_ERRORS as exc:
+            raise OffsetError(
+                f"What group {consumer_group} has written to {self.path} could not be read: {exc} "
+                "Check that the table's folder _delta_log can be read and has all files since its last checkpoint."
+            ) from exc
+
+    def _last_lives(self, log: TableLog, consumer_group: str, newest: GroupCommit) -> dict[Life, int]:
+        found = {**log.all_transactions(), **newest.watermarks}
+        lives = {life_of(name, consumer_group): version for name, version in found.items()}
+        return newest_lives({life: version for life, version in lives.items() if life is not None})
+
+    def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
+        """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
+
+        The group's offsets in ``store`` go back to where the restored version was, then the watermarks. Stop the query
+        before. Stopped in between, the table is refused as before, and this may be called again.
+
+        Raises:
+            OffsetError: If no RESTORE came after the group's last commit, or if the log does not say or have the
+                restored version.
+            OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
+            DeltaError: If the table could not be written.
+        """
+        log = self._table.newest_log()
+        lives = self._watermarks(consumer_group, log).keys()
+        try:
+            then = log.before_restores(consumer_group)
+            before = self._table.group_commit(then, consumer_group, lives).watermarks
+            targets = {life.queue: before.get(app_id(consumer_group, *life), 0) for life in lives}
+        except (*STORAGE_ERRORS, ValueError) as exc:
+            raise OffsetError(
+                f"How far group {consumer_group} was in the version to which {self.path} was restored cannot be told "
+                f"from the table's log: {exc} Look it up in the rows, stop the query, and give it both to the offset "
+                "store's reset and to DeltaSink.rewind, in this order: group, {queue: highest queueOffset + 1}."
+            ) from exc
+        if then is log:
+            raise OffsetError(
+                f"There is nothing to follow: no RESTORE of {self.path} came after the last commit of group "
+                f"{consumer_group}. Start the query."
+            )
+        store.reset(consumer_group, targets)
+        self.rewind(consumer_group, targets)
+        logger.warning(
+            "restored sink followed path=%s group=%s queues=%d",
+            masked(self.path),
+            consumer_group,
+            len(targets),
+        )
+        return targets
+
+    def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
+        """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
+
+        Set is that of each queue's last life that the table has rows of.
+
+        Rows at or above the new watermark that are still in the table will be there twice: delete them first.
+        Stop the query before, and leave no offset of the group above its queue's watermark.
+
+        Raises:
+            OffsetError: If a next offset is negative.
+            SinkConflict: As :meth:`rewind_problem` says.
+            DeltaError: If the table could not be written.
+        """
+        negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
+        if negative:
+            raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
+        log, commit_id = self._table.newest_log(), str(uuid.uuid4())
+        if not next_offsets:
+            # A commit of the group would hide the RESTORE before it.
+            return log.version
+        problem = self._rewind_problem(log, consumer_group, next_offsets)
+        if problem is not None:
+            raise SinkConflict(problem)
+        try:
+            before = self._table.group_commit(log, consumer_group, ())
+        except SinkConflict:
+            # What cannot be told any more is what the operator says.
+            before = GroupCommit(number=log.transaction_version(group_app_id(consumer_group)) or 0)
+        lives = self._last_lives(log, consumer_group, before)
+        generations = {life.queue: life.generation for life in lives}
+        versions = {
+            app_id(consumer_group, queue, generations.get(queue, 0)): offset
+            for queue, offset in next_offsets.items()
+        }
+        form = log.form()
+        if not self._table.refused(form):
+            return log.add(
+                (), {**before.watermarks, **versions}, consumer_group=consumer_group, commit_id=commit_id
+            )
+        begun_at = log.version
+        given = given_columns(form)
+        schema = pa.schema([field for field in log.arrow_schema if field.name in given])
+        self._table.spark_writer.append(
+            (), schema, before, versions, consumer_group=consumer_group, commit_id=commit_id
+        )
+        log.refresh()
+        own = (entry for entry in log.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
+        return int(next(own)["version"])
+
+    def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
+        """Why the watermarks of these queues cannot be set without those of others; None if they can.
+
+        The group's commit would hide a RESTORE before it, which has taken away rows of the other queues, too.
+        """
+        return self._rewind_problem(self._table.newest_log(), consumer_group, queues)
+
+    def _rewind_problem(
+        self, log: TableLog, consumer_group: str, queues: Iterable[MessageQueue]
+    ) -> str | None:
+        restored_at = log.restore_after_last_commit(consumer_group)
+        if restored_at is None:
+            return None
+        try:
+            left_out = sorted(
+                {life.queue for life in self._watermarks(consumer_group, log)}.difference(queues)
+            )
+        except SinkConflict:
+            # What they were cannot be told any more: they are what the operator says.
+            return None
+        if not left_out:
+            return None
+        return (
+            f"The Delta table {self.path} was restored at version {restored_at}, after group {consumer_group} wrote to it "
+            f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run DeltaSink({self.path!r})"
+            f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
+        )
+
+
+def _in_lives(
+    commit: GroupCommit, consumer_group: str, queues: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, int]:
+    """Of each queue the watermark in the life of its generation; 0 without one."""
+    return {
+        queue: commit.watermarks.get(app_id(consumer_group, queue, generation), 0)
+        for queue, generation in queues.items()
+    }
+
+
+def _rebuild_sink(
+    path: str, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
+) -> DeltaSink:
+    return DeltaSink(
+        path, partition_by=partition_by, merge_keys=merge_keys, schema_evolution=schema_evolution
+    )

@@ -1,0 +1,354 @@
+"""The sink's table: made, checked, widened; commits by Spark's writer where delta-rs must not.
+
+The Delta table of a sink: its log, what it takes, and how far a group has come in it.
+
+What a sink and its batches both ask of the table; neither rows nor commits are made here.
+
+Commits by Spark's own writer, to Delta tables that delta-rs must not write.
+
+It keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
+
+Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue.  So a commit carries the
+watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP`` how many commits the group has
+made: that number fences.  Of two that begin at the same one, the second conflicts or is skipped, which is looked for.
+
+The newest commit of a group says where it is.  It is found in the log's history; where the log has been cleaned up since,
+which takes 30 days without a batch, the number is still there and nothing tells the watermarks: that is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from deltalake import Schema
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, parse_columns
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.delta_files import WrittenFile
+from pyspark_rocketmq.sinks.delta_log import TableLog, create_table, open_log
+from pyspark_rocketmq.sinks.delta_rules import (
+    app_id,
+    cannot_take_files,
+    check_columns,
+    check_wanted,
+    commit_metadata,
+    own_metadata,
+    refused_features,
+)
+
+_WATERMARKS = "watermarks"
+_NUMBER = "commits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCommit:
+    """How far a table has come with a group."""
+
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    """By application id; of a queue that is not named the table has nothing, or its transaction id tells."""
+    number: int = 0
+    """How many commits Spark has made for the group."""
+    is_by_spark: bool = False
+    """Whether its newest commit was made by Spark: the watermarks are those of every queue the group ever wrote, and
+    transaction ids say nothing."""
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> GroupCommit | None:
+        """What a history entry says; None of a commit that was not made by Spark."""
+        own = own_metadata(entry)
+        if _WATERMARKS not in own:
+            return None
+        return cls(watermarks=own[_WATERMARKS], number=own[_NUMBER], is_by_spark=True)
+
+
+def group_app_id(consumer_group: str) -> str:
+    """The transaction id that counts a group's commits; no queue's has this form."""
+    return f"rocketmq:{consumer_group}"
+
+
+class SparkWriter:
+    """Adds staged files to one table."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark = spark
+        self._path = path
+
+    def append(
+        self,
+        files: Sequence[WrittenFile],
+        schema: pa.Schema,
+        before: GroupCommit,
+        versions: Mapping[str, int],
+        *,
+        consumer_group: str,
+        commit_id: str,
+    ) -> None:
+        """Add the rows of ``files`` and move watermarks to ``versions``, unless another commit came first.
+
+        Whether it was made is for the caller to look up, by ``commit_id``.
+
+        Raises:
+            PySparkException: If the rows do not fit the table, or another commit of the group won.
+        """
+        metadata = commit_metadata(
+            consumer_group,
+            commit_id,
+            **{_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: before.number + 1},
+        )
+        rows_schema = from_arrow_schema(schema)
+        rows = (
+            self._spark.read.schema(rows_schema).parquet(
+                *(_plain(f"{self._path}/{file.path}") for file in files)
+            )
+            if files
+            else self._spark.createDataFrame([], rows_schema)
+        )
+        (
+            rows.write.format("delta")
+            .mode("append")
+            .option("txnAppId", group_app_id(consumer_group))
+            .option("txnVersion", before.number + 1)
+            .option("userMetadata", metadata["userMetadata"])
+            .save(self._path)
+        )
+
+
+def writes_delta(spark: SparkSession | None) -> bool:
+    """Whether a session can write Delta tables."""
+    if spark is None:
+        return False
+    extensions = spark.conf.get("spark.sql.extensions", "") or ""
+    return "io.delta.sql.DeltaSparkSessionExtension" in extensions
+
+
+def add_columns(spark: SparkSession, path: str, schema: pa.Schema) -> None:
+    """Add columns to a table."""
+    columns = ", ".join(
+        f"{_quoted(column.name)} {column.dataType.simpleString()}" for column in from_arrow_schema(schema)
+    )
+    spark.sql(f"ALTER TABLE delta.{_quoted(path)} ADD COLUMNS ({columns})")
+
+
+def _plain(path: str) -> str:
+    """A path that Spark does not take for a pattern."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+logger = logging.getLogger(__name__)
+
+
+class SinkTable:
+    """One table and the rows that are to be added to it; driver side."""
+
+    def __init__(
+        self, path: str, *, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
+    ) -> None:
+        """The arguments are those of the sink."""
+        self.path = path
+        self.partition_by = partition_by
+        self.merge_keys = merge_keys
+        self.schema_evolution = schema_evolution
+        self._wanted: TableForm | None = None
+        self.schema = pa.schema([])
+        """Of the rows; empty until the table is prepared."""
+        self.table_id: str | None = None
+        """Known once the table is prepared."""
+        self._spark: SparkSession | None = None
+        self._thread = threading.local()
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
+        _check_keys(self.merge_keys, schema)
+        _check_names(self.path, schema.names)
+        wanted = TableForm(
+            columns=parse_columns(Schema.from_arrow(schema).to_json()),
+            partition_by=self.partition_by,
+            configuration={},
+            features=frozenset(),
+        )
+        check_wanted(self.path, wanted)
+        log = open_log(self.path)
+        if log is None:
+            log = create_table(self.path, schema, self.partition_by)
+            logger.info("sink table created path=%s", masked(self.path))
+        else:
+            # Of both, so that a column that differs in case only is not told as one that is missing.
+            _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
+            if self.schema_evolution:
+                self._add_missing_columns(log, schema)
+        form = log.form()
+        check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
+        check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
+        self._wanted, self.schema = wanted, schema
+        self._thread.log = log
+        self.table_id = log.table_id
+        refused = self.refused(form)
+        logger.info(
+            "sink writes files and commits by %s path=%s version=%d",
+            f"Spark because of {', '.join(refused)}" if refused else "delta-rs",
+            masked(self.path),
+            log.version,
+        )
+
+    def newest_log(self) -> TableLog:
+        """This thread's handle, moved to the newest version."""
+        log: TableLog | None = getattr(self._thread, "log", None)
+        if log is not None:
+            try:
+                if log.is_still_there():
+                    log.refresh()
+                    return log
+                logger.warning("sink table is not what it was, opening it again path=%s", masked(self.path))
+            except STORAGE_ERRORS:
+                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                logger.info("sink table to be opened again path=%s", masked(self.path), exc_info=True)
+        log = open_log(self.path)
+        if log is None:
+            raise SchemaError(
+                f"There is no Delta table at {self.path}. Put it back if it was there before, and start the query again."
+            )
+        self._thread.log = log
+        return log
+
+    def group_commit(
+        self, log: TableLog, consumer_group: str, lives: Iterable[tuple[MessageQueue, int]]
+    ) -> GroupCommit:
+        """How far the table has come with the group, in these lives (queue, generation) and in all that Spark's writer knew of.
+
+        Raises:
+            SinkConflict: If that cannot be told any more.
+        """
+        number = log.transaction_version(group_app_id(consumer_group)) or 0
+        newest = log.newest_commit(consumer_group) if number else None
+        if number and newest is None:
+            raise SinkConflict(
+                f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that tells how far "
+                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + "
+                "1}) for every queue, and start the query again; and keep the log longer than the group may stand "
+                "still (delta.logRetentionDuration)."
+            )
+        made = GroupCommit.of(newest) if newest is not None else None
+        watermarks = dict(made.watermarks) if made is not None else {}
+        ids = (app_id(consumer_group, queue, generation) for queue, generation in lives)
+        # Where Spark's commit says nothing, the queue's last rows came by files.
+        watermarks |= log.transaction_versions([one for one in ids if one not in watermarks])
+        return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
+
+    def check_not_restored(self, log: TableLog, consumer_group: str) -> None:
+        """Refuse a table from which a RESTORE took rows away since the group's last commit.
+
+        Raises:
+            SinkConflict: If so.
+        """
+        restored_at = log.restore_after_last_commit(consumer_group)
+        if restored_at is None:
+            return
+        raise SinkConflict(
+            f"The Delta table {self.path} was restored at version {restored_at}, after group {consumer_group} wrote to "
+            "it last: rows may be gone, while the watermarks still say that they are there and would keep them from "
+            "being written again. To have the messages consumed again whose rows are gone, stop every query of the "
+            f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset store, "
+            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, restore the "
+            "version before it first: then nothing is consumed again. To accept the gap, stop them and run in Python: "
+            f"`from pyspark_rocketmq import DeltaSink; sink = DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, "
+            f"{{life.queue: offset for life, offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
+            "and all that brokers have, stop them, remove the table, and move the group by `offsets reset --to earliest`."
+        )
+
+    def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
+        """Refuse a table that rows as prepared can no longer be added to; what leaves it to Spark's writer."""
+        if self._wanted is None:
+            raise SchemaError(
+                f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema first."
+            )
+        check_columns(self.path, form, self._wanted, may_differ=self.schema_evolution)
+        return self.refused(form)
+
+    def refused(self, form: TableForm) -> tuple[str, ...]:
+        """What leaves the table to Spark's writer.
+
+        Raises:
+            OptionError: If that cannot be used.
+        """
+        refused = refused_features(form)
+        if not refused:
+            return ()
+        if self.merge_keys:
+            raise cannot_take_files(self.path, refused, "rows are to be merged (merge_keys)")
+        self._spark = self._spark or SparkSession.getActiveSession()
+        if not writes_delta(self._spark):
+            raise cannot_take_files(
+                self.path, refused, "there is no Spark session with Delta's extension (delta-spark) here"
+            )
+        return refused
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the rows; known once it is prepared."""
+        return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
+
+    @property
+    def spark_writer(self) -> SparkWriter:
+        """What commits to a table that is left to Spark's writer."""
+        assert self._spark is not None
+        return SparkWriter(self._spark, self.path)
+
+    def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
+        known = {column.name for column in log.form().columns}
+        missing = pa.schema([field for field in schema if field.name not in known])
+        if not len(missing):
+            return
+        if self.refused(log.form()):
+            assert self._spark is not None
+            add_columns(self._spark, self.path, missing)
+            log.refresh()
+        else:
+            log.add_columns(missing)
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    """Delta does not tell names apart by their case.
+
+    Raises:
+        SchemaError: If two are one to it.
+    """
+    by_lower: dict[str, str] = {}
+    for name in names:
+        other = by_lower.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaError(
+                f"The Delta table {path} cannot have both columns {other!r} and {name!r}, which differ in case only. Rename one in the "
+                "listener's output schema."
+            )
+
+
+def _check_keys(keys: Sequence[str], schema: pa.Schema) -> None:
+    columns = schema.names
+    problems = []
+    unknown = [name for name in keys if name not in columns]
+    if unknown:
+        problems.append(
+            f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have {', '.join(columns)}. Add "
+            "the column to the listener's output schema, or name another."
+        )
+    problems += [
+        f"merge key '{name}' is {schema.field(name).type}; a list, struct or map cannot be a key. Name columns of single values."
+        for name in keys
+        if name in columns and pa.types.is_nested(schema.field(name).type)
+    ]
+    if problems:
+        raise OptionError(tuple(problems), where="Delta sink")

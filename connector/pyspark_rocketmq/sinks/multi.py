@@ -1,0 +1,234 @@
+"""Several sinks of one query: each has watermarks of its own, so that each gets its rows exactly once.
+
+They commit one after the other, and the offsets move after the last.  Killed in between, the batch runs again: a sink that
+has it already drops its rows, the others add them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.base import (
+    POSITION_COLUMNS,
+    Life,
+    RowWriter,
+    Sink,
+    SinkBatch,
+    Writing,
+    Written,
+    newest_lives,
+)
+from pyspark_rocketmq.sinks.standing import SinkStanding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Which rows, and which of their columns, go to a sink."""
+
+    sink: Sink
+    where: pc.Expression | None = None
+    """As ``pyarrow.compute.field("kind") == "paid"``; all rows without it, and none for which it is null."""
+    columns: tuple[str, ...] | None = None
+    """Of the listener's; all without it. The position of the message always goes along."""
+
+    def schema_of(self, rows: pa.Schema) -> pa.Schema:
+        """Columns of the rows that take this route.
+
+        Raises:
+            OptionError: If a column is not among those of ``rows``, or ``where`` cannot be told of them.
+        """
+        self._check_where(rows)
+        if self.columns is None:
+            return rows
+        unknown = [name for name in self.columns if name not in rows.names]
+        if unknown:
+            problem = f"columns names {', '.join(unknown)}, which the rows do not have; they have {', '.join(rows.names)}"
+            raise OptionError((problem,), where="route to a sink")
+        kept = {*POSITION_COLUMNS, *self.columns}
+        return pa.schema([field for field in rows if field.name in kept])
+
+    def _check_where(self, rows: pa.Schema) -> None:
+        if self.where is None:
+            return
+        try:
+            rows.empty_table().filter(self.where)
+        except (pa.ArrowException, TypeError) as error:
+            problem = (
+                f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names differ by case): "
+                f"{str(error).partition(' in ')[0].rstrip('.')}"
+            )
+            raise OptionError((problem,), where="route to a sink") from error
+
+
+class SeveralSinks:
+    """Implements ``Sink`` over others."""
+
+    def __init__(self, sinks: Sequence[Sink | Route]) -> None:
+        """Send all rows to each sink, or those that its route says.
+
+        Raises:
+            OptionError: If there is none, or if two have one place: the first one's commit would move the watermarks
+                of the other, whose rows were never written then.
+        """
+        self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
+        if not self._routes:
+            raise OptionError(
+                ("sink=[] names none; name one, or none with sink=None",), where="several sinks"
+            )
+        self._check_places()
+        self._columns: list[tuple[str, ...]] = []
+
+    def __repr__(self) -> str:
+        return f"SeveralSinks({[route.sink for route in self._routes]!r})"
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """Those that it is made of."""
+        return tuple(route.sink for route in self._routes)
+
+    @property
+    def place(self) -> Hashable:
+        """See ``Sink.place``."""
+        return tuple(route.sink.place for route in self._routes)
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Prepare each for its rows; see ``Sink.prepare``.
+
+        Raises:
+            OptionError: If two turn out to have one place.
+        """
+        schemas = [route.schema_of(schema) for route in self._routes]
+        for route, own in zip(self._routes, schemas, strict=True):
+            route.sink.prepare(own)
+        self._check_places()
+        self._columns = [tuple(own.names) for own in schemas]
+
+    def _check_places(self) -> None:
+        places = Counter(route.sink.place for route in self._routes)
+        twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
+        if twice:
+            problem = (
+                f"{twice!r} have one place, so the first one's commit would have the other drop its rows; name each Delta table "
+                "once, and give each DatabaseSink a watermark_table=… of its own"
+            )
+            raise OptionError((problem,), where="several sinks")
+
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
+        """Those of all; see ``Sink.standings``."""
+        found = [route.sink.standings(consumer_group, queues) for route in self._routes]
+        return tuple(standing for each in found for standing in each)
+
+    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+        """Where all of them are: the smallest of each life, 0 if one has nothing of it; see ``Sink.watermarks``."""
+        found = [route.sink.watermarks(consumer_group) for route in self._routes]
+        lives = {life for each in found for life in each}
+        return newest_lives({life: min(each.get(life, 0) for each in found) for life in lives})
+
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
+        """Begin a batch in each; see ``Sink.begin``."""
+        begun = [route.sink.begin(consumer_group, queues) for route in self._routes]
+        filters = [
+            _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
+        ]
+        return _SeveralBatches(begun, filters)
+
+
+def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
+    """What a query is given as its sink, as one.
+
+    Raises:
+        OptionError: As of ``SeveralSinks``.
+    """
+    if isinstance(sinks, Route):
+        return SeveralSinks([sinks])
+    return SeveralSinks(sinks) if isinstance(sinks, Sequence) else sinks
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    where: pc.Expression | None
+    columns: tuple[str, ...]
+
+    def apply(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        table = pa.Table.from_batches([rows])
+        if self.where is not None:
+            table = table.filter(self.where)
+        return table.select(list(self.columns)).to_batches() if len(table) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _WrittenBy:
+    """What the writer of one of the sinks has written."""
+
+    index: int
+    of_sink: Written
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"sink": self.index, "written": self.of_sink.to_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class _SeveralWriters:
+    writers: tuple[RowWriter, ...]
+    filters: tuple[_Filter, ...]
+
+    def open(self) -> Writing:
+        return _SeveralWritings([writer.open() for writer in self.writers], self.filters)
+
+    def written(self, facts: Mapping[str, Any]) -> Written:
+        return _WrittenBy(facts["sink"], self.writers[facts["sink"]].written(facts["written"]))
+
+
+class _SeveralWritings:
+    def __init__(self, writings: Sequence[Writing], filters: Sequence[_Filter]) -> None:
+        self._writings = writings
+        self._filters = filters
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        # Those of the sink that has most of them; the others have no more than the same rows.
+        return max(
+            sum(writing.add(own) for own in rows_of.apply(rows))
+            for writing, rows_of in zip(self._writings, self._filters, strict=True)
+        )
+
+    def finish(self) -> list[Written]:
+        return [
+            _WrittenBy(index, written)
+            for index, writing in enumerate(self._writings)
+            for written in writing.finish()
+        ]
+
+    def abandon(self) -> None:
+        for writing in self._writings:
+            writing.abandon()
+
+
+class _SeveralBatches:
+    def __init__(self, batches: Sequence[SinkBatch], filters: Sequence[_Filter]) -> None:
+        self._batches = batches
+        self._filters = filters
+
+    @property
+    def standings(self) -> tuple[SinkStanding, ...]:
+        return tuple(standing for batch in self._batches for standing in batch.standings)
+
+    def task_writer(self) -> RowWriter:
+        return _SeveralWriters(tuple(batch.task_writer() for batch in self._batches), tuple(self._filters))
+
+    def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
+        versions = [batch.commit(own, acked) for batch, own in self._by_batch(written)]
+        return next((version for version in versions if version is not None), None)
+
+    def _by_batch(self, written: Sequence[_WrittenBy]) -> list[tuple[SinkBatch, list[Written]]]:
+        return [
+            (batch, [each.of_sink for each in written if each.index == index])
+            for index, batch in enumerate(self._batches)
+        ]

@@ -1,0 +1,3 @@
+"""Reading with Spark: plan, fetch, decode."""
+
+from __future__ import annotations

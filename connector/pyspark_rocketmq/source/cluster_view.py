@@ -1,0 +1,510 @@
+"""Queues, bounds, and starting and ending positions of all topics, as the planner sees them.
+
+What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting positions.
+
+Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never one
+per queue.  Knows nothing of Spark, groups or offsets.
+
+Bounds of a group's retry queues for members that may read them, but may not ask for a topic's statistics.
+
+To a broker with access control a retry topic is its group, and statistics need the right ``Get`` where consuming needs
+``Sub`` alone.  Every answer to a pull tells the queue's bounds, so a pull from the end asks for them; what it brings when
+something has come since is the price.
+
+SQL92 conditions, which brokers are asked about before they are believed to filter by them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_brokers, at_queues, subscription_data
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.consume.fetch_window import MASTER_ID
+from pyspark_rocketmq.consume.positions import (
+    ending_positions,
+    starting_positions,
+    timed_positions,
+    unknown_queue_problems,
+)
+from pyspark_rocketmq.display import masked, peer_text
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ExpressionInvalid,
+    NoPermission,
+    OptionError,
+    RocketMQError,
+    TopicDeleted,
+    TopicNotFound,
+    TransportError,
+)
+from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.offsets.store import ProgressName
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.positions import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    NoMatchStrategy,
+    QueuePositions,
+    StartingOffsets,
+)
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.options.subscription import Subscription
+from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
+from pyspark_rocketmq.wire.codes import ResponseCode
+
+_CLIENT_ID = "pyspark-rocketmq"
+"""A broker looks at none here."""
+
+
+class ExpressionCheck:
+    """Asks each broker once whether it takes a condition.
+
+    A broker that cannot read the condition of a pull gives all messages, and does not say so.
+    """
+
+    def __init__(self, admin: AdminClient, consumer_group: str) -> None:
+        self._admin = admin
+        self._group = consumer_group
+        self._accepted: set[tuple[BrokerAddress, str]] = set()
+
+    def ask(self, address: BrokerAddress, wanted: Subscription) -> None:
+        """Return if the broker filters by it.
+
+        Raises:
+            ExpressionInvalid: If it cannot read the condition, or filters by none.
+            RocketMQError: If it does not answer.
+        """
+        if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
+            return
+        try:
+            data = subscription_data(wanted, sub_version=0)
+            self._admin.check_subscription(address, _CLIENT_ID, self._group, data)
+        except BrokerError as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            raise ExpressionInvalid(
+                error.code, error.remark, request=error.request, address=error.address
+            ) from error
+        self._accepted.add((address, wanted.topic))
+
+
+logger = logging.getLogger(__name__)
+
+
+class RetryBounds:
+    """Remembers where each queue ended, which is where the next pull asks."""
+
+    def __init__(self, consumer_group: str, brokers: BrokerClient) -> None:
+        self._group = consumer_group
+        self._brokers = brokers
+        self._ends: dict[MessageQueue, int] = {}
+
+    def ask(self, address: BrokerAddress, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        """Bounds of ``queues``, all of them at ``address``.
+
+        Raises:
+            RocketMQError: If the broker refuses or does not answer.
+        """
+        return {queue: self._ask_one(address, queue) for queue in queues}
+
+    def _ask_one(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
+        end = self._ends.get(queue, 0)
+        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
+        pulled = self._brokers.pull(address, request)
+        target = pulled.reset_from(end)
+        if target is not None:
+            # The broker has forgotten it with this answer.
+            logger.warning(
+                "reset of a retry queue not followed, reset it again with the right Get on the group group=%s %s "
+                "target=%d",
+                self._group,
+                queue,
+                target,
+            )
+        self._ends[queue] = pulled.max_offset
+        return QueueBounds(min_offset=pulled.min_offset, max_offset=pulled.max_offset)
+
+
+FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+"""How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
+_SILENT_TIMEOUT_S: Final = 1.0
+_SILENT_S: Final = 30.0
+"""A broker that did not answer costs each plan a second at most for so long; then it is given the whole time once more, in
+case it is only slow."""
+_Queues = Mapping[str, Sequence[MessageQueue]]
+"""A broker's, by topic."""
+_Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The queues of all topics at one moment."""
+
+    bounds: Mapping[MessageQueue, QueueBounds]
+    addresses: Mapping[str, BrokerAddress]
+    """Where each broker name is read from."""
+    unreachable: Mapping[str, RocketMQError]
+    """Broker names that did not answer, with the reason; their queues are not in ``bounds``."""
+    absent: Mapping[str, RocketMQError] = field(default_factory=dict)
+    """Topics that were there and that no living broker has at this moment."""
+    replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
+    """The living replicas of each broker name that has some, by broker id."""
+
+    @property
+    def out_of_sight(self) -> Mapping[str, RocketMQError]:
+        """Why queues may be missing, by broker or topic; empty when all there are were seen."""
+        return {**self.unreachable, **self.absent}
+
+
+class ClusterView:
+    """The topics of one query, seen through a pool of channels."""
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        self._options = options
+        self._clock = clock
+        self._timeout_s = options.request_timeout_ms / 1000
+        namespace = options.namespace or ""
+        max_age_s = options.route_refresh_ms / 1000
+        name_server = NameServerClient(
+            options.name_servers, pool, clock, self._timeout_s, max_age_s, namespace=namespace
+        )
+        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock)
+        self._matching = (
+            MatchingTopics(name_server, options.topic_pattern, clock, max_age_s)
+            if options.topic_pattern is not None
+            else None
+        )
+        self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
+        self._briefly = BrokerClient(
+            pool, clock, min(self._timeout_s, _SILENT_TIMEOUT_S), namespace=namespace
+        )
+        self._silent_until_s: dict[str, float] = {}
+        """Broker names that did not answer in time, and until when they are asked briefly."""
+        self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
+        self._expressions = ExpressionCheck(
+            AdminClient(pool, clock, self._timeout_s, namespace=namespace),
+            options.consumer_group or PLAIN_SOURCE_GROUP,
+        )
+        self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
+        self._without_statistics: set[BrokerAddress] = set()
+        """Addresses that do not know the request for them, as a RocketMQ 5 Proxy's."""
+        self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
+        self._switched_off: frozenset[tuple[str, str]] = frozenset()
+        """Topic and broker name of what may not be read for now."""
+        self._seen: dict[str, TopicRoute] = {}
+        """Topics that were there at some time, with their last route."""
+
+    def routes(self) -> Routes:
+        """The topics' routes, at most ``routeRefreshMs`` old.
+
+        A topic that was there once may be absent: a name server forgets topics whose brokers are all away.
+
+        Raises:
+            TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
+            TransportError: If no name server answered.
+        """
+        deadline = Deadline.after(self._clock, self._timeout_s)
+        if self._matching is not None:
+            # Those that were there and are not named any more are asked for all the same: their brokers may be away.
+            self._routes.follow(self._matching.look(deadline) | self._seen.keys())
+        routes = self._routes.look(deadline)
+        self._seen.update(routes.by_topic)
+        for topic, error in routes.absent.items():
+            if self._matching is None and (topic not in self._seen or not routes.by_topic):
+                raise error
+        return routes
+
+    def snapshot(self) -> Snapshot:
+        """Bounds of every readable queue; topics and brokers that cannot be asked are named, not raised.
+
+        Raises:
+            TopicNotFound: As :meth:`routes`.
+            TransportError: If no name server, or not a single broker, answered.
+        """
+        routes = self.routes()
+        queues = self._queues_of(routes)
+        # Masters only: a replica that lags would look like a log that lost its tail.
+        addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
+        unreachable: dict[str, RocketMQError] = {
+            name: TransportError(name, "the route names no master for this broker")
+            for name in queues.keys() - addresses.keys()
+        }
+        bounds: dict[MessageQueue, QueueBounds] = {}
+        for name, outcome in self._outcomes({name: queues[name] for name in addresses}, addresses).items():
+            if isinstance(outcome, RocketMQError):
+                unreachable[name] = outcome
+            else:
+                bounds |= outcome
+        if unreachable:
+            # The routes may be stale: a broker that moved is found by asking again, not by waiting 30 s.
+            self._routes.invalidate()
+        if unreachable and not bounds:
+            raise next(iter(unreachable.values()))
+        return Snapshot(
+            bounds=bounds,
+            addresses=addresses,
+            unreachable=unreachable,
+            absent=routes.absent,
+            replicas=_replicas(routes, addresses),
+        )
+
+    def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
+        """Queues of ``known`` that are gone for good; those of brokers out of sight are not.
+
+        Args:
+            known: Where each queue would be read next (``end``).
+            snapshot: The newest look; None if no topic was to be seen.
+        """
+        missing = known
+        if snapshot is not None:
+            missing = [
+                each
+                for each in known
+                if each.queue not in snapshot.bounds and each.queue.broker_name not in snapshot.unreachable
+            ]
+        found = self._vanished.look(missing)
+        if self._matching is not None:
+            for queue, loss in found:
+                if isinstance(loss, TopicDeleted):
+                    self._seen.pop(queue.topic, None)
+        return found
+
+    def forget_deleted(self, snapshot: Snapshot) -> None:
+        """Look no more for topics of a pattern that are absent from ``snapshot`` because they were deleted for good."""
+        if self._matching is not None:
+            absent = (topic for topic in snapshot.absent if topic in self._seen)
+            queues = (queue for topic in absent for queue in self._seen[topic].subscribe_queues(topic))
+            self.vanished([QueueRange(queue=queue, start=0, end=0) for queue in queues], snapshot)
+
+    def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
+        """The routes' queues by broker and topic, sorted; a route serves many plans."""
+        known_routes, queues = self._known_queues
+        if routes is not known_routes:
+            by_broker: dict[str, dict[str, list[MessageQueue]]] = {}
+            for queue in routes.queues:
+                by_broker.setdefault(queue.broker_name, {}).setdefault(queue.topic, []).append(queue)
+            queues = by_broker
+            self._known_queues = routes, queues
+            self._tell_switched_off(routes)
+        return queues
+
+    def _tell_switched_off(self, routes: Routes) -> None:
+        """Say once of each topic at a broker that an operator has switched reading off, or on again."""
+        switched_off = frozenset(
+            (topic, data.broker_name)
+            for topic, route in routes.by_topic.items()
+            for data in route.queues
+            if data.read_queue_nums and not data.is_readable
+        )
+        for topic, broker_name in sorted(switched_off - self._switched_off):
+            logger.warning(
+                "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: mqadmin "
+                "updateTopicPerm, or the broker's brokerPermission",
+                topic,
+                peer_text(broker_name),
+            )
+        for topic, broker_name in sorted(self._switched_off - switched_off):
+            logger.info("reading is no longer switched off topic=%s broker=%s", topic, peer_text(broker_name))
+        self._switched_off = switched_off
+
+    def starting_positions(
+        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
+    ) -> dict[MessageQueue, int]:
+        """Where each of ``queues`` begins when nothing is stored for it.
+
+        Raises:
+            OptionError: If startingOffsets names offsets or queues that do not exist.
+        """
+        times = self._options.starting_times()
+        if times is not None:
+            return self._starting_at(times, snapshot, queues)
+        wanted: QueuePositions = self._options.starting_offsets or default
+        if wanted == StartingOffsets.committed():
+            committed = self._committed(self._options.starting_group, snapshot, queues)
+            wanted = QueuePositions(EARLIEST_OFFSET, committed)
+        positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
+        self._refuse(problems, snapshot, {"startingOffsets": wanted})
+        return positions
+
+    def ending_positions(self, snapshot: Snapshot) -> dict[MessageQueue, int]:
+        """Where a batch read of each queue ends (exclusive).
+
+        Raises:
+            OptionError: If endingOffsets names offsets or queues that do not exist.
+        """
+        times = self._options.ending_times()
+        if times is not None:
+            ends, _ = self._times(times, snapshot, snapshot.bounds.keys())
+            self._refuse((), snapshot, {"endingOffsetsByTimestamp": times})
+            return ends
+        wanted = self._options.ending_offsets or QueuePositions(LATEST_OFFSET)
+        if self._options.ends_at_group():
+            # Of a queue without an offset the group has consumed nothing.
+            committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
+            wanted = QueuePositions(EARLIEST_OFFSET, committed)
+        ends, problems = ending_positions(wanted, snapshot.bounds)
+        self._refuse(problems, snapshot, {"endingOffsets": wanted})
+        return ends
+
+    def _starting_at(
+        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        positions, unmatched = self._times(times, snapshot, queues)
+        if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
+            raise OptionError(
+                tuple(
+                    f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), where it is to "
+                    "begin; correct the time, or set startingOffsetsByTimestampStrategy=latest to begin with the next one."
+                    for queue in unmatched
+                )
+            )
+        self._refuse((), snapshot, {"startingOffsetsByTimestamp": times})
+        return positions
+
+    def _times(
+        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
+        """Positions by time, and the queues with nothing stored at or after theirs."""
+        wanted = {queue: times.wanted(queue) for queue in queues}
+        found = at_queues(
+            [queue for queue, time_ms in wanted.items() if time_ms >= 0],
+            lambda queue: self._brokers.search_offset(
+                snapshot.addresses[queue.broker_name], queue, wanted[queue]
+            ),
+        )
+        positions, unmatched = timed_positions(found, snapshot.bounds)
+        for queue, word in wanted.items():
+            if word < 0:
+                bounds = snapshot.bounds[queue]
+                positions[queue] = bounds.min_offset if word == EARLIEST_OFFSET else bounds.max_offset
+        return positions, unmatched
+
+    def _committed(
+        self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
+    ) -> dict[MessageQueue, int]:
+        """Where a group stands that options name; queues without an offset of it are left out."""
+        assert group is not None, "options that say 'group' name it"
+        store = self._options.offset_store
+        if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
+            name = str(ProgressName(self._options.namespace or "", group, None))
+            rows = open_offset_store(store).read(name)
+            found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
+        else:
+            known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
+            found = {queue: offset for queue, offset in known.items() if offset >= 0}
+        if queues and not found and len(queues) == len(snapshot.bounds):
+            logger.warning(
+                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is its name right? It "
+                "was looked up %s",
+                group,
+                len(queues),
+                "at the brokers" if store is None else f"in offsetStore={masked(store)}",
+            )
+        return found
+
+    def _refuse(
+        self, problems: Sequence[str], snapshot: Snapshot, named: Mapping[str, QueuePositions]
+    ) -> None:
+        """Raise what is wrong with an option, unless lost messages are to be passed over."""
+        found = [*problems]
+        if not snapshot.out_of_sight:
+            for option, positions in named.items():
+                found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
+        if found and self._options.fail_on_data_loss:
+            raise OptionError(tuple(found))
+
+    def _outcomes(
+        self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[str, _Outcome]:
+        """What each broker answered; all are asked at once, so that one that is down costs its time-out once."""
+
+        def ask(name: str) -> _Outcome:
+            bounds: dict[MessageQueue, QueueBounds] = {}
+            is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+            brokers = self._briefly if is_silent else self._brokers
+            try:
+                for topic, wanted in queues[name].items():
+                    bounds |= self._bounds_on(brokers, addresses[name], topic, wanted)
+            except RocketMQError as error:
+                if not error.retryable:
+                    raise
+                if not is_silent and isinstance(error, TransportError):
+                    self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
+                return error
+            self._silent_until_s.pop(name, None)
+            return bounds
+
+        return at_brokers(queues.keys(), ask)
+
+    def _bounds_on(
+        self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, QueueBounds]:
+        self._expressions.ask(address, self._options.subscription_of(topic))
+        try:
+            statistics = self._statistics(brokers, address, topic)
+        except TopicNotFound:
+            # Deleted on this broker since the route was fetched.
+            self._routes.invalidate()
+            return {}
+        except NoPermission:
+            if topic != self._options.retry_topic():
+                raise
+            return self._retry_bounds.ask(address, queues)
+        found = {queue: statistics[queue] for queue in queues if queue in statistics}
+        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write. A proxy has none.
+        for queue in queues:
+            if queue not in found:
+                low = brokers.min_offset(address, queue)
+                found[queue] = QueueBounds(min_offset=low, max_offset=brokers.max_offset(address, queue))
+        return found
+
+    def _statistics(
+        self, brokers: BrokerClient, address: BrokerAddress, topic: str
+    ) -> Mapping[MessageQueue, QueueBounds]:
+        """What the server says of all queues in one request; nothing where it does not know that request."""
+        if address in self._without_statistics:
+            return {}
+        try:
+            return brokers.topic_stats(address, topic)
+        except BrokerError as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            logger.info(
+                "statistics of topics are not served, queues are asked for one by one address=%s", address
+            )
+            self._without_statistics.add(address)
+            return {}
+
+
+def check_topics(options: ReadOptions) -> None:
+    """See that the topics of a query are there, before it makes anything.
+
+    Raises:
+        TopicNotFound: If no living broker has one of them.
+        RocketMQError: If no name server, or not a single broker, answers.
+    """
+    clock = SystemClock()
+    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock)
+    patience = Deadline.after(clock, options.retry_timeout_ms / 1000)
+    call_with_retry(view.snapshot, FIRST_CONTACT, patience, time.sleep)
+
+
+def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:
+    found: dict[str, Mapping[int, BrokerAddress]] = {}
+    for broker in routes.brokers:
+        others = {id_: address for id_, address in broker.addresses.items() if id_ != MASTER_ID}
+        if others and broker.broker_name in names:
+            found[broker.broker_name] = others
+    return found

@@ -1,0 +1,421 @@
+"""Where each queue stands, for the planner: from Spark's own offset, or from a consumer group's offset store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ClassVar, Protocol
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.metrics import lately
+from pyspark_rocketmq.consume.planning import (
+    LONGEST_LEFT_OUT_S,
+    Had,
+    LeftOut,
+    Plan,
+    QueueProgress,
+    StallCounter,
+)
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
+from pyspark_rocketmq.group.member import QueueOwnership
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.offsets.open import checked_rows
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.queue_claims import QueueClaims
+from pyspark_rocketmq.source.queue_lives import LifeWatch, QueueLives
+from pyspark_rocketmq.source.sole_owner import second_owner
+
+logger = logging.getLogger(__name__)
+
+_MOST_LOOKS = 3
+"""In one plan: a look may bring a reset, and a queue that was reset is looked at."""
+
+
+class ProgressSource(Protocol):
+    """The side of planning that differs between a plain stream and a consumer group."""
+
+    begins_in_checkpoint: ClassVar[bool]
+    """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen."""
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
+        """What the offset before the first micro-batch holds."""
+        ...
+
+    def await_ready(self, timeout_s: float) -> bool:
+        """Wait until it is settled which queues may be planned; whether it is."""
+        ...
+
+    def begin_reading(self) -> None:
+        """Start what :meth:`read` needs of storage; the cluster is looked at meanwhile."""
+        ...
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+        """Progress of every queue that may be planned now; all of them are in ``snapshot.bounds``."""
+        ...
+
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+        """What queues' listeners have had without a commit."""
+        ...
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
+        """The ranges the next offset holds; empty when there is nothing to run.
+
+        Gaps in ``plan`` are to be skipped, and their corrected offsets remembered at once: an offset past the end
+        is measured against the end of this moment, and a later look would correct it past newer messages.
+        """
+        ...
+
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """The ranges of a logged plan that may still be run; a plan can be older than what happened since."""
+        ...
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
+        """Where a queue stood when it was last looked at, reachable now or not; None when it was never seen."""
+        ...
+
+    def listener_ms(self, queue: MessageQueue) -> float | None:
+        """How long a listener has had a message of a queue lately, in milliseconds; None if that is not known."""
+        ...
+
+
+class CheckpointProgress:
+    """A plain stream: every queue goes on where the previous plan ended.
+
+    The offset carries the position of every queue, idle ones as empty ranges.
+    """
+
+    begins_in_checkpoint: ClassVar[bool] = True
+
+    def __init__(self, view: ClusterView, default_start: StartingOffsets) -> None:
+        self._view = view
+        self._default_start = default_start
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
+        """Empty ranges at the starting positions."""
+        positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
+        return [QueueRange(queue=queue, start=start, end=start) for queue, start in positions.items()]
+
+    def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """At once: every queue is this query's."""
+        return True
+
+    def begin_reading(self) -> None:
+        """Nothing: Spark hands the progress in."""
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+        """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2)."""
+        ends = {planned.queue: planned.end for planned in previous}
+        return {
+            queue: QueueProgress(next_offset=ends.get(queue, bounds.min_offset))
+            for queue, bounds in snapshot.bounds.items()
+        }
+
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:  # noqa: ARG002
+        """None: every plan moves."""
+        return {}
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
+        """The new ranges, and the positions of the queues that have none."""
+        if not plan.ranges and not plan.gaps:
+            return ()
+        positions = {before.queue: before.end for before in previous}
+        positions |= {gap.queue: gap.corrected for gap in plan.gaps}
+        idle = {queue: QueueRange(queue=queue, start=at, end=at) for queue, at in positions.items()}
+        return tuple((idle | {new.queue: new for new in plan.ranges}).values())
+
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """All: the checkpoint is the truth."""
+        return planned
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
+        """The end of its last range."""
+        return next((planned.end for planned in previous if planned.queue == queue), None)
+
+    def listener_ms(self, queue: MessageQueue) -> None:
+        """Nobody knows: a plain stream has no listener."""
+
+
+class GroupProgress:
+    """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
+
+    A queue is claimed once in every term of its ownership; afterwards the row's owner tells whether it is still
+    ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
+    """
+
+    begins_in_checkpoint: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        consumer_group: str,
+        client_id: str,
+        store: OffsetStore,
+        ownership: QueueOwnership,
+        view: ClusterView,
+        default_start: StartingOffsets,
+        clock: Clock,
+        is_sole_owner: bool = False,
+        broker_offsets: BrokerOffsets | None = None,
+        reset_watch: ResetWatch | None = None,
+        life_watch: LifeWatch | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> None:
+        """Prepare the progress of ``consumer_group``.
+
+        Args:
+            consumer_group: The name its progress is stored under.
+            client_id: This member.
+            store: Where the progress is.
+            ownership: Which queues are this member's.
+            view: Tells where queues without progress begin.
+            default_start: Where they begin if the options do not say.
+            clock: Measures what is left out or stands still.
+            is_sole_owner: Whether nobody else may ever claim these rows, as those of a broadcasting instance.
+            broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
+            reset_watch: Hears of resets made at the brokers; None if there are none to follow.
+            life_watch: Sees whether offsets began again; None where that is not looked for.
+            fail_on_data_loss: Whether that ends the query.
+        """
+        self._group = consumer_group
+        self._client_id = client_id
+        self._is_sole_owner = is_sole_owner
+        self._store = store
+        self._ownership = ownership
+        self._claims = QueueClaims(
+            consumer_group=consumer_group,
+            client_id=client_id,
+            store=store,
+            view=view,
+            default_start=default_start,
+            broker_offsets=broker_offsets,
+        )
+        self._lives = (
+            None
+            if life_watch is None
+            else QueueLives(consumer_group, store, life_watch, fail_on_data_loss=fail_on_data_loss)
+        )
+        self._reset_watch = reset_watch
+        self._resets: dict[MessageQueue, int] = {}
+        """Told by brokers, which have forgotten them, and not stored yet."""
+        self._clock = clock
+        self._terms: Mapping[MessageQueue, int] = {}
+        """Of the plan in the making."""
+        self._claimed: dict[MessageQueue, int] = {}
+        """The term in which a queue was claimed."""
+        self._left_out = LeftOut()
+        self._stalls = StallCounter()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
+        self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
+        self._rows: dict[MessageQueue, OffsetRow] = {}
+        """As of the last look at the store."""
+
+    def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
+        """Nothing: a group's positions are in its offset store."""
+        return ()
+
+    def await_ready(self, timeout_s: float) -> bool:
+        """Wait for the locks of the queues allocated to this member."""
+        return self._ownership.await_settled(timeout_s)
+
+    def begin_reading(self) -> None:
+        """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
+        self._reading = self._reader.submit(self._store.read, self._group)
+
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
+        """Rows of the queues owned and claimed, after claiming those that are new."""
+        held = self._ownership.begin_plan()
+        self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
+        rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
+        self._reading = None
+        rows = checked_rows(self._store, self._group, rows, seen=self._rows)
+        self._check_sole_owner(rows)
+        rows |= self._follow_resets(held, snapshot)
+        new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
+        if new:
+            claimed = self._claims.claim(new, rows, snapshot)
+            self._claimed |= {queue: self._terms[queue] for queue in claimed}
+            rows |= claimed
+        self._rows = rows
+        progress = self._own(rows)
+        for _ in range(_MOST_LOOKS):
+            moved = self._follow_lives(progress, held, snapshot)
+            if not moved:
+                break
+            rows |= moved
+            progress = self._own(rows)
+        self._claims.note(progress, snapshot, self._clock.monotonic_s())
+        self._claims.tell_resets(progress, snapshot.addresses)
+        self._look_for_resets(progress, snapshot)
+        self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
+        return {
+            queue: QueueProgress(
+                next_offset=row.next_offset,
+                epoch=row.epoch,
+                reconsume_times=row.reconsume_times,
+                suspended_until_s=row.suspended_until_s,
+                put_back=row.put_back,
+            )
+            for queue, row in progress.items()
+        }
+
+    def _own(self, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
+        """Those of the queues that may be planned."""
+        return {
+            queue: rows[queue]
+            for queue, term in self._terms.items()
+            if self._claimed.get(queue) == term and self._still_ours(queue, rows)
+        }
+
+    def _follow_lives(
+        self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        """The rows of queues whose offsets began again, and of those that a broker's answer tells to be reset."""
+        if self._lives is None:
+            return {}
+        try:
+            begun = self._lives.follow(own, snapshot)
+        finally:
+            # Stored even where this plan fails, which may end the query.
+            self._take_in(self._lives.resets())
+            moved = self._follow_resets(held, snapshot)
+        return begun | moved
+
+    def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
+        """Whether somebody else has claimed rows that must be this consumer's alone since the last look.
+
+        Only resets and claims raise epochs, and this consumer's own claims are in what it saw last.
+        """
+        if not self._is_sole_owner:
+            return
+        for queue, row in rows.items():
+            before = self._rows.get(queue)
+            if before is not None and row.epoch > before.epoch and not row.was_reset:
+                raise second_owner(self._group, row.owner)
+
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+        """Of listeners without autoCommit that have consumed a whole range and committed nothing."""
+        return self._stalls.had(progress, self._clock.monotonic_s())
+
+    def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
+        """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
+        gaps = {gap.queue: gap.corrected for gap in plan.gaps}
+        if gaps:
+            # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.
+            self._store.reset(self._group, gaps, under={queue: self._rows[queue].epoch for queue in gaps})
+        wanted = [new for new in plan.ranges if new.queue not in gaps]
+        valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
+        ranges = tuple(new for new in wanted if new.queue in valid)
+        for queue in self._left_out.planned(valid, self._clock.monotonic_s()):
+            logger.error(
+                "queue not planned for %g s although it is held and has messages, claiming it anew group=%s %s",
+                LONGEST_LEFT_OUT_S,
+                self._group,
+                queue,
+            )
+            self._ownership.reclaim(queue)
+        return ranges
+
+    def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
+        """Those whose queue is held, and whose epoch is the stored one.
+
+        A plan in Spark's log is run again after a restart. By then the queue may belong to another member, who
+        would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach the sink
+        either: the watermark would pass messages that the new position brings again.
+        """
+        rows = self._store.read(self._group)
+        kept = []
+        for old in planned:
+            row = rows.get(old.queue)
+            if row is not None and row.epoch == old.epoch:
+                if self._ownership.holds(old.queue):
+                    kept.append(old)
+                else:
+                    logger.info(
+                        "logged range not run again before its queue is locked, to be planned anew group=%s %s",
+                        self._group,
+                        old.queue,
+                    )
+                continue
+            logger.warning(
+                "logged range not run again, its queue was claimed or reset since group=%s %s from=%d to=%d "
+                "epoch=%d stored_epoch=%s",
+                self._group,
+                old.queue,
+                old.start,
+                old.end,
+                old.epoch,
+                row.epoch if row is not None else "none",
+            )
+        self._stalls.planned(kept, self._clock.monotonic_s())
+        return kept
+
+    def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
+        """What the store said at the last look."""
+        row = self._rows.get(queue)
+        return None if row is None else row.next_offset
+
+    def listener_ms(self, queue: MessageQueue) -> float | None:
+        """From the statistics in its row, those of former owners included."""
+        row = self._rows.get(queue)
+        if row is None:
+            return None
+        recent = lately(row.statistics, self._clock.now_s())
+        figures = recent.minute if recent.minute.calls else recent.hour
+        messages = figures.ok + figures.failed
+        return figures.call_ms / messages if messages else None
+
+    def _take_in(self, resets: Mapping[MessageQueue, int]) -> None:
+        for queue, target in resets.items():
+            logger.warning("offset reset by an operator group=%s %s target=%d", self._group, queue, target)
+        self._resets |= resets
+
+    def _follow_resets(
+        self, held: Collection[MessageQueue], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        for queue in self._resets.keys() - held:
+            # Its new owner may have been told of a later one.
+            logger.warning(
+                "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s target=%d",
+                self._group,
+                queue,
+                self._resets.pop(queue),
+            )
+        if self._reset_watch is not None:
+            self._take_in(self._reset_watch.found())
+        # A broker that is away may be the store, too: its queues wait, the others go on.
+        due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
+        if not due:
+            return {}
+        moved = self._store.reset(self._group, due)
+        for queue in due:
+            del self._resets[queue]
+        return moved
+
+    def _look_for_resets(self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot) -> None:
+        """Of queues that are not read, since nothing new is in them."""
+        if self._reset_watch is None:
+            return
+        idle = {
+            queue: row.next_offset
+            for queue, row in rows.items()
+            if row.next_offset >= snapshot.bounds[queue].max_offset
+        }
+        self._reset_watch.look(idle, snapshot.addresses)
+
+    def _still_ours(self, queue: MessageQueue, rows: Mapping[MessageQueue, OffsetRow]) -> bool:
+        row = rows.get(queue)
+        if row is not None and row.owner == self._client_id:
+            return True
+        logger.warning(
+            "queue lost group=%s %s new_owner=%s",
+            self._group,
+            queue,
+            peer_text(row.owner) if row is not None else "none",
+        )
+        self._claimed.pop(queue, None)
+        self._ownership.claimed_by_other(queue)
+        return False

@@ -1,0 +1,263 @@
+"""Tells whether a queue's offsets began again, and begins its next life.
+
+Begins the next life of a queue whose offsets began again: the one place where that is decided on, whatever moved them.
+
+Looks whether a queue's offsets began again: asks its broker for the message in the place of the newest one consumed.
+
+Once at each claim and each reset, and where what the broker has went back or the queue was out of sight: never for a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.cluster import at_queues
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life
+from pyspark_rocketmq.errors import (
+    BrokerOffsetUnavailable,
+    LogTailLost,
+    OffsetsBeganAgain,
+    RemoteProtocolError,
+)
+from pyspark_rocketmq.group.broker_offsets import ToldResets
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
+from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore, Passed
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.wire.columnar.decode import offsets_of
+from pyspark_rocketmq.wire.messages import decode_stored_messages
+
+logger = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a broker has at one offset."""
+
+    bounds: QueueBounds
+    """Of this moment."""
+    message: LastMessage | None
+    """The one at the offset; None if there is none."""
+    is_reset: bool = False
+    """Whether a reset was told in place of the message."""
+
+
+class LifeWatch(Protocol):
+    """Sees single messages, and keeps the resets that brokers tell with them, whatever else fails then."""
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """Where operators want queues: told since the last call, and to nobody again."""
+        ...
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found]:
+        """What is at these offsets.
+
+        Raises:
+            RocketMQError: If a broker does not answer, or refuses.
+        """
+        ...
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        """The offset of the first message stored later than a time (milliseconds), or the queue's end.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        ...
+
+
+class PullingLifeWatch:
+    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics.
+
+    Brokers are asked at once.
+    """
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        assert options.consumer_group is not None
+        self._group = options.consumer_group
+        timeout_s = options.request_timeout_ms / 1000
+        self._brokers = BrokerClient(pool, clock, timeout_s, namespace=options.namespace or "")
+        self._told = ToldResets()
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """See :class:`LifeWatch`."""
+        return self._told.take()
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found]:
+        """See :class:`LifeWatch`."""
+        return at_queues(places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]))
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        """See :class:`LifeWatch`."""
+        found = self._brokers.search_offset(address, queue, timestamp + 1)
+        offset = min(max(found, bounds.min_offset), bounds.max_offset)
+        seen = self._at(queue, offset, address)
+        if seen.is_reset:
+            # Told once, so that the next answer is the message.
+            seen = self._at(queue, offset, address)
+        there = seen.message
+        # Brokers before 5 answer with the nearest message, which may be the one before.
+        return offset + 1 if there is not None and there.store_timestamp <= timestamp else offset
+
+    def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
+        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=offset, max_msg_nums=1)
+        pulled = self._brokers.pull(address, request)
+        bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
+        if pulled.status is not PullStatus.FOUND:
+            target = pulled.reset_from(offset)
+            if target is not None:
+                self._told.add(queue, target)
+            return Found(bounds, None, is_reset=target is not None)
+        return Found(bounds, _message_at(queue, offset, pulled.body))
+
+
+def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
+    """Of the stored messages in ``data`` the one at an offset; None if its layout is broken, for which nothing can be told."""
+    try:
+        messages = decode_stored_messages(data)
+    except RemoteProtocolError as error:
+        logger.warning(
+            "the message that tells whether offsets begin again cannot be decoded %s queueOffset=%d: %s",
+            queue,
+            offset,
+            error,
+        )
+        return None
+    # Bodies are left as they are: one that cannot be decompressed has its place, too.
+    for one in messages:
+        if offset in offsets_of(one):
+            return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
+    return None
+
+
+Rows = Mapping[MessageQueue, OffsetRow]
+
+
+class QueueLives:
+    """Looks at queues when they are claimed or reset, and when what their brokers have went back."""
+
+    def __init__(
+        self, consumer_group: str, store: OffsetStore, watch: LifeWatch, *, fail_on_data_loss: bool
+    ) -> None:
+        self._group: Final = consumer_group
+        self._store = store
+        self._watch = watch
+        self._fails = fail_on_data_loss
+        self._looked: dict[MessageQueue, int] = {}
+        """The epoch under which a queue was looked at."""
+        self._seen: dict[MessageQueue, QueueBounds] = {}
+        """As of the last plan; a queue that was out of sight then is not in it."""
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """Where operators want queues: brokers have told so with :meth:`follow`, failed or not, and have forgotten it."""
+        return self._watch.resets()
+
+    def follow(self, rows: Rows, snapshot: Snapshot) -> dict[MessageQueue, OffsetRow]:
+        """Begin a new life of those of ``rows``, all held and in sight, that need one; the rows that were changed.
+
+        A queue that was reset with the look is left for the next one.
+
+        Raises:
+            DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
+            RocketMQError: If a broker was not reached: nothing must be planned before it is.
+        """
+        suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
+        standings = {queue: _standing(rows[queue]) for queue in suspects}
+        places = {
+            queue: standing.place_to_look_at()
+            for queue, standing in standings.items()
+            if standing.last is not None or standing.next_offset != snapshot.bounds[queue].min_offset
+        }
+        found = self._watch.look(places, snapshot.addresses) if places else {}
+        reset = {queue for queue, each in found.items() if each.is_reset}
+        lives = {
+            queue: NewLife(rows[queue].epoch, start)
+            for queue, each in found.items()
+            if queue not in reset
+            and (start := self._start(queue, standings[queue], each, snapshot)) is not None
+        }
+        begun = self._store.begin_lives(self._group, lives) if lives else {}
+        passed = {
+            queue: Passed(rows[queue].epoch, each.message.to_text())
+            for queue, each in found.items()
+            if standings[queue].last is None and each.message is not None and queue not in lives
+        }
+        if passed:
+            self._store.note_passed(self._group, passed)
+        for queue, row in begun.items():
+            logger.warning(
+                "offsets begin again, other messages are under them: the sink gets every one from here on group=%s %s "
+                "generation=%d next_offset=%d was=%d",
+                self._group,
+                queue,
+                row.generation,
+                row.next_offset,
+                rows[queue].next_offset,
+            )
+        self._check_bounds({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
+        self._seen = {queue: snapshot.bounds[queue] for queue in rows}
+        self._looked |= {
+            queue: begun[queue].epoch if queue in begun else rows[queue].epoch
+            for queue in suspects
+            if queue not in reset
+        }
+        return begun
+
+    def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
+        seen = self._seen.get(row.queue)
+        return (
+            self._looked.get(row.queue) != row.epoch
+            or seen is None
+            or bounds.min_offset < seen.min_offset
+            or bounds.max_offset < seen.max_offset
+            or not bounds.allow(row.next_offset)
+        )
+
+    def _start(self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot) -> int | None:
+        """Where the queue's next life begins; None while this one goes on."""
+        bounds, last = found.bounds, standing.last
+        beginning = new_life(standing, bounds, found.message)
+        if beginning is None:
+            return None
+        if self._fails and not standing.was_reset:
+            raise self._loss(queue, standing, found)
+        if beginning is Beginning.STORED_LATER:
+            assert last is not None
+            address = snapshot.addresses[queue.broker_name]
+            return self._watch.stored_after(queue, address, last.store_timestamp, bounds)
+        if beginning is Beginning.BEHIND_LAST:
+            assert last is not None
+            return last.queue_offset + 1
+        return min(max(standing.next_offset, bounds.min_offset), bounds.max_offset)
+
+    def _loss(self, queue: MessageQueue, standing: Standing, found: Found) -> Exception:
+        available = f"offsets {found.bounds.min_offset} to {found.bounds.max_offset}"
+        if standing.next_offset > found.bounds.max_offset:
+            return LogTailLost(str(queue), standing.next_offset, available)
+        return OffsetsBeganAgain(str(queue), standing.place_to_look_at(), available)
+
+    def _check_bounds(self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot) -> None:
+        """Refuse to plan by bounds that the queues have outgrown since: that would look like lost messages."""
+        for queue, row in rows.items():
+            now = found[queue].bounds
+            if now.allow(row.next_offset) and not snapshot.bounds[queue].allow(row.next_offset):
+                raise BrokerOffsetUnavailable(
+                    f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
+                    f"{now.min_offset} to {now.max_offset}. It is planned with the next look."
+                )
+
+
+def _standing(row: OffsetRow) -> Standing:
+    return Standing(row.next_offset, LastMessage.from_text(row.last_message), row.was_reset)

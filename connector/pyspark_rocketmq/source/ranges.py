@@ -1,0 +1,391 @@
+"""A planned range on its way: Spark's offset, a task's partition, a range descriptor.
+
+Spark's offset of one micro-batch: the plan itself, as JSON.
+
+Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
+with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when it is empty.  Of plans
+of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq``
+grows with every batch, because Spark compares offsets as text and a suspended queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
+
+A plan of more than 256 queues is packed, ten thousand of them into 60 KB where the JSON above has 600:
+``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and, behind it, columns of whole numbers.
+The line is ``{"brokers": [[topic, brokerName, queues], …], "putBack": {index: text}}``; the columns are the queue id, as a
+difference to the one before, ``from``, ``to`` as a difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then
+the next ones, up to eight, since most of these are 0.
+
+Reads one queue range on an executor: pulls in flight, answers in order, columns out.
+
+Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
+in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
+offsets by :mod:`pyspark_rocketmq.source.reader`.
+
+What a task gets: one queue range and how to read it.
+
+A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
+
+A consumer that takes the source's rows in the very next operator would have every message decoded in one Python
+process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
+the place of its messages, and is read once it has arrived.
+
+The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as these ranges have offsets,
+are null: Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that
+costs least. Short ranges share a task, and a ticket (:mod:`~pyspark_rocketmq.consume.planning`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
+from pyspark_rocketmq.errors import (
+    OffsetError,
+    TransportError,
+)
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, UndecodableMessages
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.read import DEFAULT_IN_FLIGHT_BYTES, ReadFrom, ReadOptions
+from pyspark_rocketmq.options.subscription import EVERYTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePartition(InputPartition):
+    """One range of one queue; pickled to the executor, so it holds everything the read needs."""
+
+    planned: QueueRange
+    address: BrokerAddress
+    """The master, where the range is read from."""
+    subscription: str
+    """Tags, or an SQL92 condition."""
+    consumer_group: str
+    """The name pulls are made under; the broker shows it in its statistics."""
+    with_marker: bool
+    """Whether a marker row ends the range (consumer mode)."""
+    fail_on_data_loss: bool
+    pull_batch_size: int
+    pulls_in_flight: int
+    request_timeout_s: float
+    retry_timeout_s: float
+    keeps_undecodable: bool = False
+    """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error."""
+    is_sql92: bool = False
+    max_bytes: int | None = None
+    """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
+    replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
+    """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
+    prefers_replica: bool = False
+    """Whether pulls go to a replica without a suggestion."""
+    max_in_flight_bytes: int = DEFAULT_IN_FLIGHT_BYTES
+    """Stored bytes asked for or here and not decoded."""
+    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+    """Holds credentials: its repr, and so this class's, leaves them out."""
+    columns: tuple[str, ...] | None = None
+    """Columns of a message to read, in that order; None for all, as consumer mode needs."""
+    property_columns: tuple[str, ...] = ()
+    """Properties to read as columns behind them."""
+    namespace: str = ""
+    """That of topic and group, which are named without it here."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker may leave messages out."""
+        return self.is_sql92 or self.subscription.strip() != EVERYTHING
+
+
+def partitions_of(
+    planned: Iterable[QueueRange],
+    options: ReadOptions,
+    addresses: Mapping[str, BrokerAddress],
+    replicas: Mapping[str, Mapping[int, BrokerAddress]],
+) -> list[QueuePartition]:
+    """One partition per non-empty range.
+
+    Raises:
+        TransportError: If the name server knows no address of a range's broker any more.
+    """
+    partitions = []
+    for queue_range in planned:
+        if queue_range.count <= 0:
+            continue
+        address = addresses.get(queue_range.queue.broker_name)
+        if address is None:
+            raise TransportError(
+                queue_range.queue.broker_name,
+                f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
+                "server knows no living broker of that name",
+            )
+        wanted = options.subscription_of(queue_range.queue.topic)
+        partitions.append(
+            QueuePartition(
+                planned=queue_range,
+                address=address,
+                subscription=wanted.expression,
+                is_sql92=wanted.is_sql92,
+                consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
+                with_marker=options.consumer_group is not None,
+                fail_on_data_loss=options.fail_on_data_loss,
+                keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
+                pull_batch_size=options.pull_batch_size,
+                pulls_in_flight=options.pulls_in_flight,
+                request_timeout_s=options.request_timeout_ms / 1000,
+                retry_timeout_s=options.retry_timeout_ms / 1000,
+                max_bytes=None
+                if options.consumer_group is None
+                else options.pull_threshold_size_for_queue << 20,
+                replicas=replicas.get(queue_range.queue.broker_name, {})
+                if options.read_from is not ReadFrom.MASTER
+                else {},
+                prefers_replica=options.read_from is ReadFrom.SLAVE,
+                max_in_flight_bytes=options.max_in_flight_bytes,
+                connection=ConnectionSettings.of(options),
+                columns=None if options.consumer_group is not None else options.columns(),
+                property_columns=options.property_columns,
+                namespace=options.namespace or "",
+            )
+        )
+    return partitions
+
+
+MOST_COUNTED = 10_000_000
+"""Rows of a ticket at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may say any number."""
+TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+
+
+class Ticket(NamedTuple):
+    """What travels in the place of messages."""
+
+    partitions: tuple[QueuePartition, ...]
+    """Of the ranges that are read at once; at least one."""
+    tasks: int = 1
+    """How many the batch has."""
+
+
+@dataclass(frozen=True)
+class SharedTask(InputPartition):
+    """What a task gets that hands ranges over."""
+
+    tickets: tuple[Ticket, ...]
+
+
+def tasks_of(
+    ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None], slots: int = 0
+) -> list[SharedTask]:
+    """The tasks that hand ``ranges`` over.
+
+    Args:
+        ranges: Those of one micro-batch.
+        listener_ms: How long the listener has a message of a queue, about.
+        slots: How many tasks can run at the same time; 0 if that is not known.
+    """
+    expected = [Expected(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
+    tasks = shared_tasks(expected, slots)
+    return [
+        SharedTask(
+            tuple(
+                Ticket(tuple(ranges[task[place]] for place in together), len(tasks))
+                for together in read_together([expected[index] for index in task])
+            )
+        )
+        for task in tasks
+    ]
+
+
+def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
+    """The rows of a ticket: at least one."""
+    offsets = sum(max(1, each.planned.count) for each in ticket.partitions)
+    row = pa.array([pickle.dumps(ticket)], pa.binary())
+    counted = pa.nulls(min(offsets, MOST_COUNTED) - 1, pa.binary())
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([row, counted])], schema=TICKET_SCHEMA)
+
+
+def tickets_alone(rows: DataFrame) -> DataFrame:
+    """Of a stream's rows those that say something: the others have been counted when they left the source."""
+    return rows.where(sf.col("plannedRange").isNotNull())
+
+
+_VERSION = 1
+_PACKED_VERSION = 2
+_MOST_IN_JSON: Final = 256
+_MOST_QUEUES: Final = 1_000_000
+_MOST_BYTES_A_QUEUE: Final = 4096
+"""Unpacked: names and what was put back. More is not written, and not read."""
+_COLUMNS: Final = 5
+_INT64_BYTES: Final = 8
+_SHOWN = 200
+_HIGHEST = (1 << 63) - 1
+_LOWEST = -(1 << 31)
+"""Messages may be stored with any number of reconsumptions."""
+
+Offset = dict[str, Any]
+"""What Spark stores: a nested dict with str keys."""
+
+
+def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
+    """The offset that holds ``ranges``; empty ranges are kept, they carry a position."""
+    in_order = sorted(ranges, key=attrgetter("queue"))
+    if len(in_order) > _MOST_IN_JSON:
+        return {"v": _PACKED_VERSION, "seq": seq, "queues": len(in_order), "packed": _packed(in_order)}
+    plan: dict[str, dict[str, dict[str, dict[str, int | str]]]] = {}
+    for planned in in_order:
+        topic, broker_name, queue_id = planned.queue
+        entry: dict[str, int | str] = {"from": planned.start, "to": planned.end}
+        if planned.epoch:
+            entry["epoch"] = planned.epoch
+        if planned.reconsume_times:
+            entry["times"] = planned.reconsume_times
+        if planned.put_back:
+            entry["putBack"] = planned.put_back
+        plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
+    return {"v": _VERSION, "seq": seq, "plan": plan}
+
+
+def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
+    """The sequence number and the ranges, sorted by queue.
+
+    Raises:
+        OffsetError: If the checkpoint was written by a newer version, is not ours, or is damaged.
+    """
+    if "v" not in offset:
+        raise OffsetError(
+            f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another source's. Use the "
+            "checkpoint location of this query, or a new one."
+        )
+    if offset["v"] not in {_VERSION, _PACKED_VERSION}:
+        raise OffsetError(
+            f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads versions "
+            f"{_VERSION} and {_PACKED_VERSION}. Use the release that wrote it, or a new checkpoint location: a consumer group continues "
+            "from its offset store."
+        )
+    try:
+        is_packed = offset["v"] == _PACKED_VERSION
+        ranges = (
+            _unpacked(_text(offset["packed"]), _whole(offset["queues"], 0))
+            if is_packed
+            else _ranges_of(offset["plan"])
+        )
+        return _whole(offset["seq"], 0), tuple(sorted(ranges, key=attrgetter("queue")))
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+        struct.error,
+        zlib.error,
+    ) as error:
+        raise OffsetError(
+            f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. Use a new checkpoint "
+            "location: a consumer group continues from its offset store, any other query where startingOffsets says."
+        ) from error
+
+
+def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
+    return (
+        QueueRange(
+            queue=MessageQueue(topic, broker_name, int(queue_id)),
+            start=_whole(entry["from"], 0),
+            end=_whole(entry["to"], entry["from"]),
+            epoch=_whole(entry.get("epoch", 0), 0),
+            reconsume_times=_whole(entry.get("times", 0), _LOWEST),
+            put_back=_text(entry.get("putBack", "")),
+        )
+        for topic, brokers in plan.items()
+        for broker_name, queues in brokers.items()
+        for queue_id, entry in queues.items()
+    )
+
+
+def _packed(ranges: Sequence[QueueRange]) -> str:
+    brokers: list[list[str | int]] = []
+    ids: list[int] = []
+    for (topic, broker_name), some in groupby(ranges, key=lambda planned: planned.queue[:2]):
+        of_broker = [planned.queue.queue_id for planned in some]
+        brokers.append([topic, broker_name, len(of_broker)])
+        ids += [number - before for before, number in zip([0, *of_broker], of_broker, strict=False)]
+    put_back = {str(at): planned.put_back for at, planned in enumerate(ranges) if planned.put_back}
+    line = json.dumps({"brokers": brokers, "putBack": put_back})
+    columns = (
+        ids,
+        [planned.start for planned in ranges],
+        [planned.end - planned.start for planned in ranges],
+        [planned.epoch for planned in ranges],
+        [planned.reconsume_times for planned in ranges],
+    )
+    data = b"".join([line.encode(), b"\n", *map(_in_planes, columns)])
+    return base64.b85encode(zlib.compress(data, 9)).decode()
+
+
+def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
+    if queues > _MOST_QUEUES:
+        raise ValueError(f"{queues} queues are more than {_MOST_QUEUES}")
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(base64.b85decode(text), queues * _MOST_BYTES_A_QUEUE)
+    line, _, numbers = data.partition(b"\n")
+    size = queues * _INT64_BYTES
+    if not unpacking.eof or unpacking.unused_data or len(numbers) != _COLUMNS * size:
+        raise ValueError(f"what is packed is not {queues} queues")
+    facts = json.loads(line)
+    ids, starts, counts, epochs, times = (
+        _from_planes(numbers[at : at + size]) for at in range(0, len(numbers), size or 1)
+    )
+    names = [(_text(topic), _text(name), _whole(count, 1)) for topic, name, count in facts["brokers"]]
+    if sum(count for *_, count in names) != queues:
+        raise ValueError(f"brokers have not {queues} queues together")
+    at = 0
+    for topic, broker_name, count in names:
+        queue_id = 0
+        for index in range(at, at + count):
+            queue_id += ids[index]
+            yield QueueRange(
+                queue=MessageQueue(topic, broker_name, queue_id),
+                start=_whole(starts[index], 0),
+                end=_whole(starts[index] + counts[index], starts[index]),
+                epoch=_whole(epochs[index], 0),
+                reconsume_times=_whole(times[index], _LOWEST),
+                put_back=_text(facts["putBack"].get(str(index), "")),
+            )
+        at += count
+
+
+def _in_planes(numbers: Sequence[int]) -> bytes:
+    data = struct.pack(f"<{len(numbers)}q", *numbers)
+    return b"".join(data[plane::_INT64_BYTES] for plane in range(_INT64_BYTES))
+
+
+def _from_planes(data: bytes) -> Sequence[int]:
+    count = len(data) // _INT64_BYTES
+    numbers = bytearray(len(data))
+    for plane in range(_INT64_BYTES):
+        numbers[plane::_INT64_BYTES] = data[plane * count : (plane + 1) * count]
+    return struct.unpack(f"<{count}q", numbers)
+
+
+def _whole(value: object, at_least: int) -> int:
+    if type(value) is not int or not at_least <= value <= _HIGHEST:
+        raise ValueError(f"{value!r:.{_SHOWN}} is no number from {at_least} to {_HIGHEST}")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} in the place of a text")
+    return value
+
+
+def _shortened(offset: Mapping[str, Any]) -> str:
+    text = str(dict(offset))
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

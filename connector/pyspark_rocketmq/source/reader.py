@@ -1,0 +1,550 @@
+"""Reads a range on an executor: prefetch, decode, each offset once, no gap unreported.
+
+Reads one queue range on an executor: pulls in flight, answers in order, columns out.
+
+Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
+in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
+offsets by :mod:`pyspark_rocketmq.source.reader`.
+
+A generator that runs ahead in a thread of its own: the next is made while the caller uses what it has.
+
+Finds the offsets missing from a queue's messages: without a filter every offset has one.
+
+A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
+
+A consumer that takes the source's rows in the very next operator would have every message decoded in one Python
+process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
+the place of its messages, and is read once it has arrived.
+
+The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as these ranges have offsets,
+are null: Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that
+costs least. Short ranges share a task, and a ticket (:mod:`~pyspark_rocketmq.consume.planning`).
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.errors import (
+    ConsumptionForbidden,
+    DataLoss,
+    RemoteProtocolError,
+    RocketMQError,
+    UndecodableMessage,
+)
+from pyspark_rocketmq.model import MessageQueue, PulledBody
+from pyspark_rocketmq.source.fetcher import Arrival, PullPipeline
+from pyspark_rocketmq.source.range_fetcher import QueueReset, RangePull, TailLost
+from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
+from pyspark_rocketmq.source.schema import RangeEnd, marker_row, with_consumer_columns
+from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
+from pyspark_rocketmq.wire.subscription import build_subscription
+
+
+def holes_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
+    """The holes ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
+
+    Args:
+        offsets: Strictly ascending queue offsets, at least one, none below ``expected``.
+        expected: The queue offset that would come first without a hole.
+    """
+    last = int(offsets[-1])
+    if last - expected + 1 == len(offsets):
+        # Nearly always: as many offsets as there is room for.
+        return []
+    before = np.concatenate(([expected - 1], offsets[:-1]))
+    at = np.flatnonzero(offsets - before > 1)
+    return list(zip((before[at] + 1).tolist(), offsets[at].tolist(), strict=True))
+
+
+T = TypeVar("T")
+
+_LOOK_S: Final = 0.5
+"""How often the thread looks whether the caller has left."""
+_STOP_S: Final = 10.0
+"""How long a caller that leaves waits for the thread to be done."""
+
+
+class _End(NamedTuple):
+    """Behind the last."""
+
+    error: BaseException | None
+    """What was raised in place of more."""
+
+
+def run_ahead(made: Generator[T], *, name: str) -> Generator[T]:
+    """The same values, each made while the caller has the one before; never more than one ahead.
+
+    The generator is run and closed by a daemon thread, which ends with it or soon after the caller closes this one.
+    What has been yielded is not kept. An error comes where the value would have come.
+    """
+    ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
+    has_left = threading.Event()
+    thread = threading.Thread(target=_run, args=(made, ready, has_left), name=name, daemon=True)
+    thread.start()
+    try:
+        while not isinstance(value := ready.get(), _End):
+            yield value
+            del value
+        if value.error is not None:
+            raise value.error
+    finally:
+        has_left.set()
+        # Room for what it may want to hand over just now.
+        while not ready.empty():
+            ready.get_nowait()
+        thread.join(_STOP_S)
+
+
+def _run(made: Generator[T], ready: queue.Queue[T | _End], has_left: threading.Event) -> None:
+    error: BaseException | None = None
+    try:
+        while not has_left.is_set():
+            try:
+                value = next(made)
+            except StopIteration:
+                break
+            _hand_over(value, ready, has_left)
+            del value
+        made.close()
+    except BaseException as raised:  # noqa: BLE001 - it is the caller's
+        error = raised
+    _hand_over(_End(error), ready, has_left)
+
+
+def _hand_over(value: T | _End, ready: queue.Queue[T | _End], has_left: threading.Event) -> None:
+    while not has_left.is_set():
+        try:
+            ready.put(value, timeout=_LOOK_S)
+        except queue.Full:
+            continue
+        return
+
+
+logger = logging.getLogger(__name__)
+
+_QUEUE_OFFSET: Final = "queueOffset"
+_KIND: Final = "kind"
+"""Set in a range's marker row alone."""
+_SHARE_BYTES: Final = 8 << 20
+"""What each of the ranges that are read at once may have, if a single one may."""
+
+
+def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
+    """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
+
+    In consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an operator's
+    reset ends the range where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
+    planned again, after a reset from where the marker row says. So does a range that has become as large as it may, and
+    one that has come to a message that cannot be decoded.
+
+    Raises:
+        DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
+        UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a group
+            only where it is the range's first.
+        RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
+    """
+    for _, batch in read_queues([partition]):
+        yield batch
+
+
+def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch]:
+    """Short ranges of a group, pulled and decoded at once; the rows of one, as of :func:`read_queue`, come before those of the next.
+
+    Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as ``read_queue`` says.
+
+    Raises:
+        RocketMQError: As ``read_queue``, for the first range that fails.
+    """
+    if len(partitions) == 1:
+        yield from read_queue(partitions[0])
+        return
+    shares = [
+        each
+        if each.max_bytes is None
+        else replace(
+            each, max_bytes=max(each.max_bytes // len(partitions), min(each.max_bytes, _SHARE_BYTES))
+        )
+        for each in partitions
+    ]
+    unfinished: dict[MessageQueue, list[pa.RecordBatch]] = {}
+    for partition, batch in read_queues(shares):
+        rows = unfinished.setdefault(partition.planned.queue, [])
+        rows.append(batch)
+        if batch.column(_KIND)[-1].is_valid:
+            yield from unfinished.pop(partition.planned.queue)
+
+
+def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
+    """Several ranges at once, over one connection per broker; each range's batches as of :func:`read_queue`.
+
+    Raises:
+        RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given out.
+    """
+    readers = [_RangeReader(partition) for partition in partitions]
+    while unread := [reader for reader in readers if not reader.is_done]:
+        yield from _read_on(unread)
+
+
+def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
+    """Read each range to its end or to where it has to be pulled from anew."""
+    partitions = [reader.left() for reader in readers]
+    pipeline = PullPipeline(partitions)
+    for reader, pull in zip(readers, pipeline.ranges, strict=True):
+        reader.begin(pull)
+    # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
+    arrivals = run_ahead(pipeline.arrivals(), name="rocketmq-pull-ahead")
+    try:
+        # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
+        for together in map(partial(_decode, partitions), arrivals):
+            for each in together:
+                reader = readers[each.range_index]
+                for batch in reader.batches(each):
+                    yield reader.partition, batch
+    finally:
+        # At once and not when somebody collects it: a connection with unread answers must not be kept.
+        arrivals.close()
+
+
+class _Decoded(NamedTuple):
+    """An :class:`Arrival` with its messages in the place of its pieces."""
+
+    range_index: int
+    messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
+    """Or the error of all of them; no iterable looks into the buffer they were received into."""
+    is_last: bool
+    failure: RocketMQError | None
+
+
+def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
+    """Decode those of one broker and one subscription in one go; what cannot be decoded so, little by little."""
+    messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
+    alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
+    for index, pieces, _, _ in together:
+        if pieces:
+            partition = partitions[index]
+            key = partition.planned.queue.broker_name, partition.subscription
+            alike.setdefault(key, {})[index] = [piece.body for piece in pieces]
+    for (broker_name, _), bodies in alike.items():
+        wanted = _what_to_decode(partitions[next(iter(bodies))])
+        decoded = decode_together(list(bodies.values()), broker_name, **wanted)
+        for (index, of_range), found in zip(bodies.items(), decoded, strict=True):
+            if isinstance(found, RemoteProtocolError):
+                messages[index] = decode_in_turn(list(map(bytes, of_range)), broker_name, **wanted)
+            else:
+                messages[index] = found if isinstance(found, RocketMQError) else (found,)
+    return [
+        _Decoded(index, messages.get(index, ()), is_last, failure) for index, _, is_last, failure in together
+    ]
+
+
+class _Wanted(TypedDict):
+    """What of the messages is decoded."""
+
+    tags: frozenset[str] | None
+    columns: tuple[str, ...] | None
+    properties: tuple[str, ...]
+
+
+def _what_to_decode(partition: QueuePartition) -> _Wanted:
+    return _Wanted(
+        tags=_tags(partition) or None,
+        columns=_decoded_columns(partition),
+        properties=partition.property_columns,
+    )
+
+
+def _tags(partition: QueuePartition) -> frozenset[str]:
+    """Those subscribed to; none for all, or if the broker alone filters."""
+    if partition.is_sql92:
+        return frozenset()
+    topic = partition.planned.queue.topic
+    return build_subscription(topic, partition.subscription, sub_version=0).tags_set
+
+
+def _decoded_columns(partition: QueuePartition) -> tuple[str, ...] | None:
+    """Those asked for, and at the front the queue offset, by which a range is followed."""
+    if partition.columns is None or _QUEUE_OFFSET in partition.columns:
+        return partition.columns
+    return (_QUEUE_OFFSET, *partition.columns)
+
+
+class _RangeReader:
+    """One reading of one range."""
+
+    def __init__(self, partition: QueuePartition) -> None:
+        self.partition = partition
+        self.is_done = False
+        self._pull: RangePull
+        self._expected = partition.planned.start
+        """Next queue offset that may come."""
+        self._rows = 0
+        self._body_bytes = 0
+        self._is_full = False
+        self._pulls, self._pull_ms = 0, 0.0
+        self._undecodable: UndecodableMessage | None = None
+        """Before which the range has ended."""
+        self._is_pulled_anew = False
+        """Nothing more of this pulling is read: what is behind the last message is not known to be one."""
+        self._unexplained = range(0)
+        """Offsets of an inner batch that could not be decoded; there may be no messages of them."""
+
+    def left(self) -> QueuePartition:
+        """What is to be pulled."""
+        planned = self.partition.planned
+        if self._expected == planned.start:
+            return self.partition
+        return replace(self.partition, planned=replace(planned, start=self._expected))
+
+    def begin(self, pull: RangePull) -> None:
+        """Read what is pulled so."""
+        self._pull = pull
+        self._is_pulled_anew = False
+
+    def batches(self, arrival: _Decoded) -> Iterator[pa.RecordBatch]:
+        """The rows of what is next, and at the end the marker row."""
+        if isinstance(arrival.messages, RocketMQError):
+            raise arrival.messages
+        for decoded in arrival.messages:
+            if self._has_stopped:
+                break
+            if isinstance(decoded, Undecodable):
+                decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
+            messages = self._within_size(_wanted(decoded, self.partition, self._expected))
+            if messages.num_rows:
+                self._follow(messages)
+                yield self._in_columns(messages)
+        if arrival.is_last:
+            yield from self._last(arrival.failure)
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self._is_full or self._is_pulled_anew or self._undecodable is not None
+
+    def _last(self, failure: RocketMQError | None) -> Iterator[pa.RecordBatch]:
+        self._pulls += self._pull.answers
+        self._pull_ms += self._pull.answered_after_s * 1000
+        is_read = self._expected >= self.partition.planned.end
+        if self._is_pulled_anew and not is_read and not isinstance(failure, QueueReset):
+            return
+        self.is_done = True
+        end = self._end(failure)
+        if self.partition.with_marker:
+            yield marker_row(
+                replace(self.partition.planned, end=end),
+                rows=self._rows,
+                reset_to=failure.target if isinstance(failure, QueueReset) else None,
+                pulls=self._pulls,
+                pull_ms=self._pull_ms,
+                bounds=self._pull.bounds,
+                ended=self._ended(failure),
+            )
+
+    def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
+        """Its row, or none: it may be none of this range, or the range ends before it.
+
+        Raises:
+            UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first message
+                has come to it.
+        """
+        partition, expected = self.partition, self._expected
+        planned, wanted = partition.planned, _what_to_decode(partition)
+        offsets = undecodable.queue_offsets(expected, planned.end, is_filtered=partition.is_filtered)
+        # An inner batch may begin before the offset asked for.
+        queue_offset = max(offsets.start, expected)
+        row = row_of(
+            undecodable.shown(planned.queue, queue_offset),
+            columns=wanted["columns"],
+            properties=wanted["properties"],
+        )
+        if offsets.stop <= expected or queue_offset >= planned.end:
+            return row.slice(0, 0)
+        if not partition.keeps_undecodable:
+            error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
+            if not partition.with_marker or queue_offset == planned.start:
+                raise error
+            self._tell_hole_before(queue_offset)
+            self._expected, self._undecodable = queue_offset, error
+            self._pull.stop()
+            return row.slice(0, 0)
+        logger.warning(
+            "message that cannot be decoded is kept as it is stored %s offset=%d: %s",
+            planned.queue,
+            queue_offset,
+            undecodable.reason,
+        )
+        self._unexplained = offsets
+        if undecodable.stored is None:
+            self._is_pulled_anew = True
+            self._pull.stop()
+        return row
+
+    def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """As far as the range may go on: the message that fills it is its last."""
+        limit = self.partition.max_bytes
+        if limit is None or not messages.num_rows:
+            return messages
+        lengths = pc.binary_length(messages.column("body")).to_numpy()
+        sizes = self._body_bytes + np.cumsum(lengths, dtype=np.int64)
+        self._body_bytes = int(sizes[-1])
+        if self._body_bytes < limit:
+            return messages
+        self._is_full = True
+        self._pull.stop()
+        return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
+
+    def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.partition.with_marker:
+            columns = self.partition.columns
+            is_whole = columns is None or _QUEUE_OFFSET in columns
+            return messages if is_whole else messages.remove_column(0)
+        return with_consumer_columns(messages, self.partition.namespace)
+
+    def _end(self, failure: RocketMQError | None) -> int:
+        """Where the range has ended (exclusive)."""
+        planned = self.partition.planned
+        if self._is_full:
+            logger.info(
+                "range ended at its largest size, the rest is planned again %s from=%d to=%d reached=%d",
+                planned.queue,
+                planned.start,
+                planned.end,
+                self._expected,
+            )
+            return self._expected
+        if self._undecodable is not None:
+            logger.warning("range ended before a message that cannot be decoded: %s", self._undecodable)
+            return self._expected
+        if self._is_pulled_anew:
+            return min(self._expected, planned.end)
+        if failure is None:
+            self._tell_hole_before(planned.end)
+            return planned.end
+        if not self._may_end_early(failure):
+            raise failure
+        logger.warning(
+            "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
+            planned.queue,
+            planned.start,
+            planned.end,
+            self._expected,
+            failure,
+        )
+        return self._expected
+
+    def _ended(self, failure: RocketMQError | None) -> RangeEnd:
+        if self._is_full:
+            return RangeEnd.FULL
+        if self._undecodable is not None:
+            return RangeEnd.UNDECODABLE
+        if isinstance(failure, ConsumptionForbidden):
+            return RangeEnd.REFUSED
+        return RangeEnd.WHOLE if failure is None else RangeEnd.EARLY
+
+    def _follow(self, messages: pa.RecordBatch) -> None:
+        offsets = _offsets(messages)
+        self._tell_holes(holes_before(offsets, self._expected))
+        self._expected = int(offsets[-1]) + 1
+        self._rows += messages.num_rows
+
+    def _may_end_early(self, error: RocketMQError) -> bool:
+        return self.partition.with_marker and (
+            error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
+        )
+
+    def _tell_hole_before(self, goes_on: int) -> None:
+        if self._expected < goes_on:
+            self._tell_holes([(self._expected, goes_on)])
+
+    def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
+        """Raise or log offsets that no answer brought, unless a filter may have left them out.
+
+        A broker that removes a file of its log while it reads passes over what was in it without a word
+        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
+        """
+        if self.partition.is_filtered:
+            return
+        queue, skipped = self.partition.planned.queue, self._pull.skipped
+        for missing, goes_on in holes:
+            if missing in self._unexplained and goes_on <= self._unexplained.stop:
+                continue
+            if self.partition.fail_on_data_loss:
+                raise DataLoss(
+                    f"{queue} at {self.partition.address}", missing, f"nothing before offset {goes_on}"
+                )
+            if skipped.start <= missing and goes_on <= skipped.stop:
+                continue
+            logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
+
+
+def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:
+    """Each message once, below the range's end."""
+    planned = partition.planned
+    offsets = _offsets(messages)
+    if not _is_ascending(offsets, expected):
+        is_new = _is_first_copy(offsets, expected)
+        if is_new is None:
+            raise RemoteProtocolError(
+                f"{planned.queue}: {partition.address} gave queue offsets that are not ascending from "
+                f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged consume queue."
+            )
+        messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
+    if len(offsets) and offsets[-1] >= planned.end:
+        messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
+    place = messages.schema.get_field_index("topic") if partition.namespace else -1
+    if place >= 0:
+        # Users know the topic by the name they gave.
+        topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)
+        messages = messages.set_column(place, messages.schema.field(place), topic)
+    return messages
+
+
+def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
+    """Which messages were not there before; None if one comes late that was not.
+
+    Filtered pulls scan into their neighbours' offsets, and an inner batch begins before the offset asked for: such
+    messages come again, or were read with an earlier batch.
+    """
+    highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
+    is_new: npt.NDArray[np.bool_] = offsets > highest_before
+    late = offsets[~is_new]
+    if not ((late < expected) | np.isin(late, offsets[is_new])).all():
+        return None
+    return is_new
+
+
+def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
+    """Checked on every batch, at the price of one comparison per message."""
+    if not len(offsets):
+        return True
+    return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
+
+
+def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    offsets: npt.NDArray[np.int64] = messages.column(_QUEUE_OFFSET).to_numpy(zero_copy_only=True)
+    return offsets
+
+
+def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
+    for ticket in tickets_in(batches):
+        yield from read_ranges(ticket.partitions)
+
+
+def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:
+    """The tickets among ``batches``, their ranges unread."""
+    for batch in batches:
+        for ticket in batch.column(0).drop_null().to_pylist():
+            yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query

@@ -1,0 +1,236 @@
+"""The batch reader and the stream reader that Spark calls.
+
+The reader Spark talks to: a thin shell around the planner (source runner) and the queue reader (executors).
+
+Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before the
+first call in the source runner.
+
+Bounded read: from the starting positions to the ending ones, by default what is stored when the query is planned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import Deadline, SystemClock, call_with_retry
+from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.consume.planning import split_ranges
+from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
+from pyspark_rocketmq.group.driver_line import DriverLine
+from pyspark_rocketmq.group.join import client_id, join_group, leave_at_the_end, progress_name
+from pyspark_rocketmq.hub.session import HubAddress
+from pyspark_rocketmq.model import MessageModel, QueueRange
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
+from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
+from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
+from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.ranges import (
+    Offset,
+    QueuePartition,
+    SharedTask,
+    partitions_of,
+    tasks_of,
+    ticket_rows,
+)
+from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.sole_owner import await_sole_owner, living_members, possible_owners
+from pyspark_rocketmq.source.worker import settled
+
+
+class RocketMQBatchReader(DataSourceReader):
+    """Every message between the starting and the ending positions, once; no group's offsets are touched."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition per queue with messages, or more if asked for.
+
+        Raises:
+            RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be wrong.
+        """
+        clock = SystemClock()
+        view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
+        snapshot, ranges = call_with_retry(
+            lambda: self._ranges(view),
+            FIRST_CONTACT,
+            Deadline.after(clock, self._options.retry_timeout_ms / 1000),
+            time.sleep,
+        )
+        parts = split_ranges(
+            ranges,
+            min_partitions=self._options.min_partitions,
+            max_records=self._options.max_records_per_partition,
+        )
+        return partitions_of(parts, self._options, snapshot.addresses, snapshot.replicas)
+
+    def _ranges(self, view: ClusterView) -> tuple[Snapshot, list[QueueRange]]:
+        snapshot = view.snapshot()
+        if snapshot.out_of_sight:
+            raise next(iter(snapshot.out_of_sight.values()))
+        starts = view.starting_positions(snapshot, snapshot.bounds.keys(), StartingOffsets.earliest())
+        ends = view.ending_positions(snapshot)
+        ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
+        if ends_are_written and self._options.fail_on_data_loss:
+            problems = backward_problems(starts, ends)
+            if problems:
+                raise OptionError(problems)
+        return snapshot, batch_ranges(starts, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Messages of one range, on an executor."""
+        if not isinstance(partition, QueuePartition):
+            # What Spark makes of an empty list of partitions: a topic without messages.
+            return iter(())
+        return settled(read_queue(partition))
+
+
+_ANY_NUMBER: Final = 2**63 - 1
+
+
+class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Micro-batches of explicit queue ranges."""
+
+    timing: ClassVar[MembershipTiming] = MembershipTiming()
+    """How often a member of a group does what."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def _line(self) -> DriverLine | None:
+        """To the driver of a ``PushConsumer``; nobody else has one."""
+        secret = self._options.hub_secret
+        return None if secret is None else DriverLine(HubAddress.parse(secret), SystemClock())
+
+    @cached_property
+    def _planner(self) -> MicroBatchPlanner:
+        clock = SystemClock()
+        pool = process_pool(ConnectionSettings.of(self._options))
+        view = ClusterView(self._options, pool, clock)
+        progress = _progress(self._options, view, clock, self.timing, self._line)
+        sizes = None
+        if self._options.max_bytes_per_trigger is not None:
+            timeout_s = self._options.request_timeout_ms / 1000
+            brokers = BrokerClient(pool, clock, timeout_s, namespace=self._options.namespace or "")
+            sizes = MessageSizes(brokers, PLAIN_SOURCE_GROUP)
+        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep, sizes=sizes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Any but ``ReadAllAvailable``, with which Spark asks under ``trigger(once=True)`` alone.
+
+        The source applies its own limits, which Spark's cannot express.
+        """
+        return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of an AvailableNow run."""
+        self._planner.prepare_available_now()
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """The offset before the first micro-batch."""
+        return self._planner.initial()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        """The next plan; under ``trigger(once=True)`` one of all that is there now."""
+        if isinstance(limit, ReadAllAvailable):
+            return self._planner.all_at_once(start)
+        return self._planner.latest(start)
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``plan_offset``."""
+        newest: dict[str, dict[str, dict[str, int]]] = {}
+        for queue, bounds in sorted(self._planner.newest().items()):
+            brokers = newest.setdefault(queue.topic, {})
+            brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = bounds.max_offset
+        return newest
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
+        """One partition per range of ``end`` that may be run; more if asked for without a group, fewer if ranges are handed over."""
+        planned = self._planner.runnable(end)
+        if self._options.consumer_group is not None:
+            # Ranges of a broker that is away are left out: their progress is in the store, and the others go on.
+            addresses = self._planner.addresses(())
+            planned = [new for new in planned if new.queue.broker_name in addresses]
+        else:
+            addresses = self._planner.addresses({new.queue.broker_name for new in planned})
+            planned = split_ranges(
+                planned,
+                min_partitions=self._options.min_partitions,
+                max_records=self._options.max_records_per_partition,
+            )
+        partitions = partitions_of(planned, self._options, addresses, self._planner.replicas())
+        if not self._options.hand_over_ranges:
+            return partitions
+        slots = 0 if self._line is None else self._line.slots()
+        return tasks_of(partitions, self._planner.listener_ms, slots)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Messages of one range, on an executor; or ranges themselves, for who reads them later."""
+        if isinstance(partition, SharedTask):
+            return settled(map(ticket_rows, partition.tickets))
+        assert isinstance(partition, QueuePartition)
+        return settled(read_queue(partition))
+
+    def commit(self, end: Offset) -> None:
+        """Nothing: this call comes one batch late and never for the last; offsets go with ``foreachBatch``."""
+
+
+def _progress(
+    options: ReadOptions,
+    view: ClusterView,
+    clock: SystemClock,
+    timing: MembershipTiming,
+    line: DriverLine | None,
+) -> ProgressSource:
+    default_start = StartingOffsets.latest()
+    if options.consumer_group is None or options.offset_store is None:
+        return CheckpointProgress(view, default_start)
+    store = open_group_store(options)
+    member_id = client_id(options)
+    is_broadcast = options.message_model is MessageModel.BROADCASTING
+    pool = process_pool(ConnectionSettings.of(options))
+    if is_broadcast:
+        owners = possible_owners(options, member_id, store)
+        await_sole_owner(
+            progress_name(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
+        )
+    member = join_group(options, member_id, store, clock, timing=timing, line=line)
+    leave_at_the_end(member)
+    member.start()
+    return GroupProgress(
+        consumer_group=progress_name(options),
+        client_id=member_id,
+        store=store,
+        ownership=member,
+        view=view,
+        default_start=default_start,
+        clock=clock,
+        is_sole_owner=is_broadcast,
+        broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
+        reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
+        life_watch=PullingLifeWatch(options, pool, clock),
+        fail_on_data_loss=options.fail_on_data_loss,
+    )

@@ -1,0 +1,249 @@
+"""What is checked of a Spark session before a query starts; workarounds for its stream thread.
+
+What a Spark session must be like.
+
+In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that can run us.
+
+Two traps of Spark's thread that runs a query: one at its first start after a kill, one when it is stopped.
+
+*Start.* Killed while Spark writes the first entry of a query's offset log, a checkpoint holds nothing but a temporary file,
+and Spark 4.2 refuses every restart with it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). To switch that check off for one query
+is not possible: it is read from the session some time after the start.
+
+*Stop.* A query that is stopped in the middle of a batch finds out what ended the batch by a regular expression that takes a
+step deeper for every character (``StreamExecution.PROXY_ERROR``). Over the text of a whole Java stack trace it overflows the
+stack, the thread dies, and whoever waits for the query waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.hub.state import Slots
+
+logger = logging.getLogger(__name__)
+
+BatchFunction = Callable[[DataFrame, int], None]
+
+_INTERRUPTIONS: Final = frozenset(
+    {
+        "java.lang.InterruptedException",
+        "java.io.InterruptedIOException",
+        "java.nio.channels.ClosedByInterruptException",
+    }
+)
+"""What ``StreamExecution.isInterruptionException`` looks for."""
+_JOB_CANCELLED: Final = "[SPARK_JOB_CANCELLED]"
+"""A stop cancels the query's jobs before it interrupts its thread."""
+_MOST_CHARACTERS: Final = 200
+
+
+class BatchInterrupted(Exception):
+    """A batch ended because its query is being stopped, or its job was cancelled; worded as Spark looks for it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            "py4j.protocol.Py4JJavaError: An error occurred while calling the batch's job: "
+            f"java.lang.InterruptedException: {reason[:_MOST_CHARACTERS]}"
+        )
+
+
+def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
+    """Remove what a kill has left of the first entry of the offset log; nothing if there is any whole entry, or no checkpoint."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
+    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
+    files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    if not files.exists(folder):
+        return
+    found = [each.getPath() for each in files.listStatus(folder)]
+    if all(path.getName().startswith(".") for path in found):
+        for path in found:
+            logger.warning(
+                "leftover of a plan that was never written whole removed path=%s", masked(str(path))
+            )
+            files.delete(path, False)
+
+
+def stoppable(function: BatchFunction) -> BatchFunction:
+    """The same function, whose interruption is told in so few words that a stop goes well.
+
+    Raises:
+        BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
+    """
+
+    def run(batch: DataFrame, batch_id: int) -> None:
+        try:
+            function(batch, batch_id)
+        except Py4JJavaError as error:
+            reason = _interruption(error.java_exception)
+            if reason is None:
+                raise
+            raise BatchInterrupted(reason) from None
+
+    return run
+
+
+def _interruption(error: Any) -> str | None:
+    """What a Java exception says of an interruption; None if it or one of its causes is none."""
+    while error is not None:
+        name, message = error.getClass().getName(), error.getMessage() or ""
+        if name in _INTERRUPTIONS or _JOB_CANCELLED in message:
+            return f"{name} {message}".strip()
+        error = error.getCause()
+    return None
+
+
+_GROWS_WITH_TASKS: Final = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
+}
+"""Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
+
+
+_PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode"
+_PROBE_TIMEOUT_S: Final = 60.0
+
+
+def is_classic(spark: object) -> TypeGuard[SparkSession]:
+    """Whether the session's driver is this process; that of Spark Connect is elsewhere."""
+    return isinstance(spark, SparkSession)
+
+
+def is_speculative(spark: SparkSession) -> bool:
+    """Whether Spark starts a second copy of a slow task."""
+    # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows the copy alone.
+    settings = spark.sparkContext.getConf() if is_classic(spark) else spark.conf
+    return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
+
+
+def check_speculation(spark: SparkSession) -> None:
+    """See that no two copies of a task give a listener the same messages, or send the same rows, at the same time (D1, G6).
+
+    Raises:
+        OptionError: If ``spark.speculation`` is on.
+    """
+    if is_speculative(spark):
+        problem = (
+            "spark.speculation is on: a second copy of a slow task would give the listener the same messages, or send the "
+            "same rows, at the same time, out of their order; start the session with spark.speculation=false"
+        )
+        raise OptionError((problem,), where="Spark session")
+
+
+def check_classic(spark: SparkSession, what: str, why: str) -> None:
+    """Refuse a session of Spark Connect, whose driver is another process.
+
+    Raises:
+        RocketMQError: With what can be done instead.
+    """
+    if spark is None:
+        raise RocketMQError(
+            f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
+        )
+    if not is_classic(spark):
+        raise RocketMQError(
+            f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
+            "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
+        )
+
+
+def check_delta(spark: SparkSession) -> None:
+    """See that the session's JVM has Delta Lake: without it Py4J says ``'JavaPackage' object is not callable``.
+
+    Raises:
+        RocketMQError: If not.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
+    if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
+        raise RocketMQError(
+            "This Spark session has no Delta Lake. Start it with configure_spark_with_delta_pip(builder).getOrCreate() of package "
+            "delta, or with Delta's jars in spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
+        )
+
+
+def check_worker_python(spark: SparkSession) -> None:
+    """Try the workers' Python on this machine, where it plans what is read; a cluster's other machines are not asked.
+
+    Without this a user sees a worker's ModuleNotFoundError, wrapped three times, after the query has failed.
+
+    Raises:
+        RocketMQError: If it cannot be started or lacks what the workers need.
+    """
+    executable = str(spark.sparkContext.pythonExec)
+    if executable != sys.executable:
+        _check(executable)
+
+
+@cache
+def _check(executable: str) -> None:
+    advice = (
+        f"Set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or install pyspark-rocketmq for "
+        f"{executable}, and start the session again."
+    )
+    if not Path(executable).is_absolute() and "/" in executable:
+        advice = (
+            "The query is planned on the driver's machine, with the same Python: unpack the environment's archive in the "
+            f"folder the driver is started in, {Path.cwd()}. {advice}"
+        )
+    try:
+        probe = subprocess.run(  # noqa: S603 - the interpreter Spark itself is going to run
+            [executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RocketMQError(
+            f"Spark would start its workers with '{executable}', which failed: {error}. {advice}"
+        ) from error
+    if probe.returncode != 0:
+        reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RocketMQError(
+            f"Spark would start its workers with '{executable}', which cannot import what they need ({reason}). {advice}"
+        )
+
+
+def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
+    """Where workers find this process, where it can listen, and whether all of them are on this machine for sure."""
+    settings = spark.sparkContext.getConf()
+    master = settings.get("spark.master") or ""
+    if master == "local" or master.startswith("local["):
+        return "127.0.0.1", "127.0.0.1", True
+    host = settings.get("spark.driver.host") or "127.0.0.1"
+    return host, settings.get("spark.driver.bindAddress") or host, False
+
+
+def task_slots(spark: SparkSession) -> Slots:
+    """How many tasks can run at the same time, as of now."""
+    try:
+        context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - spark.default.parallelism may be any number
+        at_once = int(
+            context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
+        )
+    except Exception as error:  # noqa: BLE001 - a platform may forbid it
+        logger.info("how many tasks can run at the same time cannot be asked: %s", error)
+        cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
+        return Slots(spark.sparkContext.defaultParallelism // cpus)
+    is_growing = any(
+        str(spark.conf.get(key, "")).strip().lower() == value for key, value in _GROWS_WITH_TASKS.items()
+    )
+    return Slots(at_once, 0 if is_growing else at_once)
+
+
+def is_active(query: StreamingQuery) -> bool:
+    """Whether a query runs, as far as anybody can tell."""
+    try:
+        return bool(query.isActive)
+    except Exception:  # noqa: BLE001 - the JVM is gone, or its connection
+        return False

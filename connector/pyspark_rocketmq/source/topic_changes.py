@@ -1,0 +1,168 @@
+"""Topics that match a pattern, and queues that are gone.
+
+Queues that were read and are not to be seen any more: deleted for good, or only out of sight.
+
+Name servers forget a topic whose brokers are all away, so that a topic without a route says nothing.  Deleted is what a
+living broker that had it denies to have.
+
+The topics whose names match a pattern, looked up now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import (
+    DataLoss,
+    QueueRemoved,
+    RocketMQError,
+    TopicDeleted,
+    TopicNotFound,
+    TransportError,
+)
+from pyspark_rocketmq.model import (
+    DLQ_TOPIC_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    BrokerAddress,
+    MessageQueue,
+    QueueRange,
+)
+from pyspark_rocketmq.wire.namespace import is_system_resource
+
+logger = logging.getLogger(__name__)
+
+_REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+"""Of the topic of a cluster's name (``MixAll.REPLY_TOPIC_POSTFIX``)."""
+
+
+class MatchingTopics:
+    """Names a query's topics. For one thread."""
+
+    def __init__(
+        self, name_server: NameServerClient, pattern: re.Pattern[str], clock: Clock, max_age_s: float
+    ) -> None:
+        self._name_server = name_server
+        self._pattern = pattern
+        self._clock = clock
+        self._max_age_s = max_age_s
+        self._known: frozenset[str] | None = None
+        self._look_at_s = 0.0
+
+    def look(self, deadline: Deadline) -> frozenset[str]:
+        """Their names, at most ``max_age_s`` old unless no name server answers.
+
+        Raises:
+            TransportError: If no name server answered before ``deadline``, and none ever has.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._known is not None and now_s < self._look_at_s:
+            return self._known
+        try:
+            found = self._matching(deadline)
+        except TransportError as error:
+            if self._known is None:
+                raise
+            logger.warning("topics not looked up, going on with the known ones: %s", error)
+            found = self._known
+        self._look_at_s = now_s + self._max_age_s
+        if found != self._known:
+            logger.info("topics of pattern %s: %s", self._pattern.pattern, ", ".join(sorted(found)) or "none")
+            if not found:
+                logger.warning(
+                    "no topic matches topicPattern=%r, so nothing is read; a pattern must match the whole name, as '.*' does",
+                    self._pattern.pattern,
+                )
+        self._known = found
+        return found
+
+    def _matching(self, deadline: Deadline) -> frozenset[str]:
+        names = [name for name in self._name_server.topics(deadline) if self._pattern.fullmatch(name)]
+        if not names:
+            return frozenset()
+        brokers = self._name_server.brokers(deadline)
+        # Each broker has a topic of its own name and one of its cluster's.
+        own = {broker.broker_name for broker in brokers} | {broker.cluster for broker in brokers}
+        own |= {name + _REPLY_SUFFIX for name in own}
+        return frozenset(
+            name
+            for name in names
+            if name not in own
+            and not name.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+            and not is_system_resource(name)
+        )
+
+
+_EVERY_S: Final = 5.0
+
+
+class Vanished(NamedTuple):
+    """A queue that is gone."""
+
+    queue: MessageQueue
+    loss: DataLoss | None
+    """None if it was read to its end."""
+
+
+class VanishedQueues:
+    """Asks living brokers about queues that no route names. For one thread."""
+
+    def __init__(
+        self, name_server: NameServerClient, brokers: BrokerClient, clock: Clock, timeout_s: float
+    ) -> None:
+        self._name_server = name_server
+        self._brokers = brokers
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._known: list[Vanished] = []
+        self._asked_for: set[MessageQueue] = set()
+        self._ask_at_s = 0.0
+
+    def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
+        """Those of ``missing`` that are gone; their ends are where each would be read next. At most 5 s old."""
+        queues = {planned.queue for planned in missing}
+        now_s = self._clock.monotonic_s()
+        if queues != self._asked_for or now_s >= self._ask_at_s:
+            self._asked_for, self._ask_at_s = queues, now_s + _EVERY_S
+            self._known = self._ask(missing) if missing else []
+        return self._known
+
+    def _ask(self, missing: Sequence[QueueRange]) -> list[Vanished]:
+        try:
+            living = self._name_server.brokers(Deadline.after(self._clock, self._timeout_s))
+        except RocketMQError as error:
+            logger.warning("not known whether queues are gone, the cluster does not answer: %s", error)
+            return []
+        masters = {broker.broker_name: broker.master for broker in living}
+        found: list[Vanished] = []
+        by_place: dict[tuple[str, str], list[QueueRange]] = {}
+        for planned in missing:
+            by_place.setdefault((planned.queue.topic, planned.queue.broker_name), []).append(planned)
+        for (topic, broker_name), ranges in by_place.items():
+            address = masters.get(broker_name)
+            if address is not None:
+                found += self._ask_broker(address, topic, ranges)
+        return found
+
+    def _ask_broker(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
+        try:
+            known = self._brokers.topic_stats(address, topic)
+            return [self._removed(address, old) for old in ranges if known and old.queue not in known]
+        except TopicNotFound:
+            available = f"{address} has no topic {topic} any more"
+            return [Vanished(old.queue, TopicDeleted(str(old.queue), old.end, available)) for old in ranges]
+        except RocketMQError as error:
+            logger.warning("not known whether queues of topic=%s are gone: %s", topic, error)
+            return []
+
+    def _removed(self, address: BrokerAddress, old: QueueRange) -> Vanished:
+        end = self._brokers.max_offset(address, old.queue)
+        if old.end >= end:
+            return Vanished(old.queue, None)
+        available = f"the topic has fewer queues now, and this one, which reaches to {end} at {address}, cannot be read"
+        return Vanished(old.queue, QueueRemoved(str(old.queue), old.end, available))

@@ -1,0 +1,3 @@
+"""Pulled bodies as Arrow columns."""
+
+from __future__ import annotations

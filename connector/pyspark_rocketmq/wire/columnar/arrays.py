@@ -1,0 +1,228 @@
+"""Byte ranges and byte matrices as Arrow arrays, without a Python object per value.
+
+Byte ranges of one buffer as Arrow columns, without a Python object per value.
+
+Everything here and in its users counts positions in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
+
+Byte ranges of one length as the rows of a table: what they have in common shows in its columns.
+
+A column whose least byte is its greatest is the same in all rows. Two passes over the table, by the processor's vector
+instructions, tell that of all columns at once, and which bytes occur nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_rocketmq.errors import LocalProtocolError
+
+IntArray = npt.NDArray[np.signedinteger]
+BoolArray = npt.NDArray[np.bool_]
+ByteArray = npt.NDArray[np.uint8]
+
+MAX_COLUMN_BYTES: Final = (1 << 31) - 1
+_LEAST_REPEATED: Final = 4096
+_MOST_SHARED_BYTES: Final = 1 << 20
+"""What is repeated more often is made for one batch and not kept."""
+_OFFSET: Final = np.dtype(np.int32)
+
+
+class IrregularLayout(Exception):
+    """The vectorised decoder does not handle this input; the scalar codec decides what it means."""
+
+
+def require_all(condition: BoolArray) -> None:
+    """Raise ``IrregularLayout`` unless every row meets the condition."""
+    # Of few rows twice as fast as all(); of many the copy is small beside what made the condition.
+    if b"\0" in condition.tobytes():
+        raise IrregularLayout
+
+
+def check_column_bytes(total: int) -> None:
+    """Raise ``LocalProtocolError`` if so many bytes do not fit into one column."""
+    if total > MAX_COLUMN_BYTES:
+        raise LocalProtocolError(
+            f"{total} bytes do not fit into one column of {MAX_COLUMN_BYTES}; decode fewer messages at once."
+        )
+
+
+def every_position(data: bytes | bytearray | ByteArray, dtype: np.dtype) -> npt.NDArray[Any]:
+    """View the value of ``dtype`` that begins at each byte of ``data``; unaligned, nothing is copied.
+
+    ``data`` must hold at least one such value.
+    """
+    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, strides=(1,))
+
+
+def as_void(dtype: np.dtype) -> np.dtype:
+    """The same bytes without fields: numpy gathers these thirty times faster."""
+    return np.dtype((np.void, dtype.itemsize))
+
+
+def pooled_bytes(size: int) -> ByteArray:
+    """Bytes to be written, of Arrow's pool, which keeps what is given back.
+
+    What numpy takes for a large array goes back to the system, and every page of the next one costs a fault.
+    """
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
+def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type: pa.DataType) -> pa.Array:
+    """Copy ``buffer[start:end]`` of each row into one binary or string column.
+
+    The ranges and the gaps between them are the elements of one binary array over ``buffer``; Arrow's ``take``
+    of every second element is the fastest gather there is. Text is not checked to be UTF-8.
+
+    Raises:
+        LocalProtocolError: If the rows take 2 GiB.
+    """
+    rows = len(starts)
+    offsets = np.empty(2 * rows + 2, np.int32)
+    offsets[1:-1:2] = starts
+    offsets[2::2] = ends
+    total = int(np.subtract(ends, starts).sum())
+    check_column_bytes(total)
+    # Arrow reserves memory by the mean length of all elements, and moves what it has copied if that proves too little: the
+    # last gap, which nobody reads, is as long as makes the mean no less than that of the rows.
+    last = min(2 * total + 2 * (total // max(rows, 1) + 1), MAX_COLUMN_BYTES)
+    if last > buffer.size:
+        buffer = pa.foreign_buffer(buffer.address, last, buffer)
+    offsets[0], offsets[-1] = 0, last
+    with_gaps = pa.Array.from_buffers(arrow_type, 2 * rows + 1, [None, pa.py_buffer(offsets), buffer])
+    return with_gaps.take(pa.array(np.arange(1, 2 * rows + 1, 2, dtype=np.int32)))
+
+
+def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
+    """A column of the texts, all of them ``times`` times in a row; shares its memory with others of the same texts."""
+    longest = _shared_rows(times)
+    if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
+        return _repeated(tuple(texts), times)
+    return _shared(tuple(texts), longest).slice(0, times * len(texts))
+
+
+@lru_cache(maxsize=32)
+def _shared(texts: tuple[str, ...], times: int) -> pa.StringArray:
+    return _repeated(texts, times)
+
+
+def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
+    parts = [text.encode() for text in texts]
+    offsets = _repeated_offsets(tuple(accumulate(map(len, parts))), times)
+    text = pa.py_buffer(b"".join(parts) * times)
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), text])
+
+
+def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    """Arrow's offsets of values that end at the same places in each of the rows; shared, so not to be written."""
+    longest = _shared_rows(rows)
+    if longest * len(ends) * _OFFSET.itemsize > _MOST_SHARED_BYTES:
+        return _repeated_offsets(ends, rows)
+    return _shared_offsets(ends, longest)[: rows * len(ends) + 1]
+
+
+@lru_cache(maxsize=32)
+def _shared_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    return _repeated_offsets(ends, rows)
+
+
+def _repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
+    check_column_bytes(ends[-1] * rows)
+    offsets = np.zeros(rows * len(ends) + 1, _OFFSET)
+    row_at = np.arange(rows, dtype=_OFFSET) * _OFFSET.type(ends[-1])
+    for number, end in enumerate(ends, 1):
+        np.add(row_at, end, out=offsets[number :: len(ends)])
+    return offsets
+
+
+def _shared_rows(rows: int) -> int:
+    """Few different numbers of rows are shared, so that few are made."""
+    return max(_LEAST_REPEATED, 1 << (rows - 1).bit_length())
+
+
+def checked_text(column: pa.Array) -> pa.Array:
+    """Turn a binary column into a string column.
+
+    Raises:
+        IrregularLayout: If a value is not UTF-8; the scalar codec replaces what is malformed as Java does.
+    """
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as exc:
+        raise IrregularLayout from exc
+
+
+def fixed_column(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
+    """A column on top of the values, which have its width and are contiguous."""
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
+
+
+_PIECE: Final = 1 << 17
+_FEW_ROWS: Final = 16
+"""Numpy's own reduction takes a step for each row."""
+
+
+class ByteTable(NamedTuple):
+    """At least one row."""
+
+    rows: ByteArray
+    lowest: ByteArray
+    """The least byte of each column."""
+    highest: ByteArray
+
+    @classmethod
+    def gathered(cls, data: bytes | bytearray, at: IntArray, width: int) -> ByteTable:
+        """Copy ``width`` bytes, more than none, from each position of ``data``; in pieces, which stay in the cache."""
+        row = np.dtype((np.void, width))
+        source, rows = every_position(data, row), pooled_bytes(len(at) * width).reshape(-1, width)
+        extremes = []
+        step = max(1, _PIECE // width)
+        for first in range(0, len(at), step):
+            piece = source[at[first : first + step]].view(np.uint8).reshape(-1, width)
+            rows[first : first + step] = piece
+            extremes.append((_folded(np.minimum, piece), _folded(np.maximum, piece)))
+        lowest, highest = zip(*extremes, strict=True)
+        return cls(rows, np.minimum.reduce(lowest), np.maximum.reduce(highest))
+
+    def behind(self, column: int) -> ByteTable:
+        """The columns from this one on."""
+        return ByteTable(self.rows[:, column:], self.lowest[column:], self.highest[column:])
+
+    def before(self, column: int) -> ByteTable:
+        """The columns before this one."""
+        return ByteTable(self.rows[:, :column], self.lowest[:column], self.highest[:column])
+
+    def is_same(self, begin: int, end: int) -> bool:
+        """Whether these columns are the same in all rows."""
+        return bool((self.lowest[begin:end] == self.highest[begin:end]).all())
+
+    def texts(self, ranges: Sequence[tuple[int, int]]) -> pa.StringArray:
+        """These columns of each row, ``(begin, end)`` by ``(begin, end)``, then those of the next row; must be ASCII."""
+        ends = tuple(accumulate(end - begin for begin, end in ranges))
+        rows = len(self.rows)
+        packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])
+        if len(ranges) > 1:
+            # What is the same everywhere is written once for all.
+            packed[:] = np.concatenate([self.rows[0, begin:end] for begin, end in ranges])
+        for (begin, end), packed_end in zip(ranges, ends, strict=True):
+            if len(ranges) == 1 or not self.is_same(begin, end):
+                packed[:, packed_end - (end - begin) : packed_end] = self.rows[:, begin:end]
+        offsets = repeated_offsets(ends, rows)
+        return pa.Array.from_buffers(
+            pa.string(), rows * len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(packed)]
+        )
+
+
+def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
+    """``better`` of all rows; by halves, which may overlap, since no row is the worse for being seen twice."""
+    while len(rows) > _FEW_ROWS:
+        half = (len(rows) + 1) // 2
+        rows = better(rows[:half], rows[-half:])
+    folded: ByteArray = better.reduce(rows)
+    return folded

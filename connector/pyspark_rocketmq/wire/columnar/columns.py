@@ -1,0 +1,336 @@
+"""Arrow columns of located messages; the members of an inner batch in place of their message.
+
+The columns of located messages; each is made when asked for, from nothing but the bytes it needs.
+
+Inner batches, stored messages whose body is a batch of its own: a row for each member in place of them.
+
+A member has flag, body and properties of its own and counts one queue offset; all else is that of its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.wire import properties as names
+from pyspark_rocketmq.wire.codes import MessageSysFlag
+from pyspark_rocketmq.wire.columnar.arrays import (
+    IntArray,
+    IrregularLayout,
+    as_void,
+    check_column_bytes,
+    checked_text,
+    every_position,
+    fixed_column,
+    pooled_bytes,
+    repeated_texts,
+    require_all,
+    take_ranges,
+)
+from pyspark_rocketmq.wire.columnar.property_columns import PropertyColumns
+from pyspark_rocketmq.wire.columnar.rows import BORNHOST_V6, STOREHOST_V6, Rows, follow
+from pyspark_rocketmq.wire.compression import ExpansionBudget
+from pyspark_rocketmq.wire.message_ids import IPV4_HOST_BYTES, decode_host, offset_message_id
+from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, INNER_BATCH_FLAGS
+from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties, decode_text
+
+_FIXED: Final = np.dtype(
+    {
+        "names": ["total", "flag", "bodyLength"],
+        "formats": [">i4", ">i4", ">i4"],
+        "offsets": [0, 12, 16],
+        "itemsize": 20,
+    }
+)
+_U16 = np.dtype(">u2")
+_COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
+_MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
+
+
+def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
+    """Put the members of each inner batch in its place; ``rows`` itself where there is none.
+
+    Raises:
+        IrregularLayout: If a member is malformed, cut or left over, or their number is not the announced one.
+        RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
+    """
+    if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
+        return rows
+    batches = np.flatnonzero((rows.sys_flag & INNER_BATCH_FLAGS) == INNER_BATCH_FLAGS)
+    if not len(batches):
+        return rows
+    data, body_at, body_length = _with_plain_bodies(rows, batches, budget)
+    starts = [
+        follow(data, at, at + length, BATCH_MEMBER_OVERHEAD)
+        for at, length in zip(body_at.tolist(), body_length.tolist(), strict=True)
+    ]
+    members = np.fromiter(map(len, starts), np.int64, len(starts))
+    _check_announced(rows, batches, members)
+    counts = np.ones(len(rows), np.int64)
+    counts[batches] = members
+    parent = np.repeat(np.arange(len(rows)), counts)
+    is_member = np.zeros(len(rows), np.bool_)
+    is_member[batches] = True
+    expanded = replace(rows, data=data).take(parent)
+    if members.any():
+        first = np.cumsum(counts) - counts
+        at = np.flatnonzero(is_member[parent])
+        ends = np.repeat(body_at + body_length, members)
+        _place_members(expanded, at, at - first[parent[at]], np.concatenate(starts), ends)
+    return expanded
+
+
+def _with_plain_bodies(
+    rows: Rows, batches: IntArray, budget: ExpansionBudget
+) -> tuple[bytes | bytearray, IntArray, IntArray]:
+    """The data with decompressed batch bodies behind it, and where each batch's body is there."""
+    body_at, body_length = rows.body_at[batches], rows.body_length[batches]
+    parts, size = [rows.data], len(rows.data)
+    flags = rows.sys_flag[batches].tolist()
+    for number, (at, length, flag) in enumerate(
+        zip(body_at.tolist(), body_length.tolist(), flags, strict=True)
+    ):
+        stored = bytes(rows.data[at : at + length])
+        body = budget.decompress(stored, flag)
+        if body is not stored:
+            body_at[number], body_length[number] = size, len(body)
+            parts.append(body)
+            size += len(body)
+    check_column_bytes(size)
+    return rows.data if len(parts) == 1 else b"".join(parts), body_at, body_length
+
+
+def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
+    at, length = rows.properties_at[batches].tolist(), rows.properties_length[batches].tolist()
+    for begin, size, count in zip(at, length, members.tolist(), strict=True):
+        announced = decode_properties(bytes(rows.data[begin : begin + size])).get(names.INNER_NUM)
+        if announced not in {None, str(count)}:
+            raise IrregularLayout
+
+
+def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray, ends: IntArray) -> None:
+    """Write into the rows ``at`` what is the members' own; ``number`` counts them within their batch.
+
+    ``starts`` are those of all members, ``ends`` those of their batches.
+    """
+    # What is cut there fails the check that a member ends within its batch.
+    within = np.minimum(starts, len(rows.data) - _FIXED.itemsize)
+    fixed = every_position(rows.data, as_void(_FIXED))[within].view(_FIXED)
+    total, body_length = fixed["total"].astype(np.int64), fixed["bodyLength"].astype(np.int64)
+    member_ends = starts + total
+    body_at = starts + _FIXED.itemsize
+    require_all((total >= BATCH_MEMBER_OVERHEAD) & (body_length >= 0))
+    properties_length_at = body_at + body_length
+    require_all((properties_length_at + 2 <= member_ends) & (member_ends <= ends))
+    properties_length = every_position(rows.data, _U16)[properties_length_at].astype(np.int64)
+    properties_at = properties_length_at + 2
+    require_all(properties_at + properties_length == member_ends)
+    require_all(properties_length <= MAX_PROPERTIES_BYTES)
+    require_all(rows.fixed["queueOffset"][at] <= _MAX_QUEUE_OFFSET - number)
+    rows.fixed["queueOffset"][at] += number
+    rows.fixed["flag"][at] = fixed["flag"]
+    rows.fixed["reconsumeTimes"][at] = 0
+    rows.sys_flag[at] &= ~_COMPRESSED
+    rows.body_at[at], rows.body_length[at] = body_at, body_length
+    rows.properties_at[at], rows.properties_length[at] = properties_at, properties_length
+
+
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
+"""0001-01-02 in UTC: Python's times begin a day before, and Spark shows them in any time zone."""
+END_TIMESTAMP_MS: Final = 253_402_214_400_000
+"""9999-12-31 in UTC, a day before Python's times end; one later would make ``collect()`` fail."""
+_FEW_ROWS: Final = 256
+"""What Arrow does for more of them at once has a cost before the first."""
+
+
+class ColumnBuilder:
+    """Makes columns of rows without inner batches."""
+
+    def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
+        self._rows = rows
+        self._broker_name = broker_name
+        self._budget = budget
+        self._buffer = pa.py_buffer(rows.data)
+
+    def column(self, name: str) -> pa.Array:
+        """The column of that name of ``MESSAGE_SCHEMA``.
+
+        Raises:
+            IrregularLayout: If the scalar codec has to do it.
+            RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
+            LocalProtocolError: If it takes 2 GiB.
+        """
+        return _COLUMNS[name](self)
+
+    def topic(self) -> pa.StringArray:
+        """Where all are the same, as nearly always, it is written once and repeated."""
+        rows = self._rows
+        if rows.topic is not None:
+            return repeated_texts([decode_text(rows.topic)], len(rows))
+        return checked_text(take_ranges(self._buffer, rows.topic_at, rows.topic_end, pa.binary()))
+
+    def broker_name(self) -> pa.StringArray:
+        """The same for all."""
+        return repeated_texts([self._broker_name], len(self._rows))
+
+    def i32(self, field: str) -> pa.Int32Array:
+        """A fixed field of four bytes."""
+        return fixed_column(pa.int32(), self._rows.fixed[field].astype(np.int32))
+
+    def i64(self, field: str) -> pa.Int64Array:
+        """A fixed field of eight bytes."""
+        return fixed_column(pa.int64(), self._rows.fixed[field].astype(np.int64))
+
+    def timestamp(self, field: str) -> pa.TimestampArray:
+        """A fixed field of milliseconds; null if microseconds cannot hold it."""
+        return timestamps(self._rows.fixed[field].astype(np.int64))
+
+    def sys_flag(self) -> pa.Int32Array:
+        """Without the compressed bit, since the bodies are shown as they were."""
+        return fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED))
+
+    def property(self, name: str) -> pa.StringArray:
+        """One of the properties; null where a row lacks it."""
+        return self._properties.column(name)
+
+    def properties(self) -> pa.MapArray:
+        """All of them."""
+        return self._properties.maps()
+
+    @cached_property
+    def _properties(self) -> PropertyColumns:
+        rows = self._rows
+        return PropertyColumns(rows.data, rows.properties_at, rows.properties_length, rows.properties)
+
+    def message_id(self) -> pa.StringArray:
+        """Put the offset message id where a message has no UNIQ_KEY; brokers add one to nearly all."""
+        unique_keys = self.property(names.UNIQ_KEY)
+        if not unique_keys.null_count:
+            return unique_keys
+        missing = unique_keys.is_null()
+        places = zip(
+            self.store_host().filter(missing).to_pylist(),
+            self.i64("commitLogOffset").filter(missing).to_pylist(),
+            strict=True,
+        )
+        ids = pa.array([offset_message_id(host, position) for host, position in places], pa.string())
+        return pc.replace_with_mask(unique_keys, missing, ids)
+
+    def born_host(self) -> pa.StringArray:
+        """Of the producer."""
+        return self._hosts("bornHost", 0, BORNHOST_V6)
+
+    def store_host(self) -> pa.StringArray:
+        """Of the broker."""
+        return self._hosts("storeHost", 1, STOREHOST_V6)
+
+    def _hosts(self, field: str, number: int, ipv6_flag: int) -> pa.StringArray:
+        """Format each distinct host once."""
+        if self._rows.ipv6_hosts is None:
+            hosts = self._rows.fixed[field].astype(np.int64)
+            if len(hosts) and (hosts == hosts[0]).all():
+                return repeated_texts([_ipv4_host(int(hosts[0]))], len(hosts))
+            if len(hosts) <= _FEW_ROWS:
+                return pa.array(list(map(_ipv4_host, hosts.tolist())), pa.string())
+            distinct = pa.array(hosts).dictionary_encode()
+            texts = list(map(_ipv4_host, distinct.dictionary.to_pylist()))
+        else:
+            is_ipv6 = (self._rows.sys_flag & ipv6_flag) != 0
+            distinct = _marked(self._rows.ipv6_hosts[:, number], is_ipv6).dictionary_encode()
+            texts = [
+                decode_host(host[1:] if host[0] else host[1 : 1 + IPV4_HOST_BYTES])
+                for host in distinct.dictionary.to_pylist()
+            ]
+        return pa.array(texts, pa.string()).take(distinct.indices)
+
+    def body(self) -> pa.BinaryArray:
+        """Copy the bodies; only the compressed ones are touched one by one."""
+        rows = self._rows
+        starts, lengths = rows.body_at, rows.body_length
+        if not rows.sys_flag_bits() & _COMPRESSED:
+            return take_ranges(self._buffer, starts, starts + lengths, pa.binary())
+        compressed = np.flatnonzero(((rows.sys_flag & _COMPRESSED) != 0) & (lengths > 0))
+        stored = zip(
+            starts[compressed].tolist(),
+            lengths[compressed].tolist(),
+            rows.sys_flag[compressed].tolist(),
+            strict=True,
+        )
+        bodies = _binary(
+            [self._budget.decompress(bytes(rows.data[at : at + size]), flags) for at, size, flags in stored]
+        )
+        if len(bodies) == len(rows):
+            return bodies
+        plain_lengths, order = lengths.copy(), np.arange(len(rows))
+        plain_lengths[compressed] = 0
+        order[compressed] = len(rows) + np.arange(len(bodies))
+        check_column_bytes(int(plain_lengths.sum()) + bodies.nbytes)
+        plain = take_ranges(self._buffer, starts, starts + plain_lengths, pa.binary())
+        both = pa.concat_arrays([plain, bodies])
+        # Hundreds of megabytes, perhaps: no more than two copies at a time.
+        del plain, bodies
+        return both.take(pa.array(order))
+
+
+def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
+    """Microseconds of Spark; null if Python's times cannot hold it in every time zone."""
+    # As unsigned numbers those below zero are great too.
+    if not len(milliseconds) or milliseconds.view(np.uint64).max() < END_TIMESTAMP_MS:
+        return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
+    fits = (milliseconds >= FIRST_TIMESTAMP_MS) & (milliseconds < END_TIMESTAMP_MS)
+    return pa.array(np.where(fits, milliseconds, 0) * 1000, pa.int64(), mask=~fits).view(TIMESTAMP_TYPE)
+
+
+def _binary(bodies: list[bytes]) -> pa.BinaryArray:
+    """The bodies copied once; Arrow's own conversion would copy while it grows."""
+    ends = list(accumulate(map(len, bodies), initial=0))
+    check_column_bytes(ends[-1])
+    text = pooled_bytes(ends[-1])
+    room = text.data
+    for at, body in zip(ends, bodies, strict=False):
+        room[at : at + len(body)] = body
+    offsets = pa.py_buffer(np.array(ends, np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(bodies), [None, offsets, pa.py_buffer(text)])
+
+
+@lru_cache(maxsize=1024)
+def _ipv4_host(stored: int) -> str:
+    return decode_host(stored.to_bytes(IPV4_HOST_BYTES, "little", signed=True))
+
+
+def _marked(hosts: np.ndarray, is_ipv6: np.ndarray) -> pa.Array:
+    """Each host as 21 bytes: whether it is IPv6, then its bytes."""
+    marked = np.column_stack((is_ipv6.astype(np.uint8), hosts))
+    return pa.Array.from_buffers(
+        pa.binary(marked.shape[1]), len(marked), [None, pa.py_buffer(marked.tobytes())]
+    )
+
+
+_COLUMNS: Final[Mapping[str, Callable[[ColumnBuilder], pa.Array]]] = {
+    "topic": ColumnBuilder.topic,
+    "brokerName": ColumnBuilder.broker_name,
+    "queueId": lambda rows: rows.i32("queueId"),
+    "queueOffset": lambda rows: rows.i64("queueOffset"),
+    "commitLogOffset": lambda rows: rows.i64("commitLogOffset"),
+    "msgId": ColumnBuilder.message_id,
+    "keys": lambda rows: rows.property(names.KEYS),
+    "tags": lambda rows: rows.property(names.TAGS),
+    "body": ColumnBuilder.body,
+    "properties": ColumnBuilder.properties,
+    "bornTimestamp": lambda rows: rows.timestamp("bornTimestamp"),
+    "bornHost": ColumnBuilder.born_host,
+    "storeTimestamp": lambda rows: rows.timestamp("storeTimestamp"),
+    "storeHost": ColumnBuilder.store_host,
+    "reconsumeTimes": lambda rows: rows.i32("reconsumeTimes"),
+    "sysFlag": ColumnBuilder.sys_flag,
+    "flag": lambda rows: rows.i32("flag"),
+}

@@ -1,0 +1,441 @@
+"""Where each message begins and where its parts are, in one buffer or several.
+
+Where the parts of each message are, for all messages of a body at once.
+
+Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers finds
+everything; where all rows are IPv4 with one topic, as nearly always, one gather brings all fixed fields.
+Everything about the layout is checked here, so what is made of the rows later never reads a wrong byte.
+
+Where each message of pulled bodies begins.
+
+Each message says only where the next one begins, so the way through a body is a chain, and a Python step for each
+link would be the dearest part of the whole decoding. Hence a *guess*, which need not be right because its user
+checks every link at once: all messages are as long as the first; or the bodies are entered at many places, at their
+beginnings and wherever the magic number of a message is seen, and all the chains from there are followed in lockstep,
+each until it meets the next. What was a magic number inside a body shows in the check, and then the chains are
+followed link by link.
+
+Where undecoded bodies are: as stretches of one buffer, the one they were received into if possible.
+
+Bodies that were received one behind another, other frames and headers between them, are decoded where they are; to
+copy them together would cost as much as a third of the decoding.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from math import isqrt
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_rocketmq.model import PulledBody
+from pyspark_rocketmq.wire.codes import MessageSysFlag
+from pyspark_rocketmq.wire.columnar.arrays import (
+    BoolArray,
+    ByteTable,
+    IntArray,
+    IrregularLayout,
+    as_void,
+    every_position,
+    require_all,
+)
+from pyspark_rocketmq.wire.message_ids import IPV4_HOST_BYTES, IPV6_HOST_BYTES
+from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES, MessageVersion
+from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
+
+
+class Stretches(NamedTuple):
+    """Parts of a buffer, none of them empty, in the order in which their messages are wanted."""
+
+    data: bytes | bytearray
+    begins: IntArray
+    ends: IntArray
+
+    @classmethod
+    def whole(cls, data: bytes) -> Stretches:
+        """All of ``data``."""
+        return cls(data, np.array([0]), np.array([len(data)]))
+
+    @classmethod
+    def of(cls, bodies: Sequence[PulledBody]) -> Stretches:
+        """The bodies, which are not empty; copied into one buffer only if they are not in one already."""
+        sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
+        buffer = _common_buffer(bodies)
+        if buffer is None:
+            ends = np.cumsum(sizes)
+            return cls(b"".join(bodies), ends - sizes, ends)
+        address = pa.py_buffer(buffer).address
+        begins = np.array([pa.py_buffer(body).address - address for body in bodies])
+        return cls(buffer, begins, begins + sizes)
+
+
+def _common_buffer(bodies: Sequence[PulledBody]) -> bytearray | None:
+    buffers = {id(body.obj): body.obj for body in bodies if isinstance(body, memoryview)}
+    if len(buffers) == 1 and all(isinstance(body, memoryview) for body in bodies):
+        (buffer,) = buffers.values()
+        if isinstance(buffer, bytearray):
+            return buffer
+    return None
+
+
+_SIZE = struct.Struct(">I")
+_SIZES = np.dtype(">u4")
+_SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
+_MAGIC_AT: Final = 4
+_MIN_LOCKSTEP: Final = 256
+"""Fewer messages are followed link by link as fast."""
+_STEPS_BETWEEN_CHECKS: Final = 8
+
+
+class Starts(NamedTuple):
+    """Where messages begin, stretch by stretch."""
+
+    at: IntArray
+    counts: IntArray
+    """Messages of each stretch."""
+
+
+def guesses(stretches: Stretches, min_bytes: int) -> Iterator[Starts]:
+    """Guess without a step for each message, the likeliest first; nothing if there is nothing to go by.
+
+    Every stretch holds at least ``min_bytes`` bytes, the least that a message takes. What is guessed is within the stretches.
+    """
+    data, begins, ends = stretches
+    (first,) = _SIZE.unpack_from(data, int(begins[0]))
+    lengths = ends - begins
+    if not min_bytes <= first <= lengths[0]:
+        return
+    if not (lengths % first).any():
+        counts = lengths // first
+        # Of message n of all, in a stretch before which there are m: begin + (n - m) x first.
+        at_none = begins - (np.cumsum(counts) - counts) * first
+        yield Starts(np.repeat(at_none, counts) + np.arange(int(counts.sum())) * first, counts)
+    messages = int(lengths.sum()) // first
+    if messages < _MIN_LOCKSTEP:
+        return
+    in_lockstep = _in_lockstep(stretches, min_bytes, 4 * isqrt(messages))
+    if in_lockstep is not None:
+        yield in_lockstep
+
+
+def follow_stretches(stretches: Stretches, min_bytes: int) -> Starts:
+    """Follow the total sizes link by link.
+
+    Raises:
+        IrregularLayout: If they do not lead exactly to each stretch's end.
+    """
+    data, begins, ends = stretches
+    parts = [
+        follow(data, begin, end, min_bytes) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    return Starts(np.concatenate(parts), np.fromiter(map(len, parts), np.int64, len(parts)))
+
+
+def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> IntArray:
+    """Follow the total sizes from ``start`` to ``end``, link by link.
+
+    Raises:
+        IrregularLayout: If they do not lead exactly there.
+    """
+    positions: list[int] = []
+    append, unpack = positions.append, _SIZE.unpack_from
+    position = start
+    try:
+        for _ in repeat(None, (end - start) // min_bytes + 1):
+            if position >= end:
+                break
+            append(position)
+            position += unpack(data, position)[0]
+    except struct.error as exc:
+        raise IrregularLayout from exc
+    if position != end:
+        raise IrregularLayout
+    return np.fromiter(positions, np.int64, len(positions))
+
+
+def _in_lockstep(stretches: Stretches, min_bytes: int, chains: int) -> Starts | None:
+    """Follow about so many chains at once, at least one in each stretch."""
+    data, begins, ends = stretches
+    stride = max(1, int((ends - begins).sum()) // chains)
+    entries_of = [
+        list(_entries(data, *bounds, stride)) for bounds in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    chains_of = np.fromiter(map(len, entries_of), np.int64, len(entries_of))
+    first_chain = np.cumsum(chains_of) - chains_of
+    position = np.array([entry for entries in entries_of for entry in entries])
+    chain_ends = np.append(position[1:], 0)
+    chain_ends[first_chain + chains_of - 1] = ends
+    sizes, last = every_position(data, _SIZE_BYTES), len(data) - _SIZES.itemsize
+    steps = [position]
+    while not (position == chain_ends).all():
+        if len(steps) > 2 * stride // min_bytes + _STEPS_BETWEEN_CHECKS:
+            return None
+        for _ in range(_STEPS_BETWEEN_CHECKS):
+            # One that has arrived may stand behind the last size there is.
+            size = sizes[np.minimum(position, last)].view(_SIZES)
+            position = np.minimum(position + size, chain_ends)
+            steps.append(position)
+    visited = np.stack(steps, axis=1)
+    is_start = visited < chain_ends[:, None]
+    return Starts(visited[is_start], np.add.reduceat(is_start.sum(axis=1), first_chain))
+
+
+def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
+    """The beginning, and then wherever a magic number is seen first from each stride on."""
+    yield begin
+    magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
+    for at in range(begin + _MAGIC_AT + stride, end - stride, stride):
+        seen = data.find(magic, at, at + stride)
+        if seen >= 0:
+            yield seen - _MAGIC_AT
+
+
+FIXED: Final = np.dtype(
+    {
+        "names": [
+            "total", "magic", "queueId", "flag", "queueOffset", "commitLogOffset", "sysFlag", "bornTimestamp",
+            "bornHost", "bornPortHigh", "storeTimestamp", "storeHost", "storePortHigh", "reconsumeTimes",
+            "bodyLength",
+        ],
+        "formats": [
+            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
+        ],
+        "offsets": [0, 4, 12, 16, 20, 28, 36, 40, 48, 52, 56, 64, 68, 72, 84],
+        "itemsize": 88,
+    }
+)  # fmt: skip
+"""What is before the body of a message with IPv4 hosts; of other rows the hosts are elsewhere."""
+
+BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
+STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
+_V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
+_HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48, 56, 72, 16
+_STORE_TIMESTAMP_BYTES: Final = 8
+_PORT_HIGH_FROM_END: Final = 4
+_MAX_V2_TOPIC_BYTES: Final = 32767
+"""V2's topic length is a signed short."""
+_U16 = np.dtype(">u2")
+_IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of equal length arrays; positions are those of ``data``."""
+
+    data: bytes | bytearray
+    starts: IntArray
+    """Of the stored message a row is made of."""
+    ends: IntArray
+    fixed: np.ndarray
+    """Structured as ``FIXED``, big-endian."""
+    sys_flag: IntArray
+    ipv6_hosts: np.ndarray | None = None
+    """20 bytes each of born host and store host, zeros behind IPv4; None if ``fixed`` has all the hosts."""
+    topic: bytes | None
+    """The topic of all rows; None if they differ."""
+    topic_at: IntArray
+    topic_end: IntArray
+    body_at: IntArray
+    body_length: IntArray
+    properties_at: IntArray
+    properties_length: IntArray
+    properties: ByteTable | None = None
+    """Of all rows, if they are of one length and were found together with it."""
+    in_stretches: IntArray | None = None
+    """How many of the rows each stretch has, if they are all that was located."""
+
+    def __len__(self) -> int:
+        return len(self.fixed)
+
+    def sys_flag_bits(self) -> int:
+        """The bits that any row has."""
+        return int(np.bitwise_or.reduce(self.sys_flag))
+
+    def take(self, which: IntArray | BoolArray | slice) -> Rows:
+        """Some of the rows."""
+        return replace(
+            self,
+            starts=self.starts[which],
+            ends=self.ends[which],
+            fixed=self.fixed[which],
+            sys_flag=self.sys_flag[which],
+            ipv6_hosts=None if self.ipv6_hosts is None else self.ipv6_hosts[which],
+            topic_at=self.topic_at[which],
+            topic_end=self.topic_end[which],
+            body_at=self.body_at[which],
+            body_length=self.body_length[which],
+            properties_at=self.properties_at[which],
+            properties_length=self.properties_length[which],
+            properties=None,
+            in_stretches=None,
+        )
+
+    def below(self, limit: int | None) -> Rows:
+        """The rows whose queue offset is below the limit."""
+        if limit is None:
+            return self
+        is_below = self.fixed["queueOffset"] < limit
+        return self if is_below.all() else self.take(is_below)
+
+
+def locate(stretches: Stretches) -> Rows:
+    """Find every part of every message, and check that the parts of each are as long as it is.
+
+    Raises:
+        IrregularLayout: If anything is malformed, cut or left over, or there is no message.
+    """
+    if not len(stretches.begins) or (stretches.ends - stretches.begins < MIN_STORED_BYTES).any():
+        raise IrregularLayout
+    for guess in guesses(stretches, MIN_STORED_BYTES):
+        try:
+            return _locate_from(stretches, guess)
+        except IrregularLayout:
+            pass
+    return _locate_from(stretches, follow_stretches(stretches, MIN_STORED_BYTES))
+
+
+def _locate_from(stretches: Stretches, guess: Starts) -> Rows:
+    """Locate the parts of messages that perhaps begin where guessed; those of a stretch ascend."""
+    data, starts = stretches.data, guess.at
+    fixed = _gathered_fixed(data, starts)
+    total = fixed["total"].astype(np.int64)
+    ends = starts + total
+    require_all(total >= MIN_STORED_BYTES)
+    last = np.cumsum(guess.counts) - 1
+    require_all((guess.counts > 0) & (starts[last - (guess.counts - 1)] == stretches.begins))
+    next_starts = np.append(starts[1:], 0)
+    next_starts[last] = stretches.ends
+    require_all(ends == next_starts)
+    sys_flag = fixed["sysFlag"].astype(np.int32)
+    is_v1 = fixed["magic"] == _V1
+    if not is_v1.all():
+        require_all(is_v1 | (fixed["magic"] == _V2))
+    if int(np.bitwise_or.reduce(sys_flag)) & (BORNHOST_V6 | STOREHOST_V6):
+        body_at, ipv6_hosts = _read_ipv6(data, starts, ends, fixed)
+    else:
+        body_at, ipv6_hosts = starts + FIXED.itemsize, None
+        # A port takes four bytes and needs two.
+        require_all((fixed["bornPortHigh"] | fixed["storePortHigh"]) == 0)
+    body_length = fixed["bodyLength"].astype(np.int64)
+    topic_length_at = body_at + body_length
+    require_all((body_length >= 0) & (topic_length_at + 3 <= ends))
+    tails = _equal_tails(data, topic_length_at, ends, is_v1) or _tails(data, topic_length_at, ends, is_v1)
+    return Rows(
+        data=data,
+        starts=starts,
+        ends=ends,
+        fixed=fixed,
+        sys_flag=sys_flag,
+        ipv6_hosts=ipv6_hosts,
+        body_at=body_at,
+        body_length=body_length,
+        in_stretches=guess.counts,
+        **tails._asdict(),
+    )
+
+
+def _gathered_fixed(data: bytes | bytearray, starts: IntArray) -> np.ndarray:
+    if starts.max() > len(data) - MIN_STORED_BYTES:
+        raise IrregularLayout
+    return every_position(data, as_void(FIXED))[starts].view(FIXED)
+
+
+class _Tails(NamedTuple):
+    """What is behind the bodies; the fields are those of :class:`Rows`."""
+
+    topic: bytes | None
+    topic_at: IntArray
+    topic_end: IntArray
+    properties_at: IntArray
+    properties_length: IntArray
+    properties: ByteTable | None
+
+
+def _equal_tails(
+    data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray
+) -> _Tails | None:
+    """Where all rows have as much behind the body and one topic, as of one producer they mostly have: with one gather."""
+    lengths = ends - topic_length_at
+    length = int(lengths[0])
+    if not is_v1.all() or (lengths != length).any():
+        return None
+    table = ByteTable.gathered(data, topic_length_at, length)
+    topic_bytes = int(table.rows[0, 0])
+    begin = topic_bytes + 3
+    if topic_bytes > MAX_V1_TOPIC_BYTES or begin > length or not table.is_same(0, begin):
+        return None
+    announced = int.from_bytes(table.rows[0, begin - 2 : begin].tobytes(), "big")
+    require_all(np.array(announced == length - begin and announced <= MAX_PROPERTIES_BYTES))
+    topic_at = topic_length_at + 1
+    topic_end = topic_at + topic_bytes
+    return _Tails(
+        topic=table.rows[0, 1 : topic_bytes + 1].tobytes(),
+        topic_at=topic_at,
+        topic_end=topic_end,
+        properties_at=topic_end + 2,
+        properties_length=lengths - begin,
+        properties=table.behind(begin),
+    )
+
+
+def _tails(data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray) -> _Tails:
+    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
+    require_all(topic_end + 2 <= ends)
+    properties_at = topic_end + 2
+    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
+    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
+    return _Tails(topic, topic_at, topic_end, properties_at, properties_length, None)
+
+
+def _find_topics(
+    data: bytes | bytearray, length_at: IntArray, ends: IntArray, is_v1: BoolArray
+) -> tuple[bytes | None, IntArray, IntArray]:
+    """Find each topic; first try whether all are the first one, which is the rule."""
+    first = data[length_at[0]]
+    if is_v1.all() and first <= MAX_V1_TOPIC_BYTES and (length_at + (first + 3) <= ends).all():
+        topics = every_position(data, np.dtype((np.void, first + 1)))[length_at].tobytes()
+        if topics == topics[: first + 1] * len(length_at):
+            topic_at = length_at + 1
+            return topics[1 : first + 1], topic_at, topic_at + first
+    u8, u16 = np.frombuffer(data, np.uint8), every_position(data, _U16)
+    length = np.where(is_v1, u8[length_at], u16[length_at]).astype(np.int64)
+    require_all(length <= np.where(is_v1, MAX_V1_TOPIC_BYTES, _MAX_V2_TOPIC_BYTES))
+    topic_at = length_at + np.where(is_v1, 1, 2)
+    return None, topic_at, topic_at + length
+
+
+def _read_ipv6(
+    data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
+) -> tuple[IntArray, np.ndarray]:
+    """Put what is behind longer hosts where ``FIXED`` has it; returns where bodies begin, and the hosts."""
+    is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
+    is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
+    born_host_at = starts + _BORN_HOST_AT
+    store_timestamp_at = born_host_at + _host_bytes(is_born_ipv6)
+    store_host_at = store_timestamp_at + _STORE_TIMESTAMP_BYTES
+    tail_at = store_host_at + _host_bytes(is_store_ipv6)
+    require_all(tail_at + (_TAIL_BYTES + 3) <= ends)
+    as_bytes = fixed.view(np.uint8).reshape(-1, FIXED.itemsize)
+    _move(data, store_timestamp_at, as_bytes[:, _STORE_TIMESTAMP_AT : _STORE_TIMESTAMP_AT + 8])
+    _move(data, tail_at, as_bytes[:, _TAIL_AT : _TAIL_AT + _TAIL_BYTES])
+    hosts = np.zeros((len(starts), 2, IPV6_HOST_BYTES), np.uint8)
+    for column, at, is_ipv6 in ((0, born_host_at, is_born_ipv6), (1, store_host_at, is_store_ipv6)):
+        _move(data, at, hosts[:, column])
+        hosts[~is_ipv6, column, IPV4_HOST_BYTES:] = 0
+        port_high = every_position(data, _U16)[at + _host_bytes(is_ipv6) - _PORT_HIGH_FROM_END]
+        require_all(port_high == 0)
+    return tail_at + _TAIL_BYTES, hosts
+
+
+def _move(data: bytes | bytearray, at: IntArray, target: np.ndarray) -> None:
+    width = target.shape[1]
+    target[:] = every_position(data, np.dtype((np.void, width)))[at].view(np.uint8).reshape(-1, width)
+
+
+def _host_bytes(is_ipv6: BoolArray) -> IntArray:
+    return np.where(is_ipv6, IPV6_HOST_BYTES, IPV4_HOST_BYTES)

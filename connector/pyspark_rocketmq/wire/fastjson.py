@@ -1,0 +1,464 @@
+"""JSON as fastjson writes it: read with typed fields and bounded memory, written in Java's form.
+
+Typed reading of JSON bodies: every wrong shape is the peer's error, said with body and field.
+
+As in Java's reader a null field is an absent one, unknown fields are ignored, and scalars are taken for each other:
+Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts.
+
+Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``, ``StringCodec``,
+``EnumDeserializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``; a map or array is not taken for a text here.
+
+JSON as fastjson writes it: bare integers and whole objects as map keys.
+
+Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. What *is* JSON between those keys, the keys
+included, is left to the C scanner: this module steps in only where the scanner refuses, and there handles one
+map or array, so braces and quotes inside strings are never looked at.
+
+Source: fastjson 1.2.83 ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
+
+What JSON may cost in memory: sixteen million bytes of ``{},`` become objects of four hundred million.
+
+So a text is weighed before it is read, by what it can become at most: its characters three times (as text, as text
+again where fastjson's keys ask for a second look, as strings), and an object for each mark that brings one.
+
+Showing a peer's value in an error text: short, and at a bounded cost.
+
+``f"{value!r:.80}"`` would write all of it first, in four times the memory if it is text that must be escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from reprlib import Repr
+from typing import Any, Final, NoReturn, TypeVar
+
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+
+_MAX_CHARACTERS: Final = 80
+
+_repr: Final = Repr()
+_repr.maxlevel = 3
+_repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
+
+
+def brief(value: object) -> str:
+    """The beginning of ``repr(value)``, parts of it left out; at most 80 characters."""
+    return _repr.repr(value)[:_MAX_CHARACTERS]
+
+
+MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
+"""Bytes, twice the longest frame; a table of some twenty thousand queues, or a list of a hundred thousand topics."""
+
+_LIGHT_BYTES: Final = 512 * 1024
+"""Texts up to here stay below the limit whatever is in them."""
+_BYTES_PER_MARK: Final = 100
+_MARKS: Final = (b",", b":", b"[", b"{")
+_COPIES: Final = 3
+_WIDEST_CHARACTER: Final = 4
+
+
+def check_json_size(data: bytes) -> None:
+    """Refuse what would take more than ``MAX_JSON_MEMORY`` as Python's objects.
+
+    Raises:
+        RemoteProtocolError: If it would.
+    """
+    if len(data) <= _LIGHT_BYTES:
+        return
+    width = 1 if data.isascii() else _WIDEST_CHARACTER
+    needed = len(data) * _COPIES * width + _BYTES_PER_MARK * sum(map(data.count, _MARKS))
+    if needed > MAX_JSON_MEMORY:
+        raise RemoteProtocolError(
+            f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most {MAX_JSON_MEMORY} "
+            f"are spent on one. It begins {data[:80]!r}."
+        )
+
+
+_MAX_ODD_DEPTH: Final = 32
+"""Nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
+_MAX_REFUSED_CHARS: Final = 1 << 30
+"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position (the
+error counts lines), so without a bound a hostile body could cost the square of its length; a route of 3000 brokers
+in the old form stays below."""
+
+
+class ObjectMap(tuple[tuple[Any, Any], ...]):
+    """A map with object keys, as pairs of key and value in the order they were written."""
+
+    __slots__ = ()
+
+
+def loads(data: bytes) -> Any:
+    """Read a JSON body, standard or fastjson's.
+
+    Returns:
+        What ``json.loads`` returns, and for the odd maps: bare integer keys as text (``{0:1}`` reads like
+        ``{"0":1}``), a map with an object or array among its keys as an :class:`ObjectMap`.  An *empty* map is
+        always a dict.  Of a text key given twice the last counts.
+
+    Raises:
+        RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would take too
+            much memory.
+    """
+    check_json_size(data)
+    try:
+        return _Reader(data.decode()).document()
+    except (ValueError, RecursionError) as exc:
+        raise RemoteProtocolError(
+            f"A body of {len(data)} bytes is no JSON: {exc}; it begins {data[:80]!r}."
+        ) from exc
+
+
+def dumps_java(value: object) -> bytes:
+    """Write as fastjson does: int keys bare, an :class:`ObjectMap`'s keys inline, non-ASCII as it is.
+
+    Raises:
+        LocalProtocolError: If a text holds half a surrogate pair or a value has no JSON form.
+    """
+    try:
+        return _write(value).encode()
+    except (TypeError, ValueError) as exc:
+        raise LocalProtocolError(f"A body cannot be written as JSON: {exc}.") from exc
+
+
+def dumps_standard(value: object) -> bytes:
+    """Write standard JSON: every key quoted and sorted, all of it ASCII.
+
+    Source: fastjson ``SerializerFeature.BrowserCompatible``, ``QuoteFieldNames``, ``MapSortField``.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_scan: Final = json.JSONDecoder(parse_constant=_refuse_constant, strict=False).raw_decode
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_SPACES: Final = frozenset(" \t\n\r")
+_ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
+_END: Final = "\0"
+"""Put behind the text, so that looking at the next character needs no bounds check; never part of JSON."""
+
+
+class _Reader:
+    """One pass over one text; ``scan`` first, map or array by hand where it refuses."""
+
+    __slots__ = ("_refusal_budget", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text + _END
+        self._refusal_budget = _MAX_REFUSED_CHARS
+
+    def document(self) -> Any:
+        """The one value of the text."""
+        value, at = self._value(self._skip_space(0), _MAX_ODD_DEPTH)
+        if self._skip_space(at) != len(self._text) - len(_END):
+            raise self._error("Extra data", at)
+        return value
+
+    def _value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value at ``at`` and where it ends."""
+        text = self._text
+        if text[at : at + 2] not in _ODD_BEGINNINGS:
+            try:
+                return _scan(text, at)
+            except json.JSONDecodeError as refusal:
+                self._refusal_budget -= refusal.pos
+                if depth == 0 or self._refusal_budget < 0 or text[at] not in "{[":
+                    raise
+            if text[at] == "[":
+                return self._array(at, depth - 1)
+        elif depth == 0:
+            raise self._error("Too many maps with odd keys in each other", at)
+        return self._map(at, depth - 1)
+
+    def _array(self, at: int, depth: int) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        closed = False
+        while not closed:
+            item, at = self._value(self._skip_space(at + 1), depth)
+            items.append(item)
+            at, closed = self._after_item(at, "]")
+        return items, at + 1
+
+    def _map(self, at: int, depth: int) -> tuple[dict[str, Any] | ObjectMap, int]:
+        """The hot loop: a topic with a thousand queues has as many pairs here."""
+        text = self._text
+        pairs: list[tuple[Any, Any]] = []
+        odd = closed = False
+        while not closed:
+            key_at = at + 1 if text[at + 1] not in _SPACES else self._skip_space(at + 1)
+            key, at = self._value(key_at, depth)
+            if type(key) is not str:
+                key, odd = self._odd_key(key, key_at), odd or type(key) is not int
+            if text[at] != ":":
+                at = self._skip_space(at)
+                if text[at] != ":":
+                    raise self._error("Expecting ':'", at)
+            at = at + 1 if text[at + 1] not in _SPACES else self._skip_space(at + 1)
+            value, at = self._value(at, depth)
+            pairs.append((key, value))
+            at, closed = self._after_item(at, "}")
+        return (ObjectMap(pairs) if odd else dict(pairs)), at + 1
+
+    def _odd_key(self, key: object, at: int) -> object:
+        if type(key) is int:
+            return str(key)
+        if isinstance(key, (dict, list, ObjectMap)):
+            return key
+        raise self._error("Expecting a text, an integer, a map or an array as key", at)
+
+    def _after_item(self, at: int, closing: str) -> tuple[int, bool]:
+        """Where the mark after an item stands, and whether it ends the map or array."""
+        mark = self._text[at]
+        if mark in _SPACES:
+            at = self._skip_space(at)
+            mark = self._text[at]
+        if mark not in (",", closing):
+            raise self._error(f"Expecting ',' or '{closing}'", at)
+        return at, mark == closing
+
+    def _skip_space(self, at: int) -> int:
+        match = _SPACE.match(self._text, at)
+        return at if match is None else match.end()
+
+    def _error(self, message: str, at: int) -> json.JSONDecodeError:
+        return json.JSONDecodeError(message, self._text, at)
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+_write_scalar: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _write(value: object) -> str:
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return _write_scalar(value)
+    if isinstance(value, ObjectMap):
+        return "{" + ",".join([f"{_write(key)}:{_write(item)}" for key, item in value]) + "}"
+    if isinstance(value, (dict, Mapping)):
+        return "{" + ",".join([f"{_write_key(key)}:{_write(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return "[" + ",".join(map(_write, value)) + "]"
+    return _write_scalar(value)
+
+
+def _write_key(key: object) -> str:
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        raise TypeError(f"{key!r} is no key; write maps with object keys as ObjectMap")
+    return _write_scalar(key)
+
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+_INT64_END: Final = 1 << 63
+_LARGEST_DOUBLE: Final = sys.float_info.max
+_WHOLE: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_NOTHING: Final = frozenset({"", "null", "NULL"})
+_TRUE: Final = frozenset({"1", "Y", "T"})
+_FALSE: Final = frozenset({"0", "N", "F"})
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """One map of a body; a field without a default is required."""
+
+    where: str
+    """Name of the body and place in it, for errors."""
+    members: Mapping[str, Any]
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text; a number or a boolean becomes its text."""
+        return self._read(name, as_text, default)
+
+    def optional_text(self, name: str) -> str | None:
+        """A text that may be absent."""
+        return None if self.members.get(name) is None else self.text(name)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A number of at most 64 bits, a text of digits too."""
+        return self._read(name, _as_integer, default)
+
+    def number(self, name: str, default: float) -> float:
+        """A number, whole or not; finite; as a text, too."""
+        return self._read(name, _as_number, default)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """A boolean, or what stands for one."""
+        return self._read(name, _as_flag, default)
+
+    def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
+        """One of ``choices``, by its name in any case or its place among them; an unknown name is an absent one."""
+        where = f"{self.where}: field {name!r}"
+        value = self.members.get(name)
+        found: E | None = None
+        if type(value) is int:
+            found = dict(enumerate(choices.values())).get(value)
+        elif value is None or type(value) is str:
+            found = choices.get((value or "").upper(), default)
+        if found is None:
+            raise RemoteProtocolError(f"{where} is none of {', '.join(choices)}: {brief(value)}.")
+        return found
+
+    def items(self, name: str) -> list[Any]:
+        """An array; empty when absent."""
+        value = self.members.get(name)
+        if value is None:
+            return []
+        if type(value) is not list:
+            raise RemoteProtocolError(f"{self.where}: field {name!r} is no list: {brief(value)}.")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """An array of texts; empty when absent, null ones left out."""
+        return self._read_items(name, as_text)
+
+    def integers(self, name: str) -> list[int]:
+        """An array of integers; empty when absent, null ones left out."""
+        return self._read_items(name, _as_integer)
+
+    def objects(self, name: str) -> Iterator[JsonObject]:
+        """An array of maps; empty when absent."""
+        for item in self.items(name):
+            yield as_object(item, f"{self.where}.{name}")
+
+    def pairs(self, name: str) -> list[tuple[Any, Any]]:
+        """The pairs of a map whose keys may be objects; empty when absent."""
+        value = self.members.get(name)
+        if value is None:
+            return []
+        if type(value) is ObjectMap:
+            return list(value)
+        return list(as_object(value, f"{self.where}.{name}").members.items())
+
+    def text_pairs(self, name: str) -> list[tuple[str, Any]]:
+        """The pairs of a map whose keys are texts; empty when absent, null values left out."""
+        where = f"{self.where}.{name}"
+        return [(_required(key, as_text, where), item) for key, item in self.pairs(name) if item is not None]
+
+    def text_map(self, name: str) -> dict[str, str]:
+        """A map of texts to texts; empty when absent, null values left out."""
+        where = f"{self.where}.{name}"
+        return {key: _required(item, as_text, where) for key, item in self.text_pairs(name)}
+
+    def _read(self, name: str, read: Callable[[Any, str], T | None], default: T | None) -> T:
+        where = f"{self.where}: field {name!r}"
+        value = self.members.get(name)
+        found = None if value is None else read(value, where)
+        if found is not None:
+            return found
+        if default is None:
+            raise RemoteProtocolError(f"{where} is missing or empty: {brief(value)}.")
+        return default
+
+    def _read_items(self, name: str, read: Callable[[Any, str], T | None]) -> list[T]:
+        where = f"{self.where}: an item of field {name!r}"
+        found = (read(item, where) for item in self.items(name) if item is not None)
+        return [item for item in found if item is not None]
+
+
+def read_object(data: bytes, where: str) -> JsonObject:
+    """Read a body that is one map, called ``where`` in errors.
+
+    Raises:
+        RemoteProtocolError: If the body is no JSON (fastjson's liberties allowed) or no map.
+    """
+    return as_object(loads(data), where)
+
+
+def checked_int64(value: object, where: str) -> int:
+    """Take an already read value as a Java ``long``.
+
+    Raises:
+        RemoteProtocolError: If it is something else.
+    """
+    return _required(value, _as_integer, where)
+
+
+def as_text(value: object, where: str) -> str:
+    """Take an already read scalar as a text.
+
+    Raises:
+        RemoteProtocolError: If it is no scalar.
+    """
+    if type(value) is str:
+        return value
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) in (int, float):
+        return str(value)
+    raise RemoteProtocolError(f"{where} is no text: {brief(value)}.")
+
+
+def as_object(value: object, where: str) -> JsonObject:
+    """Take an already read value as a map with text keys.
+
+    Raises:
+        RemoteProtocolError: If it is something else.
+    """
+    if type(value) is not dict:
+        raise RemoteProtocolError(f"{where} is no JSON object: {brief(value)}.")
+    return JsonObject(where, value)
+
+
+# --- scalars; None where a text says that there is nothing -----------------------------------------------------
+
+
+def _as_integer(value: object, where: str) -> int | None:
+    if type(value) is str:
+        if value in _NOTHING:
+            return None
+        if _WHOLE.fullmatch(value):
+            value = int(value.replace(",", ""))
+    elif type(value) is bool or (type(value) is float and abs(value) <= _LARGEST_DOUBLE):
+        value = int(value)
+    if type(value) is not int or not -_INT64_END <= value < _INT64_END:
+        raise RemoteProtocolError(f"{where} is no 64-bit integer: {brief(value)}.")
+    return value
+
+
+def _as_number(value: object, where: str) -> float | None:
+    if type(value) is str:
+        if value in _NOTHING:
+            return None
+        if _DECIMAL.fullmatch(value):
+            value = float(value.replace(",", ""))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST_DOUBLE:
+        raise RemoteProtocolError(f"{where} is no finite number: {brief(value)}.")
+    return float(value)
+
+
+def _as_flag(value: object, where: str) -> bool | None:
+    if type(value) is bool:
+        return value
+    if type(value) in (int, float):
+        return value == 1
+    if type(value) is str:
+        if value in _NOTHING:
+            return None
+        if value.lower() == "true" or value in _TRUE:
+            return True
+        if value.lower() == "false" or value in _FALSE:
+            return False
+    raise RemoteProtocolError(f"{where} is no boolean: {brief(value)}.")
+
+
+def _required(value: object, read: Callable[[Any, str], T | None], where: str) -> T:
+    found = None if value is None else read(value, where)
+    if found is None:
+        raise RemoteProtocolError(f"{where} is missing or empty: {brief(value)}.")
+    return found

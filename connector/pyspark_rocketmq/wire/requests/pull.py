@@ -1,0 +1,205 @@
+"""The pull: the one request that is sent often enough for its encoding to matter.
+
+A pull's header differs from the one before in a few numbers only, so everything else is encoded once per queue
+and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a :class:`PullSeries` of it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.model import MessageQueue, PulledBody
+from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
+from pyspark_rocketmq.wire.framing import Outgoing
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.subscription import ALL, TAG
+
+
+class PullStatus(IntEnum):
+    """Outcome of a pull, by the broker's response code (``PullStatus`` of the Java client)."""
+
+    FOUND = ResponseCode.SUCCESS
+    NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
+    """Nothing at this offset yet; ask again at ``next_begin_offset``."""
+    NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
+    """Messages were scanned and none matched; ask again at once, at the advanced ``next_begin_offset``."""
+    OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
+    """The offset is outside of what the broker has, or was reset; ``next_begin_offset`` is the corrected one."""
+
+
+_STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
+_SIZES: Final = struct.Struct(">II")
+_MOVING_FIELDS: Final = ("commitOffset", "maxMsgNums", "queueOffset", "suspendTimeoutMillis", "sysFlag")
+_REST: Final = (
+    b",".join(b'"%s":"%%d"' % name.encode() for name in _MOVING_FIELDS)
+    + b'},"flag":0,"language":"%s","opaque":%%d,' % LanguageCode.PYTHON.name.encode()
+    + b'"serializeTypeCurrentRPC":"%s","version":%d}' % (SerializeType.JSON.name.encode(), CLIENT_VERSION)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest:
+    """One PULL_MESSAGE (code 11); implements :class:`pyspark_rocketmq.wire.framing.Outgoing`."""
+
+    consumer_group: str
+    queue: MessageQueue
+    queue_offset: int
+    """First queue offset wanted."""
+    max_msg_nums: int = 32
+    """At most so many; the broker's own limits (32, or 8 from disk, and 256 KiB) hold as well."""
+    sys_flag: int = PullSysFlag.SUBSCRIPTION
+    """``SUBSCRIPTION``: filter by ``subscription`` below. Without it: by the group's latest heartbeat.
+    ``SUSPEND``: the broker may hold the request. ``COMMIT_OFFSET``: store ``commit_offset`` for the group."""
+    subscription: str = ALL
+    """Tags joined by ``||``, or an SQL92 expression."""
+    sub_version: int = 0
+    expression_type: str = TAG
+    suspend_timeout_millis: int = 0
+    """How long the broker may hold the request; it looks every 5 s, so the answer may come that much later."""
+    commit_offset: int = 0
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame, length prefix included."""
+        rest = _REST % (
+            self.commit_offset,
+            self.max_msg_nums,
+            self.queue_offset,
+            self.suspend_timeout_millis,
+            self.sys_flag,
+            opaque,
+        )
+        return _framed(self.unchanging() + rest)
+
+    def unchanging(self) -> bytes:
+        """The header's JSON up to the numbers that differ from pull to pull."""
+        return _unchanging(
+            self.consumer_group, self.queue, self.subscription, self.sub_version, self.expression_type
+        )
+
+    def command(self) -> RemotingCommand:
+        """The same request as a command, opaque not set."""
+        header = PullMessageRequestHeader(
+            consumer_group=self.consumer_group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=self.queue_offset,
+            max_msg_nums=self.max_msg_nums,
+            sys_flag=int(self.sys_flag),
+            commit_offset=self.commit_offset,
+            suspend_timeout_millis=self.suspend_timeout_millis,
+            subscription=self.subscription,
+            sub_version=self.sub_version,
+            expression_type=self.expression_type,
+            broker_name=self.queue.broker_name,
+        )
+        return RemotingCommand(code=RequestCode.PULL_MESSAGE, ext_fields=to_ext_fields(header))
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which the broker may hold the request."""
+        return self.suspend_timeout_millis / 1000 if self.sys_flag & PullSysFlag.SUSPEND else 0.0
+
+
+class PullSeries:
+    """The pulls of one queue under one subscription: all alike but for offset and count."""
+
+    __slots__ = ("_request", "_template")
+
+    def __init__(self, request: PullRequest) -> None:
+        """Make all pulls as ``request``, whose offset and count do not matter."""
+        self._request = request
+        fixed = [b"%d" % request.commit_offset, b"%d", b"%d"]
+        fixed += [b"%d" % request.suspend_timeout_millis, b"%d" % request.sys_flag, b"%d"]
+        rest = b"".join(part for pair in zip(_REST.split(b"%d"), [*fixed, b""], strict=True) for part in pair)
+        self._template = request.unchanging().replace(b"%", b"%%") + rest
+
+    def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
+        """One pull's whole frame."""
+        return _framed(self._template % (max_msg_nums, queue_offset, opaque))
+
+    def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
+        """The same pull on its own."""
+        return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
+
+
+def _framed(header: bytes) -> bytes:
+    return _SIZES.pack(4 + len(header), len(header)) + header
+
+
+@lru_cache(maxsize=4096)
+def _unchanging(
+    consumer_group: str, queue: MessageQueue, subscription: str, sub_version: int, expression_type: str
+) -> bytes:
+    """The header's JSON up to the moving fields."""
+    sample = PullRequest(
+        consumer_group=consumer_group,
+        queue=queue,
+        queue_offset=0,
+        subscription=subscription,
+        sub_version=sub_version,
+        expression_type=expression_type,
+    ).command()
+    fields = {name: text for name, text in sample.ext_fields.items() if name not in _MOVING_FIELDS}
+    known = json.dumps(fields, separators=(",", ":"))
+    return f'{{"code":{sample.code:d},"extFields":{known[:-1]},'.encode()
+
+
+class PullResult(NamedTuple):
+    """What a broker gave for one pull; a tuple, because one is made for every 32 messages."""
+
+    status: PullStatus
+    next_begin_offset: int
+    """Where to pull next; past every message scanned, matched or not."""
+    min_offset: int
+    max_offset: int
+    """Exclusive."""
+    suggest_which_broker_id: int = 0
+    body: PulledBody = b""
+    """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner batch)."""
+
+    def reset_from(self, asked: int) -> int | None:
+        """Where an operator wants the group, told once in place of the messages at ``asked``; None without such a reset."""
+        is_there = self.min_offset <= asked <= self.max_offset
+        return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None
+
+
+def pull_result(
+    request: Outgoing, outcome: RemotingCommand | RocketMQError, address: str
+) -> PullResult | RocketMQError:
+    """What ``outcome`` of a sent pull means; errors are returned, because they go into a callback."""
+    if isinstance(outcome, RocketMQError):
+        return outcome
+    status = _STATUSES.get(outcome.code)
+    if status is None:
+        return error_of(request.command(), outcome, address)
+    fields = outcome.ext_fields
+    try:
+        # Once per pull, and ten times as fast as decoding the whole header.
+        return PullResult(
+            status=status,
+            next_begin_offset=int(fields["nextBeginOffset"]),
+            min_offset=int(fields["minOffset"]),
+            max_offset=int(fields["maxOffset"]),
+            suggest_which_broker_id=int(fields["suggestWhichBrokerId"]),
+            body=outcome.body,
+        )
+    except (KeyError, ValueError):
+        return _header_error(outcome, address)
+
+
+def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
+    try:
+        from_ext_fields(PullMessageResponseHeader, answer.ext_fields)
+    except RemoteProtocolError as error:
+        return RemoteProtocolError(f"{address} answered a pull with a bad header. {error}")
+    return RemoteProtocolError(f"{address} answered a pull with a bad header: {dict(answer.ext_fields)}.")

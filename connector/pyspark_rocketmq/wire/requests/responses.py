@@ -1,0 +1,123 @@
+"""What an answer means, success or which error; how a request is named in an error.
+
+What a server's answer means: success, or which error. One table for all requests.
+
+What a channel sends: something that becomes a frame once its opaque is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ConsumerNotOnline,
+    ConsumptionForbidden,
+    ExpressionInvalid,
+    GoAway,
+    GroupNotFound,
+    NoPermission,
+    OffsetNotFound,
+    SubscriptionNotLatest,
+    SystemBusy,
+    TopicNotFound,
+)
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+
+_PLACE_FIELDS = (
+    ("consumerGroup", "consumerGroup"),
+    ("group", "consumerGroup"),
+    ("groupName", "consumerGroup"),
+    ("clientId", "clientId"),
+    ("a", "producerGroup"),
+    ("producerGroup", "producerGroup"),
+    ("topic", "topic"),
+    ("b", "topic"),
+    ("bname", "broker"),
+    ("n", "broker"),
+    ("queueId", "queue"),
+    ("e", "queue"),
+    ("queueOffset", "queueOffset"),
+    ("commitOffset", "commitOffset"),
+)
+
+
+def describe_request(command: RemotingCommand) -> str:
+    """Say what was asked, for an error text: the code's name, group, topic, broker, queue and offset."""
+    fields = command.ext_fields
+    # The one-letter names of SEND_MESSAGE_V2 mean this only there: no other header has a field "b" or "e".
+    places = [f"{label}={fields[name]}" for name, label in _PLACE_FIELDS if name in fields]
+    return " ".join([request_name(command.code), *places])
+
+
+def request_name(code: int) -> str:
+    """Java's name of a request code, or the number if it is unknown."""
+    try:
+        return RequestCode(code).name
+    except ValueError:
+        return f"request {code}"
+
+
+_ERRORS: Final[Mapping[int, type[BrokerError]]] = {
+    ResponseCode.SYSTEM_BUSY: SystemBusy,
+    ResponseCode.SERVICE_NOT_AVAILABLE: SystemBusy,
+    ResponseCode.FLOW_CONTROL: SystemBusy,
+    ResponseCode.NO_PERMISSION: NoPermission,
+    ResponseCode.TOPIC_NOT_EXIST: TopicNotFound,
+    ResponseCode.SUBSCRIPTION_PARSE_FAILED: ExpressionInvalid,
+    ResponseCode.SUBSCRIPTION_NOT_EXIST: SubscriptionNotLatest,
+    ResponseCode.SUBSCRIPTION_NOT_LATEST: SubscriptionNotLatest,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    # The same as the two before, of a compiled SQL92 expression.
+    ResponseCode.FILTER_DATA_NOT_EXIST: SubscriptionNotLatest,
+    ResponseCode.FILTER_DATA_NOT_LATEST: SubscriptionNotLatest,
+    ResponseCode.CONSUMER_NOT_ONLINE: ConsumerNotOnline,
+    ResponseCode.CONSUME_MSG_TIMEOUT: ConsumerNotOnline,
+    ResponseCode.GO_AWAY: GoAway,
+}
+"""Every other code is a plain ``BrokerError``, which is not tried again."""
+_ACL_1: Final = "AclException"
+"""In the remark of a SYSTEM_ERROR: how brokers before 5.3.3 with access control 1.0 refuse
+(``PlainAccessValidator``)."""
+_SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
+"""In the remark of a NO_PERMISSION: an operator has switched reading off. Brokers of access control say something else, and so do
+those that refuse a broadcasting group."""
+
+
+def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:
+    """The error that ``answer`` stands for; its text says what was asked of whom."""
+    remark = answer.remark or _name_of(answer.code)
+    kind = _kind_of(request, answer.code, remark)
+    return kind(answer.code, remark, request=describe_request(request), address=address)
+
+
+def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> RemotingCommand:
+    """``answer`` itself if its code is SUCCESS.
+
+    The remark says nothing: even a success may carry "not set any response code".
+
+    Raises:
+        BrokerError: If it is any other code; the subclass tells the common ones apart.
+    """
+    if answer.code != ResponseCode.SUCCESS:
+        raise error_of(request, answer, address)
+    return answer
+
+
+def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
+    if code == ResponseCode.QUERY_NOT_FOUND and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+        return OffsetNotFound  # of any other query it says nothing about a first start
+    if code == ResponseCode.SYSTEM_ERROR and _ACL_1 in remark:
+        return NoPermission
+    if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
+        return ConsumptionForbidden
+    return _ERRORS.get(code, BrokerError)
+
+
+def _name_of(code: int) -> str:
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return "no reason given"

@@ -1,0 +1,335 @@
+"""A send's bytes: request, batch, result, split into batches, queue of a sharding key.
+
+Requests that send messages, and what their answers say. Pure: the caller brings ids and times.
+
+Java's hash of a sharding key and the queue it chooses: same key, same queue, whoever sends.
+
+Where a message goes: the pure choices of a producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark_rocketmq.errors import LocalProtocolError, RocketMQError
+from pyspark_rocketmq.model import (
+    MAX_MESSAGE_BYTES,
+    RETRY_TOPIC_PREFIX,
+    Message,
+    MessageQueue,
+    SendStatus,
+)
+from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, encode_batch
+from pyspark_rocketmq.wire.properties import (
+    DELAY,
+    MAX_RECONSUME_TIMES,
+    RECONSUME_TIME,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRAN_MSG,
+    UNIQ_KEY,
+    encode_properties,
+)
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from pyspark_rocketmq.wire.requests.responses import error_of
+from pyspark_rocketmq.wire.subscription import _MASK, _SIGN, java_string_hash
+
+_LONG_MASK: Final = 0xFFFFFFFFFFFFFFFF
+_MOST: Final = 1 << 63
+
+ShardingKey = str | int
+"""A String, or a Long of Java's."""
+
+
+class JavaInteger(int):
+    """A key that Java's producers have as an Integer, Short or Byte; negative ones have another hash as a Long."""
+
+
+def java_hash(sharding_key: ShardingKey) -> int:
+    """``hashCode()`` of the String, Long or Integer that the key is in Java, as a signed 32-bit number.
+
+    Raises:
+        LocalProtocolError: If it is none of these.
+
+    Source: ``java.lang.Long.hashCode``, ``java.lang.Integer.hashCode``.
+    """
+    if isinstance(sharding_key, str):
+        return java_string_hash(sharding_key)
+    if isinstance(sharding_key, bool) or not -_MOST <= sharding_key < _MOST:
+        raise LocalProtocolError(
+            f"Sharding key {sharding_key!r} is neither a text nor an integer of 64 bits; make it a text."
+        )
+    number = int(sharding_key)
+    if not isinstance(sharding_key, JavaInteger):
+        unsigned = number & _LONG_MASK
+        number = unsigned ^ unsigned >> 32
+    return (number & _MASK ^ _SIGN) - _SIGN
+
+
+def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
+    """Position of the key's queue among ``queue_count`` (at least 1) queues in route order.
+
+    Source: ``SelectMessageQueueByHash.select``: Java's remainder (towards zero), then its absolute value.
+    """
+    return abs(java_hash(sharding_key)) % queue_count
+
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""Template of topics that brokers make at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
+"""Queues per broker of a topic made so (``DefaultMQProducer.defaultTopicQueueNums``)."""
+_OF_ITS_OWN: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
+"""Properties that a broker looks at in single messages only, and would ignore in a batch."""
+_STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendResult:
+    """Where a message, or the first one of a batch, was stored."""
+
+    status: SendStatus
+    """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
+    msg_id: str
+    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. The messages of a batch show
+    another one when consumed: the broker gives all of them that of the batch."""
+    offset_msg_id: str
+    """Where the broker stored it; of a batch one per message, joined by commas."""
+    queue: MessageQueue
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTerms:
+    """What does not depend on the message."""
+
+    producer_group: str
+    sys_flag: int = 0
+    """Bits of ``MessageSysFlag``: how the body is compressed."""
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    """Set when a consumer sends to its group's retry topic."""
+    default_topic: str = AUTO_CREATE_TOPIC
+    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Of a body, or of the members of a batch together."""
+
+
+def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
+    """The terms of a message; one for a retry topic says in its properties how often it was tried.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden fact 20).
+    """
+    tried = message.properties.get(RECONSUME_TIME)
+    if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
+        return terms
+    most = message.properties.get(MAX_RECONSUME_TIMES)
+    return replace(
+        terms,
+        reconsume_times=int(tried),
+        max_reconsume_times=terms.max_reconsume_times if most is None else int(most),
+    )
+
+
+def transaction_terms(message: Message, terms: SendTerms) -> SendTerms:
+    """The terms of a message; a half one is marked as such (``DefaultMQProducerImpl.sendKernelImpl``)."""
+    if message.properties.get(TRAN_MSG) != "true":
+        return terms
+    return replace(terms, sys_flag=terms.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
+
+
+def send_command(
+    message: Message, queue: MessageQueue, terms: SendTerms, born_timestamp_ms: int
+) -> RemotingCommand:
+    """SEND_MESSAGE_V2 of one message as it is: ids and compression are the caller's.
+
+    Raises:
+        LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
+    """
+    check_body(message.body, str(queue), terms.max_message_bytes)
+    return RemotingCommand(
+        code=RequestCode.SEND_MESSAGE_V2,
+        ext_fields=_header(message.properties, message.flag, queue, terms, born_timestamp_ms, is_batch=False),
+        body=message.body,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Messages for one queue, which the broker stores one after another."""
+
+    queue: MessageQueue
+    messages: Sequence[Message]
+    properties: Mapping[str, str]
+    """The batch's own; the broker appends them to those of every message."""
+
+
+def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+    """SEND_BATCH_MESSAGE.
+
+    Raises:
+        LocalProtocolError: If there is no message, one is of another topic or delayed, or the batch is too large.
+
+    Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
+    """
+    queue = batch.queue
+    if not batch.messages:
+        raise LocalProtocolError(f"A batch for {queue} holds no message.")
+    for message in batch.messages:
+        if message.topic != queue.topic:
+            raise LocalProtocolError(
+                f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
+            )
+        check_body(message.body, str(queue), terms.max_message_bytes)
+        if not _OF_ITS_OWN.isdisjoint(message.properties):
+            raise LocalProtocolError(
+                f"A batch for {queue} holds a message that is delayed or transactional; send such messages one by one."
+            )
+    body = encode_batch(batch.messages)
+    _check_size(body, queue, terms)
+    return RemotingCommand(
+        code=RequestCode.SEND_BATCH_MESSAGE,
+        ext_fields=_header(batch.properties, 0, queue, terms, born_timestamp_ms, is_batch=True),
+        body=body,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBatch:
+    """A batch whose members are bytes already, each with a UNIQ_KEY of its own.
+
+    The batch has none, and no other property: a broker appends a batch's properties to those of each member, and of two
+    of one name every consumer takes the last.
+    """
+
+    queue: MessageQueue
+    body: bytes
+    sys_flag: int = 0
+    """Bits of ``MessageSysFlag`` that hold for every member: how its body is compressed."""
+
+
+def encoded_batch_command(batch: EncodedBatch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+    """SEND_BATCH_MESSAGE of a batch as it is.
+
+    Raises:
+        LocalProtocolError: If it is too large.
+    """
+    _check_size(batch.body, batch.queue, terms)
+    terms = replace(terms, sys_flag=batch.sys_flag)
+    return RemotingCommand(
+        code=RequestCode.SEND_BATCH_MESSAGE,
+        ext_fields=_header({}, 0, batch.queue, terms, born_timestamp_ms, is_batch=True),
+        body=batch.body,
+    )
+
+
+def send_result(
+    request: RemotingCommand,
+    outcome: RemotingCommand | RocketMQError,
+    address: str,
+    queue: MessageQueue,
+    messages: Sequence[Message],
+) -> SendResult | RocketMQError:
+    """What the outcome of a send means; errors are returned, because they go into a callback.
+
+    Source: RocketMQ 5.3.3 ``MQClientAPIImpl.processSendResponse``.
+    """
+    if isinstance(outcome, RocketMQError):
+        return outcome
+    status = _STATUSES.get(outcome.code)
+    if status is None:
+        return error_of(request, outcome, address)
+    try:
+        header = from_ext_fields(SendMessageResponseHeader, outcome.ext_fields)
+    except RocketMQError as error:
+        return error
+    return SendResult(
+        status=status,
+        msg_id=",".join(message.properties.get(UNIQ_KEY, "") for message in messages),
+        offset_msg_id=header.msg_id,
+        queue=queue._replace(queue_id=header.queue_id),
+        queue_offset=header.queue_offset,
+    )
+
+
+def _header(
+    properties: Mapping[str, str],
+    flag: int,
+    queue: MessageQueue,
+    terms: SendTerms,
+    born_timestamp_ms: int,
+    *,
+    is_batch: bool,
+) -> dict[str, str]:
+    return to_ext_fields(
+        SendMessageRequestHeaderV2(
+            producer_group=terms.producer_group,
+            topic=queue.topic,
+            default_topic=terms.default_topic,
+            default_topic_queue_nums=terms.default_topic_queue_nums,
+            queue_id=queue.queue_id,
+            sys_flag=terms.sys_flag,
+            born_timestamp=born_timestamp_ms,
+            flag=flag,
+            properties=encode_properties(properties).decode(),
+            reconsume_times=terms.reconsume_times,
+            unit_mode=False,
+            max_reconsume_times=terms.max_reconsume_times,
+            batch=is_batch,
+            broker_name=queue.broker_name,
+        )
+    )
+
+
+def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
+    """Of a message as its sender gave it, before it is compressed; ``where`` it was to go, and how many bytes it may have.
+
+    Raises:
+        LocalProtocolError: If it is empty or too large.
+
+    Source: RocketMQ 5.3.3 ``Validators.checkMessage``.
+    """
+    if not body:
+        raise LocalProtocolError(
+            f"A message for {where} has an empty body, which consumers would get as null; send at least one byte."
+        )
+    if len(body) > most:
+        raise LocalProtocolError(
+            f"A message for {where} has a body of {len(body)} bytes; {most} can be sent, counted before it is "
+            "compressed. Send smaller messages, or raise maxMessageSize here and at the brokers."
+        )
+
+
+def _check_size(body: bytes, queue: MessageQueue, terms: SendTerms) -> None:
+    if len(body) > terms.max_message_bytes:
+        raise LocalProtocolError(
+            f"A batch for {queue} has {len(body)} bytes; at most {terms.max_message_bytes} can be sent. "
+            "Send smaller batches."
+        )
+
+
+def split_batch(
+    messages: Sequence[Message], max_bytes: int = MAX_MESSAGE_BYTES, reserve_bytes: int = 128
+) -> Iterator[Sequence[Message]]:
+    """Cut messages into batches of at most ``max_bytes`` encoded, in order.
+
+    ``reserve_bytes`` per message is room for the properties a producer adds. A message that is too large by
+    itself is a batch of its own, which the producer then refuses.
+    """
+    first, size = 0, 0
+    for index, message in enumerate(messages):
+        own = len(message.body) + len(encode_properties(message.properties))
+        own += BATCH_MEMBER_OVERHEAD + reserve_bytes
+        if index > first and size + own > max_bytes:
+            yield messages[first:index]
+            first, size = index, 0
+        size += own
+    if first < len(messages):
+        yield messages[first:]
