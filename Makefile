@@ -52,7 +52,7 @@ kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and r
 chaos: SECONDS = 900
 chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim SEED=7
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
-	@$(ENV) dev python -m tests.groups.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 stress: SECONDS = 600
 stress: ## Read a stream while its topics and brokers change at random, on the simulator: SECONDS=600 SEED=7

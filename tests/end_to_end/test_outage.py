@@ -11,8 +11,8 @@ from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.model import ConsumeFromWhere, Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from tests.applications.quick_source import source_with
 from tests.end_to_end.test_orderly_consumer import emit_step
-from tests.groups.quick_source import source_with
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.orders import OUTPUT_SCHEMA, STEPS, check_sink, produce_orders
 from tests.helpers.sending import patient_producer

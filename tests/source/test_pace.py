@@ -13,8 +13,8 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.parsers import duration_ms
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.fetcher import PullPipeline
-from tests.datasource.test_planner import A0, A1, Planning
 from tests.source.conftest import Topics
+from tests.source.test_planner import A0, A1, Planning
 
 REQUIRED = {"nameServers": "n:1", "topic": "orders"}
 

@@ -12,11 +12,11 @@ from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, Queu
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
-from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.stream_read import offsets_by_queue
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
+from tests.source.test_planner import A0, A1, B0, Planning
 
 
 def delete(topics: Topics, topic: str) -> None:

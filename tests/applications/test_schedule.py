@@ -1,6 +1,16 @@
 from __future__ import annotations
 
-from tests.groups.schedule import AWAY, GROUP, KILLS, NAME_SERVER, TOPIC, Kind, counted, schedule, seconds_for
+from tests.applications.schedule import (
+    AWAY,
+    GROUP,
+    KILLS,
+    NAME_SERVER,
+    TOPIC,
+    Kind,
+    counted,
+    schedule,
+    seconds_for,
+)
 
 SLOTS, BROKERS = ("a", "b", "c"), ("broker-a", "broker-b")
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, LeftOut
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from tests.datasource.test_planner import A0, A1, Planning
 from tests.helpers.fake_clock import FakeClock
+from tests.source.test_planner import A0, A1, Planning
 
 
 def test_a_queue_that_is_not_held_is_in_no_plan() -> None:

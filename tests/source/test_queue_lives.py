@@ -17,8 +17,8 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.positions import StartingOffsets
 from pyspark_rocketmq.source.queue_lives import Found
-from tests.datasource.test_planner import A0, A1, B0, Planning
-from tests.datasource.test_queue_claims import FakeBrokerOffsets, handed_over
+from tests.source.test_planner import A0, A1, B0, Planning
+from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
 
 
 class FakeLog:

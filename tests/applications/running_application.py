@@ -98,7 +98,7 @@ class RunningApplication:
         }
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.groups.application", json.dumps(config)],
+                [sys.executable, "-m", "tests.applications.application", json.dumps(config)],
                 cwd=REPO,
                 env=ENVIRONMENT,
                 stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_rocketmq.errors import OffsetStoreUnavailable
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
-from tests.datasource.test_planner import A0, A1, Planning
+from tests.source.test_planner import A0, A1, Planning
 
 
 class FakeWatch:

@@ -13,8 +13,8 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import StartingOffsets
-from tests.datasource.test_planner import A0, A1, B0, Planning
 from tests.helpers.fake_clock import FakeClock
+from tests.source.test_planner import A0, A1, B0, Planning
 
 RETRY = MessageQueue("%RETRY%g", "broker-a", 0)
 

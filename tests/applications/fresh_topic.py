@@ -13,7 +13,7 @@ from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from tests.groups.running_application import Group, wait_patiently
+from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
 

@@ -16,7 +16,7 @@ from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import SeveralSinks
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
 
 OLD_TABLE = (
     "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, "

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import Q0, Q1, run_batch
-from tests.streaming.sink_conformance import SCHEMA, rows, steps_of, written_by
+from tests.sinks.sink_conformance import SCHEMA, rows, steps_of, written_by
 
 pytestmark = pytest.mark.spark
 

@@ -17,7 +17,7 @@ from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import Route, SeveralSinks
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
-from tests.streaming.sink_conformance import (
+from tests.sinks.sink_conformance import (
     SCHEMA,
     SinkConformance,
     rows,

@@ -16,7 +16,7 @@ from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.streaming.database_conformance import (
+from tests.sinks.database_conformance import (
     DatabaseConformance,
     execute,
     inserting,
@@ -24,7 +24,7 @@ from tests.streaming.database_conformance import (
     sink_on,
     stored_in,
 )
-from tests.streaming.sink_conformance import SCHEMA, rows, run, written_by
+from tests.sinks.sink_conformance import SCHEMA, rows, run, written_by
 
 
 class SqliteFile:

@@ -1,4 +1,4 @@
-"""What tests of listeners share."""
+"""A log that has told nothing yet: for tests of listeners."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.postgres.server import Postgres
 from tests.real_broker.errors import HarnessError
-from tests.streaming.database_conformance import (
+from tests.sinks.database_conformance import (
     OLD_TABLE,
     DatabaseConformance,
     execute,
@@ -27,7 +27,7 @@ from tests.streaming.database_conformance import (
     sink_on,
     stored_in,
 )
-from tests.streaming.sink_conformance import SCHEMA, rows, run, written_by
+from tests.sinks.sink_conformance import SCHEMA, rows, run, written_by
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from tests.groups.mixed_story import Consumed, OrderlyProducer, by_queue, disorder, repeated
+from tests.applications.mixed_story import Consumed, OrderlyProducer, by_queue, disorder, repeated
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.retries import rows_but_retries

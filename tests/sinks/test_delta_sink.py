@@ -27,7 +27,7 @@ from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import app_id
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
-from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
 
 
 def offsets_in(path: Path, queue: MessageQueue = Q0) -> list[int]:

@@ -1,4 +1,4 @@
-"""Three Spark applications of one group, while everything around them breaks: ``python -m tests.groups.chaos``.
+"""Three Spark applications of one group, while everything around them breaks: ``python -m tests.applications.chaos``.
 
 Orders are produced all the while. At the end the sink must hold each message once, and each order's steps in order.
 Another topic is sent to by sharding key, and a third one is deleted and made anew. For some events all applications stop first: an operator
@@ -25,11 +25,11 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from tests.groups.fresh_topic import FRESH_TOPIC, FreshTopic
-from tests.groups.operator import Operator
-from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
-from tests.groups.running_application import Group, RunningApplication, wait_patiently
-from tests.groups.schedule import (
+from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
+from tests.applications.operator import Operator
+from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
+from tests.applications.running_application import Group, RunningApplication, wait_patiently
+from tests.applications.schedule import (
     AWAY,
     DISTURBING,
     GROUP,
@@ -42,7 +42,7 @@ from tests.groups.schedule import (
     schedule,
     seconds_for,
 )
-from tests.groups.verdict import judge
+from tests.applications.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
 from tests.real_broker.harness import RealCluster
@@ -388,7 +388,7 @@ def _tail(application: RunningApplication) -> str:
 
 def main() -> None:
     """Command line of this module."""
-    parser = argparse.ArgumentParser(prog="python -m tests.groups.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.applications.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=900.0, help="until draining begins")
     parser.add_argument(
         "--kills", type=int, help="go on until so many processes were killed, instead of --seconds"

@@ -1,4 +1,4 @@
-"""One Spark application of a group: ``python -m tests.groups.application CONFIG_JSON``.
+"""One Spark application of a group: ``python -m tests.applications.application CONFIG_JSON``.
 
 Consumes until its standard input ends; then stops its query as an operator would and exits.
 """
@@ -22,7 +22,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from tests.groups.quick_source import source_with
+from tests.applications.quick_source import source_with
 from tests.helpers.spark_session import make_session
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint, stored_ms bigint, instance string"

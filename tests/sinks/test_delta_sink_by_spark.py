@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.streaming.sink_conformance import SCHEMA, SinkConformance, rows, run
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, run
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.sink_rows import run_batch as run
-from tests.streaming.test_delta_sink import SCHEMA, offsets_in, rows
+from tests.sinks.test_delta_sink import SCHEMA, offsets_in, rows
 
 
 @pytest.fixture

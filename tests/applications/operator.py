@@ -14,7 +14,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from tests.groups.running_application import Group, wait_patiently
+from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 
 _BACK_S = 120.0

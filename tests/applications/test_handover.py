@@ -12,10 +12,10 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow
-from tests.groups.chaos import TIMING
-from tests.groups.order_flow import OrderFlow, not_as_sent, stored_orders
-from tests.groups.running_application import Group, RunningApplication, wait_patiently
-from tests.groups.verdict import judge
+from tests.applications.chaos import TIMING
+from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
+from tests.applications.running_application import Group, RunningApplication, wait_patiently
+from tests.applications.verdict import judge
 from tests.helpers.retries import rows_but_retries
 
 FORGETFUL_S = 5.0

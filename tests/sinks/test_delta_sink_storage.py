@@ -12,8 +12,8 @@ from pyspark_rocketmq.errors import SchemaError, SinkMoved, StorageNotShared
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, files_of, run_batch
-from tests.streaming.sink_conformance import SCHEMA, rows
-from tests.streaming.test_delta_sink import offsets_in
+from tests.sinks.sink_conformance import SCHEMA, rows
+from tests.sinks.test_delta_sink import offsets_in
 
 
 @pytest.fixture
