@@ -16,8 +16,15 @@ from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES, bench_session
 from bench.streams import STAGES, Backlog, drain, start_into_noop
 from broker_sim.cluster import SimCluster
-from jobs.demo.listener import OUTPUT_SCHEMA, injected_failure, on_order
-from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_ids
+from jobs.demo.orders import (
+    OUTPUT_SCHEMA,
+    STEPS,
+    OrderEvent,
+    event_to_message,
+    injected_failure,
+    on_order,
+    order_ids,
+)
 from pyspark_rocketmq.model import Message
 from tests.helpers.cluster import ClusterUnderTest
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from broker_sim.async_cluster import AsyncCluster
+from broker_sim.cluster import AsyncCluster
+from broker_sim.connection import ServerTls, TlsMode
 from broker_sim.control import ControlLine
 from broker_sim.security import User
 from broker_sim.settings import BrokerSettings
-from broker_sim.tls import ServerTls, TlsMode
 
 _PARENT_CHECK_S = 0.2
 _WHOEVER = -1

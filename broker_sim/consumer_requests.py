@@ -6,9 +6,8 @@ Sources: ``ConsumerManageProcessor``, ``ClientManageProcessor``, ``AdminBrokerPr
 from __future__ import annotations
 
 from broker_sim.filters import is_by_tags
-from broker_sim.membership import Client
-from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import Refused, reply
+from broker_sim.groups import Client
+from broker_sim.replies import Outgoing, Peer, Refused, reply
 from broker_sim.sql92 import Sql92Error
 from broker_sim.sql92_parser import compile_expression
 from broker_sim.state import BrokerState, to_client

@@ -9,7 +9,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from broker_sim.async_cluster import AsyncCluster
+from broker_sim.cluster import AsyncCluster
 from broker_sim.machines import MASTER_ID
 
 _Command = Callable[..., Awaitable[Mapping[str, object]]]

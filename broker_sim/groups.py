@@ -1,10 +1,37 @@
-"""Consumer groups as an operator configures them (``SubscriptionGroupManager``)."""
+"""Consumer groups of one broker: configuration, members, locks, committed offsets.
+
+Which clients consume in which group, and what they subscribe to (``ConsumerManager``).
+
+Rule 1: a heartbeat replaces the group's whole subscription table: the last member to send one decides.
+Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s, unless set otherwise, without heartbeat.
+Rule 3: whoever changes the membership or the topics gets a True back and must notify the members.
+
+Committed offsets of consumer groups (``ConsumerOffsetManager``): a plain table, last write wins.
+
+An operator's reset of a queue lies over the table until the group's next pull of that queue takes it: meanwhile
+it is what a query shows, and commits are ignored.
+
+Queue locks of consumer groups (``RebalanceLockManager``).
+
+Rule 1: a lock lives 60 s, unless set otherwise, after it was last granted or refreshed.  Rule 2: only the client that holds a lock can
+release it; neither a closed connection nor an unregistered client does.  Rule 3: topic and queue need not exist.
+Rule 4: a lock fences nothing: pulls and commits are not checked against it.
+
+Consumer groups as an operator configures them (``SubscriptionGroupManager``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from broker_sim.replies import Peer
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData
 from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
+from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
 class SubscriptionGroups:
@@ -38,3 +65,304 @@ class SubscriptionGroups:
             group = SubscriptionGroupConfig(group_name=name)
             self.put(group)
         return group
+
+
+LOCK_MAX_LIVE_TIME_S = 60.0
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    refreshed_at_s: float
+
+
+class LockTable:
+    """Which client holds which queue of which group."""
+
+    def __init__(self, clock: Clock, max_live_s: float = LOCK_MAX_LIVE_TIME_S) -> None:
+        self._clock = clock
+        self._max_live_s = max_live_s
+        self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
+
+    def lock_batch(
+        self, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> frozenset[MessageQueue]:
+        """Grant or refresh what can be; the queues that ``client_id`` holds now."""
+        held = self._locks.setdefault(consumer_group, {})
+        now_s = self._clock.monotonic_s()
+        granted = frozenset(queue for queue in queues if self._is_free_for(client_id, held.get(queue), now_s))
+        held.update((queue, _Lock(client_id, now_s)) for queue in granted)
+        return granted
+
+    def unlock_batch(self, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Release those of ``queues`` that ``client_id`` holds; ignore the others."""
+        held = self._locks.get(consumer_group, {})
+        for queue in queues:
+            lock = held.get(queue)
+            if lock is not None and lock.client_id == client_id:
+                del held[queue]
+
+    def has_live_lock(self, consumer_group: str) -> bool:
+        """Whether any queue of the group is locked and not expired (``!isLockAllExpired``)."""
+        now_s = self._clock.monotonic_s()
+        return any(not self._is_expired(lock, now_s) for lock in self._locks.get(consumer_group, {}).values())
+
+    def holder(self, consumer_group: str, queue: MessageQueue) -> str | None:
+        """Client id that holds the queue now, or None."""
+        lock = self._locks.get(consumer_group, {}).get(queue)
+        return None if lock is None or self._is_expired(lock, self._clock.monotonic_s()) else lock.client_id
+
+    def clear(self) -> None:
+        """Lose everything, as a broker does when it restarts."""
+        self._locks.clear()
+
+    def _is_free_for(self, client_id: str, lock: _Lock | None, now_s: float) -> bool:
+        return lock is None or lock.client_id == client_id or self._is_expired(lock, now_s)
+
+    def _is_expired(self, lock: _Lock, now_s: float) -> bool:
+        return now_s - lock.refreshed_at_s > self._max_live_s
+
+
+class ConsumerOffsets:
+    """(group, topic, queue id) → next queue offset to consume."""
+
+    def __init__(self) -> None:
+        self._committed: dict[tuple[str, str], dict[int, int]] = {}
+        self._pulled: dict[tuple[str, str, int], int] = {}
+        self._resets: dict[tuple[str, str, int], int] = {}
+
+    def commit(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Store ``queue_offset`` as it is: lower, negative and too high values are accepted (golden fact 13)."""
+        self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
+
+    def query(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
+        """The offset reset to, else the committed one; None when there is none or a negative one was stored."""
+        queue_offset = self._resets.get((consumer_group, topic, queue_id))
+        if queue_offset is None:
+            queue_offset = self._committed.get((consumer_group, topic), {}).get(queue_id, -1)
+        return queue_offset if queue_offset >= 0 else None
+
+    def reset(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Commit ``queue_offset``, and answer the group's next pull of the queue with it (``assignResetOffset``)."""
+        self._resets[consumer_group, topic, queue_id] = queue_offset
+        self.commit(consumer_group, topic, queue_id, queue_offset)
+
+    def is_reset(self, consumer_group: str, topic: str, queue_id: int) -> bool:
+        """Whether a reset of the queue waits for a pull."""
+        return (consumer_group, topic, queue_id) in self._resets
+
+    def take_reset(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
+        """The offset reset to, once; None without a reset."""
+        return self._resets.pop((consumer_group, topic, queue_id), None) if self._resets else None
+
+    def note_pull(self, consumer_group: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """Remember how far the group pulled; for statistics only."""
+        self._pulled[consumer_group, topic, queue_id] = next_offset
+
+    def pulled(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
+        """How far the group pulled; what it committed if it never pulled."""
+        pulled = self._pulled.get((consumer_group, topic, queue_id))
+        return self.query(consumer_group, topic, queue_id) if pulled is None else pulled
+
+    def topics_of(self, consumer_group: str) -> list[str]:
+        """Topics for which the group ever committed."""
+        return [topic for group, topic in self._committed if group == consumer_group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that ever committed for the topic."""
+        return [group for group, each in self._committed if each == topic]
+
+    def tables(self) -> Iterable[tuple[str, str, dict[int, int]]]:
+        """Group, topic and queue id → committed offset, of all of them."""
+        return ((group, topic, dict(table)) for (group, topic), table in self._committed.items())
+
+    def clone(self, source_group: str, target_group: str, topic: str) -> None:
+        """Give one group the other's committed offsets for the topic, in place of its own."""
+        table = self._committed.get((source_group, topic))
+        if table is not None:
+            self._committed[target_group, topic] = dict(table)
+
+    def forget_group(self, consumer_group: str) -> None:
+        """Drop everything of the group (``removeOffset``)."""
+        self._forget(lambda group, _: group == consumer_group)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop everything about the topic (``cleanOffsetByTopic``)."""
+        self._forget(lambda _, each: each == topic)
+
+    def _forget(self, is_gone: Callable[[str, str], bool]) -> None:
+        for key in [key for key in self._committed if is_gone(*key)]:
+            del self._committed[key]
+        for table in (self._pulled, self._resets):
+            for queue in [queue for queue in table if is_gone(*queue[:2])]:
+                del table[queue]
+
+
+CHANNEL_EXPIRED_TIMEOUT_S = 120.0
+
+
+class Client(NamedTuple):
+    """Who is at the other end of a connection, as its heartbeat says."""
+
+    peer: Peer
+    client_id: str
+    language: int
+    version: int
+
+
+class Member(NamedTuple):
+    """One connection that consumes, or produces, in a group."""
+
+    client: Client
+    refreshed_at_s: float
+
+
+@dataclass(slots=True)
+class _Group:
+    data: ConsumerData
+    members: dict[int, Member] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+
+
+class Membership:
+    """Consumer groups that have members now."""
+
+    def __init__(self, clock: Clock, expired_s: float = CHANNEL_EXPIRED_TIMEOUT_S) -> None:
+        self._clock = clock
+        self._expired_s = expired_s
+        self._groups: dict[str, _Group] = {}
+        self._fingerprints: dict[str, int] = {}
+        self._subscribed_topics: set[str] = set()
+
+    def register(self, client: Client, data: ConsumerData, *, replaces_subscriptions: bool = True) -> bool:
+        """Take one group of a heartbeat; whether members or topics changed."""
+        group = self._groups.setdefault(data.group_name, _Group(data))
+        group.data = data
+        is_new_member = client.peer.connection_id not in group.members
+        group.members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
+        changed = _update_subscriptions(group, data) if replaces_subscriptions else False
+        self._subscribed_topics.update(group.subscriptions)
+        return changed or is_new_member
+
+    def note_fingerprint(self, consumer_group: str, fingerprint: int) -> bool:
+        """Remember the heartbeat's fingerprint for the group; whether another one was known.
+
+        Source: ``ClientManageProcessor.heartBeatV2``.
+        """
+        known = self._fingerprints.get(consumer_group, fingerprint)
+        self._fingerprints[consumer_group] = fingerprint
+        return known != fingerprint
+
+    def unregister(self, peer: Peer, consumer_group: str) -> bool:
+        """Remove the connection from the group; whether it was a member."""
+        group = self._groups.get(consumer_group)
+        if group is None or group.members.pop(peer.connection_id, None) is None:
+            return False
+        self._forget_if_empty(consumer_group)
+        return True
+
+    def connection_closed(self, peer: Peer) -> list[str]:
+        """Remove the connection everywhere; the groups it left."""
+        return [name for name in list(self._groups) if self.unregister(peer, name)]
+
+    def expire(self) -> list[str]:
+        """Remove members that were silent for too long; the groups they left."""
+        oldest_s = self._clock.monotonic_s() - self._expired_s
+        silent = [
+            (member.client.peer, name)
+            for name, group in self._groups.items()
+            for member in group.members.values()
+            if member.refreshed_at_s < oldest_s
+        ]
+        return [name for peer, name in silent if self.unregister(peer, name)]
+
+    def members(self, consumer_group: str) -> tuple[Client, ...]:
+        """The group's members, none for an unknown group; one client may appear with two connections."""
+        group = self._groups.get(consumer_group)
+        return tuple(member.client for member in group.members.values()) if group else ()
+
+    def find(self, consumer_group: str, client_id: str) -> Client | None:
+        """The member with this client id."""
+        return next((each for each in self.members(consumer_group) if each.client_id == client_id), None)
+
+    def was_subscribed(self, topic: str) -> bool:
+        """Whether any group's heartbeat ever named the topic."""
+        return topic in self._subscribed_topics
+
+    def consumer_data(self, consumer_group: str) -> ConsumerData | None:
+        """What the last heartbeat of the group said, None when it has no members."""
+        group = self._groups.get(consumer_group)
+        return group.data if group else None
+
+    def subscriptions(self, consumer_group: str) -> Mapping[str, SubscriptionData]:
+        """Topic → subscription of the group."""
+        group = self._groups.get(consumer_group)
+        return group.subscriptions if group else {}
+
+    def clear(self) -> None:
+        """Forget all members, as a broker does when it restarts."""
+        self._groups.clear()
+        self._fingerprints.clear()
+        self._subscribed_topics.clear()
+
+    def _forget_if_empty(self, consumer_group: str) -> None:
+        if not self._groups[consumer_group].members:
+            del self._groups[consumer_group]
+
+
+class Producers:
+    """Producer groups that have members now (``ProducerManager``)."""
+
+    def __init__(self, clock: Clock, expired_s: float = CHANNEL_EXPIRED_TIMEOUT_S) -> None:
+        self._clock = clock
+        self._expired_s = expired_s
+        self._groups: dict[str, dict[int, Member]] = {}
+
+    def register(self, client: Client, producer_group: str) -> None:
+        """Take one producer group of a heartbeat."""
+        members = self._groups.setdefault(producer_group, {})
+        members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
+
+    def unregister(self, peer: Peer, producer_group: str) -> None:
+        """Remove the connection from the group."""
+        members = self._groups.get(producer_group, {})
+        members.pop(peer.connection_id, None)
+        if not members:
+            self._groups.pop(producer_group, None)
+
+    def connection_closed(self, peer: Peer) -> None:
+        """Remove the connection everywhere."""
+        for name in list(self._groups):
+            self.unregister(peer, name)
+
+    def expire(self) -> None:
+        """Remove producers that were silent for too long."""
+        oldest_s = self._clock.monotonic_s() - self._expired_s
+        for name, members in list(self._groups.items()):
+            for member in [each for each in members.values() if each.refreshed_at_s < oldest_s]:
+                self.unregister(member.client.peer, name)
+
+    def members(self, producer_group: str) -> tuple[Client, ...]:
+        """The group's members, none for an unknown group."""
+        return tuple(member.client for member in self._groups.get(producer_group, {}).values())
+
+    def groups(self) -> Mapping[str, tuple[Client, ...]]:
+        """All groups with their members."""
+        return {name: self.members(name) for name in self._groups}
+
+    def clear(self) -> None:
+        """Forget all producers, as a broker does when it restarts."""
+        self._groups.clear()
+
+
+def _update_subscriptions(group: _Group, data: ConsumerData) -> bool:
+    """Replace the table; a newer version of a known topic is no change (``updateSubscription``)."""
+    sent = {each.topic: each for each in data.subscriptions}
+    changed = sent.keys() != group.subscriptions.keys()
+    group.subscriptions = {
+        topic: _newer(group.subscriptions.get(topic), subscription) for topic, subscription in sent.items()
+    }
+    return changed
+
+
+def _newer(known: SubscriptionData | None, sent: SubscriptionData) -> SubscriptionData:
+    return sent if known is None or sent.sub_version > known.sub_version else known

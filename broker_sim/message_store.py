@@ -1,26 +1,300 @@
-"""Messages of one broker: a commit log and the consume queues over it (``DefaultMessageStore``)."""
+"""Messages of one broker: commit log, consume queues and the index by key.
+
+Messages of one broker: a commit log and the consume queues over it (``DefaultMessageStore``).
+
+One queue's index into the commit log (``ConsumeQueue``), and the scan that chooses what a pull returns.
+
+The broker's one growing store of bytes, cut into segments so that the oldest can be dropped.
+
+Rule 1: an offset never changes its meaning; dropping only raises ``min_offset``.  Rule 2: one append lies in
+one segment.  Rule 3: the segment being written is never dropped to keep the bound, which is exceeded by one large
+append at most.
+
+Where messages with a key lie (``IndexService``): by the words of KEYS, and by UNIQ_KEY.
+
+Nobody asks in most runs, so nothing is noted when a message is stored: a question first reads on from where the
+last one stopped.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
-from broker_sim.commit_log import CommitLog
-from broker_sim.consume_queue import ConsumeQueue, PullLimits
 from broker_sim.layout import (
     EncodedRun,
     Host,
     MessageRun,
     Placement,
+    StoredParts,
     StoredRun,
     encode_run,
+    read_stored,
     store_timestamp_of,
 )
-from broker_sim.message_index import KeyMatches, MessageIndex
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.wire.messages import MIN_STORED_BYTES
+
+_SEGMENTS_PER_LOG = 8
+_LARGEST_SEGMENT = 16 << 20
+_SMALLEST_SEGMENT = 256
+
+
+class CommitLog:
+    """Append-only bytes, addressed by a commit log offset that counts from the first byte ever written."""
+
+    def __init__(self, retention_bytes: int | None = None) -> None:
+        """Keep at most ``retention_bytes``; None keeps everything."""
+        self._retention_bytes = retention_bytes
+        bound = retention_bytes or _LARGEST_SEGMENT * _SEGMENTS_PER_LOG
+        self._segment_bytes = min(max(bound // _SEGMENTS_PER_LOG, _SMALLEST_SEGMENT), _LARGEST_SEGMENT)
+        self._bases = [0]
+        self._segments: list[bytearray] = [bytearray()]
+        self._floor = 0
+
+    @property
+    def min_offset(self) -> int:
+        """Commit log offset of the oldest byte still held."""
+        return max(self._bases[0], self._floor)
+
+    @property
+    def end_offset(self) -> int:
+        """Commit log offset the next append gets."""
+        return self._bases[-1] + len(self._segments[-1])
+
+    def append(self, data: bytes) -> int:
+        """Add ``data`` and return its commit log offset; the oldest segments may go."""
+        if len(self._segments[-1]) >= self._segment_bytes:
+            self._bases.append(self.end_offset)
+            self._segments.append(bytearray())
+        offset = self.end_offset
+        self._segments[-1] += data
+        self._drop_oldest()
+        return offset
+
+    def read(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset`` on; both must lie within what is held."""
+        index = bisect_right(self._bases, offset) - 1
+        start = offset - self._bases[index]
+        found = _copy(self._segments[index], start, size)
+        while len(found) < size:
+            index += 1
+            found += _copy(self._segments[index], 0, size - len(found))
+        return found
+
+    def drop_before(self, offset: int) -> None:
+        """Let go of what lies below ``offset``; memory goes by whole segments."""
+        self._floor = max(self._floor, min(offset, self.end_offset))
+        while len(self._segments) > 1 and self._bases[1] <= self._floor:
+            del self._bases[0]
+            del self._segments[0]
+
+    def _drop_oldest(self) -> None:
+        if self._retention_bytes is None:
+            return
+        while len(self._segments) > 1 and self.end_offset - self.min_offset > self._retention_bytes:
+            del self._bases[0]
+            del self._segments[0]
+
+
+def _copy(segment: bytearray, start: int, size: int) -> bytes:
+    with memoryview(segment) as view:
+        return bytes(view[start : start + size])
+
+
+_SIZE_FIELD = 4
+_MOST_RESULTS = 64
+"""maxMsgsNumBatch."""
+
+
+class IndexEntry(NamedTuple):
+    """One message under one of its keys."""
+
+    commit_log_offset: int
+    store_timestamp: int
+    size: int
+
+
+class KeyMatches(NamedTuple):
+    """What a question found."""
+
+    entries: list[IndexEntry]
+    """In the order they were stored; the newest if there are more than asked for."""
+    last_indexed: IndexEntry | None
+    """The newest message with any key."""
+
+
+class MessageIndex:
+    """(topic, key) → messages."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._read_to = 0
+        self._entries: dict[tuple[str, str], list[IndexEntry]] = {}
+        self._last: IndexEntry | None = None
+
+    def find(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
+        """Messages of the topic that have the key and were stored between the two times, both included."""
+        self._read_on()
+        found = self._entries.get((topic, key), [])
+        in_time = [each for each in found if begin_ms <= each.store_timestamp <= end_ms]
+        count = min(most, _MOST_RESULTS)
+        return KeyMatches(in_time[-count:] if count > 0 else [], self._last)
+
+    def _read_on(self) -> None:
+        self._forget_dropped()
+        at = max(self._read_to, self._log.min_offset)
+        while at < self._log.end_offset:
+            size = int.from_bytes(self._log.read(at, _SIZE_FIELD), "big")
+            message = read_stored(self._log.read(at, size))
+            entry = IndexEntry(at, message.store_timestamp, size)
+            for key in _keys(message):
+                self._entries.setdefault((message.run.topic, key), []).append(entry)
+                self._last = entry
+            at += size
+        self._read_to = at
+
+    def _forget_dropped(self) -> None:
+        """What the commit log no longer holds goes from the index as well, so that it stays as small."""
+        oldest = self._log.min_offset
+        for name, entries in list(self._entries.items()):
+            kept = [each for each in entries if each.commit_log_offset >= oldest]
+            if kept:
+                self._entries[name] = kept
+            else:
+                del self._entries[name]
+
+
+def _keys(message: StoredParts) -> Iterator[str]:
+    properties = message.properties
+    if "UNIQ_KEY" in properties:
+        yield properties["UNIQ_KEY"]
+    yield from filter(None, properties.get("KEYS", "").split(" "))
+
+
+class Entry(NamedTuple):
+    """Where a queue's message lies."""
+
+    commit_log_offset: int
+    size: int
+    tag_hash: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullLimits:
+    """Bounds of one pull (``MessageStoreConfig``); every message counts as being in memory."""
+
+    messages: int = 32
+    """maxTransferCountOnMessageInMemory."""
+    total_bytes: int = 262144
+    """maxTransferBytesOnMessageInMemory; the first message is returned whatever its size."""
+    scanned_entries: int = 800
+    """maxFilterMessageSize / 20: entries looked at when most do not match."""
+
+
+class Run(NamedTuple):
+    """Bytes that lie together in the commit log."""
+
+    commit_log_offset: int
+    size: int
+
+
+class Scan(NamedTuple):
+    """What a pull takes."""
+
+    runs: list[Run]
+    message_count: int
+    next_begin_offset: int
+
+
+class ConsumeQueue:
+    """Offsets, sizes and tag hashes of the messages of one queue, in queue order."""
+
+    def __init__(self) -> None:
+        self._base = 0  # queue offset of the arrays' first element
+        self._gone = 0  # leading elements whose messages were dropped, not cut off yet
+        self._commit_log_offsets = array("q")
+        self._sizes = array("i")
+        self._tag_hashes = array("i")
+
+    @property
+    def min_offset(self) -> int:
+        """Queue offset of the oldest message held; equals ``max_offset`` when none is."""
+        return self._base + self._gone
+
+    @property
+    def max_offset(self) -> int:
+        """Queue offset the next message gets."""
+        return self._base + len(self._sizes)
+
+    def extend(self, offsets: Sequence[int], sizes: Sequence[int], tag_hashes: Sequence[int]) -> None:
+        """Note messages just appended to the commit log."""
+        self._commit_log_offsets.extend(offsets)
+        self._sizes.extend(sizes)
+        self._tag_hashes.extend(tag_hashes)
+
+    def entry(self, queue_offset: int) -> Entry:
+        """Where the message at ``queue_offset`` lies; it must be held."""
+        at = queue_offset - self._base
+        return Entry(self._commit_log_offsets[at], self._sizes[at], self._tag_hashes[at])
+
+    def drop_before(self, commit_log_offset: int) -> None:
+        """Forget the messages the commit log no longer holds."""
+        self._gone = bisect_left(self._commit_log_offsets, commit_log_offset)
+        if self._gone * 2 > len(self._sizes):  # each element is moved once on average
+            for column in (self._commit_log_offsets, self._sizes, self._tag_hashes):
+                del column[: self._gone]
+            self._base += self._gone
+            self._gone = 0
+
+    def scan(
+        self,
+        start: int,
+        max_messages: int,
+        limits: PullLimits,
+        wanted: frozenset[int] | None,
+        accepts: Callable[[int, int], bool] | None = None,
+    ) -> Scan:
+        """Choose messages from queue offset ``start`` on, which must be held.
+
+        Args:
+            start: first queue offset looked at.
+            max_messages: what the consumer asked for; 0 still returns one.
+            limits: the broker's bounds; a bound is checked before a message is added, and before the filter.
+            wanted: tag hash codes the consumer takes, or None for all.
+            accepts: looks at the message at a commit log offset, of a size, whose hash code is wanted.
+
+        Source: ``DefaultMessageStore.getMessage`` and ``isTheBatchFull``.
+        """
+        at = start - self._base
+        end = min(len(self._sizes), at + max(limits.scanned_entries, max_messages))
+        most = min(max_messages, limits.messages)
+        runs: list[Run] = []
+        count = total = run_start = run_end = 0
+        while at < end:
+            offset, size = self._commit_log_offsets[at], self._sizes[at]
+            if count and (count >= most or total + size > limits.total_bytes):
+                break
+            if (wanted is None or self._tag_hashes[at] in wanted) and (
+                accepts is None or accepts(offset, size)
+            ):
+                if offset != run_end:
+                    if run_end:
+                        runs.append(Run(run_start, run_end - run_start))
+                    run_start = offset
+                run_end = offset + size
+                count += 1
+                total += size
+            at += 1
+        if run_end:
+            runs.append(Run(run_start, run_end - run_start))
+        return Scan(runs, count, self._base + at)
+
 
 _SIZE_AND_OFFSET = struct.Struct(">i24xq")
 """A stored message's length, and further on its own place in the log."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from broker_sim.layout import Host
-from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import SEE_FAQ, Refused, in_json, not_supported, reply
+from broker_sim.replies import SEE_FAQ, Outgoing, Peer, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
 from broker_sim.topics import Topic, TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError

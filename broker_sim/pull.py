@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_sim.filters import MessageFilter, RegisteredFilter, compile_or_none, is_by_tags, tag_filter
-from broker_sim.held_pulls import HeldPull
+from broker_sim.filters import (
+    HeldPull,
+    MessageFilter,
+    RegisteredFilter,
+    compile_or_none,
+    is_by_tags,
+    tag_filter,
+)
 from broker_sim.message_store import GetMessageResult, GetMessageStatus
-from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import SEE_FAQ, Refused, reply
+from broker_sim.replies import SEE_FAQ, Outgoing, Peer, Refused, reply
 from broker_sim.state import BrokerState
 from broker_sim.topics import PERM_READ
 from pyspark_rocketmq.errors import OptionError

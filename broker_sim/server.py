@@ -1,6 +1,12 @@
-"""The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
+"""The sockets of one name server or broker.
+
+The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
 
 What to answer is decided by the :class:`Endpoint`; this file only carries. Everything runs on one event loop.
+
+A port that stays ours while nobody listens on it: whoever connects meanwhile is refused, and nobody else gets it.
+
+Frames of what is sent: a peer's odd texts come back in remarks and fields, and must not stop the server.
 """
 
 from __future__ import annotations
@@ -11,10 +17,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
-from broker_sim.connection import Connection
+from broker_sim.connection import PLAIN, Connection, ServerTls, is_welcome
 from broker_sim.faults import (
     AnswerFault,
     Cut,
@@ -28,15 +35,67 @@ from broker_sim.faults import (
     Stall,
     spoiled,
 )
-from broker_sim.frames import frame_of
 from broker_sim.layout import Host
-from broker_sim.peers import Outgoing, Peer
-from broker_sim.replies import reply
-from broker_sim.reserved_port import ReservedPort
-from broker_sim.tls import PLAIN, ServerTls, is_welcome
+from broker_sim.replies import Outgoing, Peer, reply
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
+
+
+def frame_of(command: RemotingCommand) -> bytes:
+    """Encode; half a surrogate pair becomes ``?``, as ``String.getBytes`` has it, and what cannot be sent an error."""
+    try:
+        return encode_frame(command)
+    except LocalProtocolError:
+        pass
+    readable = replace(
+        command,
+        remark=None if command.remark is None else _java_text(command.remark),
+        ext_fields={_java_text(name): _java_text(text) for name, text in command.ext_fields.items()},
+    )
+    try:
+        return encode_frame(readable)
+    except LocalProtocolError as error:
+        failure = replace(command, code=ResponseCode.SYSTEM_ERROR, remark=str(error), ext_fields={}, body=b"")
+        return encode_frame(failure)
+
+
+def _java_text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+class ReservedPort:
+    """A port of the loopback interface, held by a socket that is bound and never listens.
+
+    A port that is merely closed may be given to any other process, even to the connection of a client who looks whether
+    somebody is back. Listeners bind to a port that is held with ``SO_REUSEADDR``, as asyncio's and Java's do.
+    """
+
+    def __init__(self, ip: str, port: int = 0) -> None:
+        """Take ``port``, or with 0 a free one.
+
+        Raises:
+            OSError: If somebody listens there.
+        """
+        self._holder = socket.socket()
+        try:
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._holder.bind((ip, port))
+        except OSError:
+            self._holder.close()
+            raise
+        self.ip = ip
+        self.port = int(self._holder.getsockname()[1])
+
+    def listener(self, backlog: int = 128) -> socket.socket:
+        """A socket that listens on it."""
+        return socket.create_server((self.ip, self.port), backlog=backlog)
+
+    def release(self) -> None:
+        """Give the port back. Idempotent."""
+        self._holder.close()
+
 
 _logger = logging.getLogger(__name__)
 

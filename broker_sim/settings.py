@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker_sim.consume_queue import PullLimits
+from broker_sim.message_store import PullLimits
 from broker_sim.topics import PERM_READ_WRITE
 
 _DELAY_LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)

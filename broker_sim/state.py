@@ -7,18 +7,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from broker_sim.client_calls import ClientCalls
 from broker_sim.delay import DelayedMessages
-from broker_sim.filters import RegisteredFilters
-from broker_sim.groups import SubscriptionGroups
-from broker_sim.held_pulls import HeldPulls
+from broker_sim.filters import HeldPulls, RegisteredFilters
+from broker_sim.groups import ConsumerOffsets, LockTable, Membership, Producers, SubscriptionGroups
 from broker_sim.layout import Host
-from broker_sim.locks import LockTable
-from broker_sim.membership import Membership, Producers
 from broker_sim.message_store import MessageStore
-from broker_sim.offsets import ConsumerOffsets
-from broker_sim.peers import Outgoing
-from broker_sim.replies import SERVER_VERSION
+from broker_sim.replies import SERVER_VERSION, ClientCalls, Outgoing
 from broker_sim.settings import BrokerSettings
 from broker_sim.topics import TopicTable
 from pyspark_rocketmq.clock import Clock

@@ -1,20 +1,176 @@
-"""Requests about the configuration of topics: 17, 18, 21, 215 and 351 (``AdminBrokerProcessor``)."""
+"""Administrators' requests about topics, queues and single messages.
+
+Requests about the configuration of topics: 17, 18, 21, 215 and 351 (``AdminBrokerProcessor``).
+
+Requests for single messages: 12 by key, 33 by offset id, 321 the entries of a queue.
+
+Sources: ``QueryMessageProcessor``, ``AdminBrokerProcessor.queryConsumeQueue``.
+
+Requests about queues: 29, 30, 31, 32 and 202 (``AdminBrokerProcessor``).
+
+JSON shapes that several administrators' answers share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_sim.json_shapes import data_version
-from broker_sim.replies import Refused, reply
+from broker_sim.admin_headers import QueryConsumeQueueHeader
+from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.state import BrokerState
 from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, Topic, is_system_topic, name_problem
+from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
-from pyspark_rocketmq.wire.requests.admin import DeleteTopicRequestHeader, GetTopicConfigRequestHeader
+from pyspark_rocketmq.wire.requests.admin import (
+    DeleteTopicRequestHeader,
+    GetTopicConfigRequestHeader,
+    QueryMessageRequestHeader,
+    ViewMessageRequestHeader,
+)
+from pyspark_rocketmq.wire.requests.bodies import subscription_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.requests.headers import CreateTopicRequestHeader
-from pyspark_rocketmq.wire.requests.topics import encode_topic_config, topic_config_to_json
+from pyspark_rocketmq.wire.requests.headers import (
+    CreateTopicRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetMaxOffsetRequestHeader,
+    GetMinOffsetRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    SearchOffsetRequestHeader,
+)
+from pyspark_rocketmq.wire.requests.topics import (
+    encode_topic_config,
+    encode_topic_stats,
+    topic_config_to_json,
+)
+
+
+def data_version(state: BrokerState) -> dict[str, object]:
+    """The version of a configuration table; the simulator counts no changes."""
+    return {"counter": 0, "stateVersion": 0, "timestamp": state.now_ms()}
+
+
+def handle_search_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """29: queue offset by store time."""
+    header = from_ext_fields(SearchOffsetRequestHeader, command.ext_fields)
+    is_upper = (header.boundary_type or "").upper() == "UPPER"
+    search = state.store.last_at_or_before if is_upper else state.store.first_at_or_after
+    return _offset(command, search(header.topic, header.queue_id, header.timestamp))
+
+
+def handle_max_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """30: last queue offset + 1, 0 for what does not exist."""
+    header = from_ext_fields(GetMaxOffsetRequestHeader, command.ext_fields)
+    return _offset(command, state.store.max_offset(header.topic, header.queue_id))
+
+
+def handle_min_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """31: oldest queue offset held, 0 for what does not exist."""
+    header = from_ext_fields(GetMinOffsetRequestHeader, command.ext_fields)
+    return _offset(command, state.store.min_offset(header.topic, header.queue_id))
+
+
+def handle_earliest_store_time(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """32: store time of the oldest message held, -1 when there is none."""
+    header = from_ext_fields(GetEarliestMsgStoretimeRequestHeader, command.ext_fields)
+    oldest = state.store.min_offset(header.topic, header.queue_id)
+    timestamp = state.store.store_timestamp(header.topic, header.queue_id, oldest)
+    return reply(command, ext_fields={"timestamp": str(timestamp)})
+
+
+def handle_topic_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """202: bounds of every queue of the topic on this broker."""
+    header = from_ext_fields(GetTopicStatsInfoRequestHeader, command.ext_fields)
+    topic = state.topics.find(header.topic)
+    if topic is None:
+        raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist{SEE_FAQ}")
+    bounds = {
+        MessageQueue(topic.name, state.name, queue_id): bounds_of(state, topic.name, queue_id)
+        for queue_id in range(topic.queue_nums)
+    }
+    return reply(command, body=encode_topic_stats(bounds))
+
+
+def bounds_of(state: BrokerState, topic: str, queue_id: int) -> QueueBounds:
+    """What the broker holds of one queue now."""
+    highest = state.store.max_offset(topic, queue_id)
+    return QueueBounds(
+        min_offset=state.store.min_offset(topic, queue_id),
+        max_offset=highest,
+        last_update_timestamp=max(0, state.store.store_timestamp(topic, queue_id, highest - 1)),
+    )
+
+
+def _offset(command: RemotingCommand, queue_offset: int) -> RemotingCommand:
+    return reply(command, ext_fields={"offset": str(queue_offset)})
+
+
+_MOST_BY_UNIQUE_KEY = 32
+"""defaultQueryMaxNum."""
+
+
+def handle_query(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """12: messages of a topic by a word of KEYS or by UNIQ_KEY."""
+    header = from_ext_fields(QueryMessageRequestHeader, command.ext_fields)
+    most = _MOST_BY_UNIQUE_KEY if header.is_unique_key else header.max_num
+    matches = state.store.find_by_key(
+        header.topic, header.key, most, header.begin_timestamp, header.end_timestamp
+    )
+    if not matches.entries or matches.last_indexed is None:
+        raise Refused(
+            ResponseCode.QUERY_NOT_FOUND,
+            "can not find message, maybe time range not correct",
+            {"indexLastUpdatePhyoffset": "0", "indexLastUpdateTimestamp": "0"},
+        )
+    fields = {
+        "indexLastUpdatePhyoffset": str(matches.last_indexed.commit_log_offset),
+        "indexLastUpdateTimestamp": str(matches.last_indexed.store_timestamp),
+    }
+    found = [state.store.message_at(entry.commit_log_offset) for entry in matches.entries]
+    return reply(command, ext_fields=fields, body=b"".join(filter(None, found)))
+
+
+def handle_view(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """33: the message at a commit log offset, which is the end of its offset id."""
+    offset = from_ext_fields(ViewMessageRequestHeader, command.ext_fields).offset
+    message = state.store.message_at(offset)
+    if message is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+    return reply(command, body=message)
+
+
+def handle_query_queue(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """321: what the broker notes of each message of a queue."""
+    header = from_ext_fields(QueryConsumeQueueHeader, command.ext_fields)
+    queue = state.store.queue(header.topic, header.queue_id)
+    if queue is None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.queue_id}@{header.topic} is not exist!")
+    body: dict[str, object] = {"maxQueueIndex": queue.max_offset, "minQueueIndex": queue.min_offset}
+    if header.consumer_group is not None:
+        body |= _subscription(state, header.consumer_group, header.topic)
+    if not queue.min_offset <= header.index < queue.max_offset:
+        remark = f"Index {header.index} of {header.queue_id}@{header.topic} is not exist!"
+        return reply(command, remark=remark)
+    end = min(queue.max_offset, header.index + header.count)
+    entries = [queue.entry(queue_offset) for queue_offset in range(header.index, end)]
+    body["queueData"] = [
+        {
+            "eval": False,
+            "physicOffset": entry.commit_log_offset,
+            "physicSize": entry.size,
+            "tagsCode": entry.tag_hash,
+        }
+        for entry in entries
+    ]
+    return reply(command, remark="not set any response code", body=dumps_java(dict(sorted(body.items()))))
+
+
+def _subscription(state: BrokerState, consumer_group: str, topic: str) -> dict[str, object]:
+    subscription = state.membership.subscriptions(consumer_group).get(topic)
+    if subscription is None:
+        return {"filterData": f"{consumer_group}@{topic} is not online!"}
+    return {"filterData": "null", "subscriptionData": subscription_to_json(subscription)}
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -15,11 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from broker_sim.layout import Member, MessageRun, Placement, StoredRun, encode_run, offset_message_id
-from broker_sim.peers import Outgoing
-from broker_sim.replies import Refused, reply
+from broker_sim.layout import (
+    Member,
+    MessageRun,
+    Placement,
+    StoredParts,
+    StoredRun,
+    encode_run,
+    offset_message_id,
+    read_stored,
+)
+from broker_sim.replies import Outgoing, Refused, reply
 from broker_sim.state import BrokerState, HalfMessage, to_client
-from broker_sim.stored import StoredParts, read_stored
 from broker_sim.storing import encode_properties, store_run
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand

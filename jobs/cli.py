@@ -18,12 +18,9 @@ from click.shell_completion import get_completion_class
 
 from jobs.cli_offsets import offsets
 from jobs.cli_parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
-from jobs.consume_settings import ConsumeSettings
 from jobs.demo.settings import DemoSettings
-from jobs.errors import JobFailed
-from jobs.publish_settings import PublishSettings
-from jobs.replay_settings import ReplaySettings
-from jobs.settings import load_settings
+from jobs.job_options import ConsumeSettings, PublishSettings, ReplaySettings
+from jobs.settings import JobFailed, load_settings
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 

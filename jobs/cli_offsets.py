@@ -12,16 +12,15 @@ from typing import Any, Final
 import click
 
 from jobs.cli_parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
-from jobs.moments import parse_moment
-from jobs.offset_moves import QueueChoice, parse_queue, parse_target
-from jobs.offsets_settings import (
+from jobs.job_options import (
     OffsetsChangeSettings,
     OffsetsHistorySettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
 )
-from jobs.output import OutputForm
+from jobs.offset_moves import QueueChoice, parse_moment, parse_queue, parse_target
 from jobs.settings import load_settings
+from jobs.tables import OutputForm
 
 _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"

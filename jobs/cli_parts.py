@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import click
 from rich.console import Console
 
-from jobs.output import OutputForm
 from jobs.settings import ClusterAccess
+from jobs.tables import OutputForm
 from pyspark_rocketmq.options.declare import OptionSet, specs_of
 from pyspark_rocketmq.options.parsers import closest
 

@@ -1,25 +1,66 @@
-"""Job ``consume``: a message listener as a streaming consumer into a Delta table."""
+"""Job ``consume``: a message listener as a streaming consumer into a Delta table.
+
+Job ``consume``: a message listener as a streaming consumer into a Delta table.
+
+Making sure that a user's message listener can be found by its name.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from jobs.consume_settings import ConsumeSettings
-from jobs.errors import JobFailed
-from jobs.listeners import check_listener
-from jobs.progress import RowCounter, await_query, check_ended_well
-from jobs.session import spark_session
-from jobs.stop_signals import StopSignals
+from jobs.job_options import ConsumeSettings
+from jobs.running import RowCounter, StopSignals, await_query, check_ended_well, spark_session
+from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer as lost_offsets
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.listeners.forms import form_of
+
+
+def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
+    """Import ``module:name`` from ``py_files``, the current directory or PYTHONPATH, in this process.
+
+    Raises:
+        OptionError: If there is no such module or listener, or the module fails while it is imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    _extend_path(py_files)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _unusable(name, f"its module needs {error.name!r}, which cannot be found") from error
+        raise _unusable(
+            name,
+            f"there is no module {error.name!r} in pyFiles, in the current directory or on PYTHONPATH",
+        ) from error
+    except Exception as error:
+        raise _unusable(name, f"importing its module failed: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        raise _unusable(name, f"module {module_name!r} has no {attribute!r}")
+    form_of(getattr(module, attribute), orderly=orderly)
+
+
+def _extend_path(py_files: Sequence[str]) -> None:
+    """Put archives and the folders of single files first, as ``--py-files`` does on the executors."""
+    folders = [path if path.endswith((".zip", ".egg")) else str(Path(path).parent) for path in py_files]
+    sys.path[:0] = [*folders, str(Path.cwd())]
+
+
+def _unusable(name: str, why: str) -> OptionError:
+    return OptionError((f"option listener='{name}' cannot be used: {why}",))
+
 
 _STOP_WITHIN_S: Final = 20.0
 """Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of them."""

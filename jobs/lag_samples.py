@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
-from jobs.errors import JobFailed
-from jobs.lag_history import LagHistory, moments_at, sample_times
-from jobs.offsets_settings import OffsetsLagSettings
+from jobs.job_options import OffsetsLagSettings
+from jobs.lag_picture import LagHistory, moments_at, sample_times
+from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.model import MessageQueue, dlq_topic

@@ -1,7 +1,14 @@
-"""Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is done.
+"""Jobs that move a group: ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``.
+
+Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is done.
 
 The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the sink's
 watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while the group runs.
+
+What a sink says of a group's queues, and its rewinding after the group was moved back.
+
+A sink drops rows below a queue's watermark, since it has them already. To have them written again they must be
+deleted and the watermark be set back.
 """
 
 from __future__ import annotations
@@ -12,15 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook, members_holding
-from jobs.errors import JobFailed
-from jobs.moments import AtTime, AtVersion
+from jobs.job_options import OffsetsChangeSettings
 from jobs.offset_moves import (
     EARLIEST,
+    AtTime,
+    AtVersion,
     Position,
     QueueChoice,
     QueueMove,
@@ -36,13 +46,111 @@ from jobs.offset_moves import (
     refusal,
     skipped,
 )
-from jobs.offsets_settings import OffsetsChangeSettings
-from jobs.output import OutputForm, print_records
-from jobs.sink_watermarks import SinkWatermarks
+from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
+from jobs.tables import OutputForm, print_records
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.table import query_rows, sql_literal
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.standing import lost_by
+
+if TYPE_CHECKING:
+    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+
+
+class SinkWatermarks:
+    """The watermarks in the Delta table at ``path``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Each queue's watermark in the life of the generation given; a queue without one is absent.
+
+        Raises:
+            JobFailed: If there is no such table.
+        """
+        table = self._table()
+        found = {
+            queue: table.transaction_version(app_id(consumer_group, queue, generation))
+            for queue, generation in queues.items()
+        }
+        return {queue: watermark for queue, watermark in found.items() if watermark is not None}
+
+    def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
+        """Where the table is in each queue whose rows it has lost, by what the group's rows say.
+
+        Raises:
+            JobFailed: If there is no such table, it lacks nothing, or it is one of several sinks.
+        """
+        self._table()
+        queues = {queue: row.generation for queue, row in rows.items()}
+        found = lost_by(rows, _delta_sink(self._path).standings(consumer_group, queues))
+        if not found:
+            raise JobFailed(
+                f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} wrote into it by its "
+                "offsets. To consume messages again whose rows it has, say from where, with --rewind-sink."
+            )
+        if found[0].is_one_of_several:
+            raise JobFailed(
+                f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, and going back to where one of "
+                "them is would forget what the others lack. Name them all, in Python: rmq.reset_to_sink(store, [every sink of the "
+                "query], consumer_group)."
+            )
+        return found[0].targets
+
+    def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
+        """Why the watermarks must not be set to where ``moves`` go: rows would be there twice, or be forgotten."""
+        back = [move for move in moves if move.is_below_watermark]
+        if not back:
+            return None
+        forgotten = _delta_sink(self._path).rewind_problem(consumer_group, [move.queue for move in back])
+        if forgotten is not None:
+            return f"Nothing was changed. {forgotten}"
+        # delta-rs' SQL takes a name without quotation marks for one in small letters.
+        where = " OR ".join(_rows_from(move, '"') for move in back)
+        sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
+        [count] = query_rows(self._table(), sql).column("found").to_pylist()
+        if count == 0:
+            return None
+        shown = " OR ".join(_rows_from(move, "`") for move in back)
+        remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
+        return (
+            f"Nothing was changed: {count} rows that group {consumer_group} would write again are still in {self._path}, "
+            f"and would be there twice. Remove them first: {remedy}"
+        )
+
+    def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
+        """Set the watermarks; see ``DeltaSink.rewind``."""
+        _delta_sink(self._path).rewind(consumer_group, targets)
+
+    def _table(self) -> DeltaTable:
+        try:
+            return DeltaTable(self._path)
+        except TableNotFoundError as error:
+            raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
+
+
+def _delta_sink(path: str) -> DeltaSink:
+    """Loaded only for who rewinds or goes back to the sink: it brings Spark along, which takes longer than all the rest of a job."""
+    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+
+    return DeltaSink(path)
+
+
+def _rows_from(move: QueueMove, quote: str) -> str:
+    """The condition that chooses the queue's rows from the move's target on."""
+    topic, broker, queue_id, offset = (
+        f"{quote}{name}{quote}" for name in ("topic", "brokerName", "queueId", "queueOffset")
+    )
+    queue = move.queue
+    return (
+        f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
+        f"AND {queue_id} = {queue.queue_id} AND {offset} >= {move.target})"
+    )
+
 
 _RUNS_IF_YOUNGER_S = 60.0
 """A group whose rows changed in that time is taken for running where nobody can be asked, or no broker answers."""

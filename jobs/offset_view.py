@@ -1,15 +1,22 @@
-"""A consumer group's progress beside what the brokers hold, as rows for a table or for JSON. Pure."""
+"""A group's progress and lag as rows for a table or for JSON. Pure.
+
+How far a group is behind and who holds its queues, as rows for a table or for JSON. Pure.
+
+A consumer group's progress beside what the brokers hold, as rows for a table or for JSON. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
-from pyspark_rocketmq.consume.metrics import QueueLag
+from pyspark_rocketmq.consume.metrics import QueueLag, status_of
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +72,143 @@ def iso(seconds: float | None) -> str | None:
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )
+
+
+Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
+"""What each member that answered says of its queues, by client id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who has a queue, by its own account."""
+
+    client_id: str
+    locked_at_s: float | None
+    """Wall-clock second of the lock's last renewal; None for a consumer without locks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagView:
+    """One queue of one group."""
+
+    name: ProgressName
+    row: OffsetRow
+    bounds: QueueBounds | None
+    """None when the broker did not answer or does not have the queue."""
+    next_stored_at_s: float | None
+    """Wall-clock second at which the message at the next offset was stored, where it was asked for and is there."""
+    holder: Holder | None
+    """None when nobody says to have the queue."""
+    now_s: float
+
+    @property
+    def lag(self) -> int | None:
+        """Messages stored and not yet consumed."""
+        return self._lag.messages
+
+    @property
+    def lag_s(self) -> float | None:
+        """For how long the next message has waited; 0 when there is none."""
+        return self._lag.seconds(self.now_s)
+
+    @property
+    def is_beyond_end(self) -> bool:
+        """Whether the next offset is beyond the end of the queue: nothing is consumed of it."""
+        return bool(self._lag.beyond_end)
+
+    @property
+    def _lag(self) -> QueueLag:
+        max_offset = None if self.bounds is None else self.bounds.max_offset
+        return QueueLag(self.row.next_offset, max_offset, self.next_stored_at_s)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the listener gave the queue's next message back and its pause is not over."""
+        return self.row.suspended_until_s is not None and self.row.suspended_until_s > self.now_s
+
+    def columns(self) -> dict[str, Any]:
+        """Values by column name, in display order; times as ISO 8601 in UTC, spans in seconds."""
+        locked_at_s = None if self.holder is None else self.holder.locked_at_s
+        return {
+            "consumerGroup": self.row.consumer_group,
+            "topic": self.row.queue.topic,
+            "brokerName": self.row.queue.broker_name,
+            "queueId": self.row.queue.queue_id,
+            "nextOffset": self.row.next_offset,
+            "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
+            "lag": self.lag,
+            "lagSeconds": _rounded(self.lag_s),
+            "note": self._lag.note,
+            "reconsumeTimes": self.row.reconsume_times,
+            "suspendedUntil": iso(self.row.suspended_until_s) if self.is_suspended else None,
+            "heldBy": None if self.holder is None else self.holder.client_id,
+            "lockAgeSeconds": None if locked_at_s is None else _rounded(max(0.0, self.now_s - locked_at_s)),
+            "claimedBy": self.row.owner or None,
+            "epoch": self.row.epoch,
+        }
+
+
+LAG_COLUMNS = (
+    "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
+    "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
+)  # fmt: skip
+"""Those of ``LagView.columns``, for where there may be no queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagTotal:
+    """All queues of one group and topic."""
+
+    group: str
+    topic: str
+    views: tuple[LagView, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Values by column name, in display order; sums are of what is known."""
+        waits = [view.lag_s for view in self.views if view.lag_s is not None]
+        speed = status_of((view.row.statistics for view in self.views), self.views[0].now_s)
+        return {
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queues": len(self.views),
+            "lag": sum(view.lag or 0 for view in self.views),
+            "lagSeconds": _rounded(max(waits, default=None)),
+            "okPerSecond": _rounded(speed.consume_ok_tps),
+            "failedPerSecond": _rounded(speed.consume_failed_tps),
+            "failedInHour": speed.consume_failed_msgs,
+            "callMs": _rounded(speed.consume_rt),
+            "members": len({view.holder.client_id for view in self.views if view.holder}),
+            "heldByNobody": sum(view.holder is None for view in self.views),
+            "suspended": sum(view.is_suspended for view in self.views),
+            "beyondEnd": sum(view.is_beyond_end for view in self.views),
+            "withoutBroker": sum(view.bounds is None for view in self.views),
+        }
+
+
+def totals(views: Iterable[LagView]) -> list[LagTotal]:
+    """One for each group and topic of ``views``, which come sorted by these."""
+    return [
+        LagTotal(group=group, topic=topic, views=tuple(part))
+        for (group, topic), part in groupby(
+            views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
+        )
+    ]
+
+
+def holder_of(name: ProgressName, row: OffsetRow, members: Members) -> Holder | None:
+    """Who has the row's queue: of several who say so, the one whose lock is youngest.
+
+    Instances of a broadcasting group have every queue, each for itself and without a lock.
+    """
+    found = [
+        Holder(client_id=client_id, locked_at_s=info.last_lock_timestamp / 1000 if info.locked else None)
+        for client_id, queues in members.items()
+        if (info := queues.get(row.queue)) is not None and not info.dropped
+    ]
+    if name.instance is not None:
+        found = [holder for holder in found if holder.client_id == row.owner]
+    return max(found, key=lambda holder: (holder.locked_at_s or 0.0, holder.client_id), default=None)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)

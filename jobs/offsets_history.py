@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from jobs.moments import AtTime, AtVersion
+from jobs.job_options import OffsetsHistorySettings
+from jobs.offset_moves import AtTime, AtVersion
 from jobs.offset_view import iso
-from jobs.offsets_settings import OffsetsHistorySettings
-from jobs.output import OutputForm, print_records
 from jobs.stored_groups import open_group
+from jobs.tables import OutputForm, print_records
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow

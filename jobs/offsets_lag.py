@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
-from jobs.lag_view import LAG_COLUMNS, LagView, holder_of, totals
-from jobs.offsets_settings import OffsetsLagSettings
-from jobs.output import OutputForm, print_csv, print_json
+from jobs.job_options import OffsetsLagSettings
+from jobs.offset_view import LAG_COLUMNS, LagView, holder_of, totals
 from jobs.stored_groups import read_groups
-from jobs.tables import lag_table, totals_table
+from jobs.tables import OutputForm, lag_table, print_csv, print_json, totals_table
 from pyspark_rocketmq.client.cluster import stored_at_s
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RocketMQError

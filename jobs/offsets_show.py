@@ -9,11 +9,10 @@ from itertools import groupby
 from rich.console import Console
 
 from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
+from jobs.job_options import OffsetsShowSettings
 from jobs.offset_view import OffsetView, view_offsets
-from jobs.offsets_settings import OffsetsShowSettings
-from jobs.output import OutputForm, print_csv, print_json
 from jobs.stored_groups import GroupRows, read_groups
-from jobs.tables import offset_table
+from jobs.tables import OutputForm, offset_table, print_csv, print_json
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 

@@ -15,10 +15,9 @@ from pyspark.sql import functions as sf
 from rich.console import Console
 
 from jobs.cluster_look import broker_bounds
-from jobs.errors import JobFailed
-from jobs.progress import Shown, failure_sentence
-from jobs.publish_settings import PublishSettings
-from jobs.session import spark_session
+from jobs.job_options import PublishSettings
+from jobs.running import Shown, failure_sentence, spark_session
+from jobs.settings import JobFailed
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.keys import by_sharding_key

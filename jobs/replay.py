@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from jobs.progress import Shown
-from jobs.replay_settings import ReplaySettings
-from jobs.session import spark_session
+from jobs.job_options import ReplaySettings
+from jobs.running import Shown, spark_session
 from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 
 

@@ -1,18 +1,155 @@
-"""What the options of the jobs have in common; each job declares its own as the data source declares its."""
+"""What the options of jobs have in common, and where a job's settings come from.
+
+What the options of the jobs have in common; each job declares its own as the data source declares its.
+
+A job's settings as text: from a TOML file and from ``--option key=value``, the latter winning.
+
+Tables of the file only group: ``[listener] outputSchema = …`` is the option ``outputSchema``.  Nothing here knows
+which options exist.
+
+What jobs add to the package's way of declaring options.
+
+How a job ends badly.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from jobs.conf_file import gather_texts
-from jobs.option_set import like_source
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options.declare import OptionSet
+from pyspark_rocketmq.options.consumer import ConsumerOptions
+from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options.parsers import parses, text_value
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.write import WriteOptions
+
+
+class JobFailed(Exception):
+    """The job could not do its work; the text is a sentence for the user. Exit code 1."""
+
+
+def like_source(name: str, **given: Any) -> Any:
+    """Declare an option of the data source, by its field's ``name``, for a job; ``given`` as of :func:`_like`."""
+    return _like(ReadOptions, name, **given)
+
+
+def like_sink(name: str, **given: Any) -> Any:
+    """The same of an option of writing."""
+    return _like(WriteOptions, name, **given)
+
+
+def like_consumer(name: str, **given: Any) -> Any:
+    """The same of a consumer's setting, whose own default holds if none is given."""
+    field = next(field for field in dataclasses.fields(ConsumerOptions) if field.name == name)
+    own = {"default": field.default, "default_text": field.metadata["spec"].default_text}
+    return _like(ConsumerOptions, name, **(given or own))
+
+
+def _like(
+    options: type[OptionSet],
+    name: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    default_text: str | None = None,
+    doc: str | None = None,
+) -> Any:
+    """Declare an option as ``options`` does; required without a default.
+
+    Key, parser and unit are those; so is the text, unless it means something else in the job.
+    """
+    spec: OptionSpec = next(
+        field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
+    )
+    given = {} if default is dataclasses.MISSING else {"default": default, "default_text": default_text}
+    instead = () if given else spec.instead
+    return option(
+        spec.key,
+        parse=spec.parse,
+        doc=doc or spec.doc,
+        unit=spec.unit,
+        secret=spec.secret,
+        instead=instead,
+        **given,
+    )
+
+
+def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Read and merge both sources; return the texts by key, and a sentence for every problem.
+
+    Keys are merged without regard to case, as Spark treats them.
+    """
+    problems: list[str] = []
+    texts: dict[str, str] = {}
+    for source in (_file_entries(conf, problems), _pair_entries(pairs, problems)):
+        entries = dict(source)
+        overridden = {key.lower() for key in entries}
+        texts = {key: text for key, text in texts.items() if key.lower() not in overridden} | entries
+    return texts, problems
+
+
+def _pair_entries(pairs: Sequence[str], problems: list[str]) -> Iterator[tuple[str, str]]:
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if separator and key.strip():
+            yield key.strip(), text
+        else:
+            # What stands behind may be a secret.
+            begin = re.match(r"\w*", pair)
+            assert begin is not None
+            problems.append(f"--option '{begin[0]}{'…' * (begin.end() < len(pair))}' is not key=value")
+
+
+def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str, str]]:
+    if conf is None:
+        return
+    try:
+        document = tomllib.loads(conf.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"--conf {conf} cannot be read: {error.strerror}")
+        return
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"--conf {conf} is not TOML: {error}")
+        return
+    seen: set[str] = set()
+    for key, value in _flatten(document):
+        if key.lower() in seen:
+            problems.append(f"--conf {conf} sets '{key}' twice")
+            continue
+        seen.add(key.lower())
+        text = _to_text(value)
+        if text is None:
+            problems.append(f"--conf {conf}: '{key}' is neither text, number, true/false nor a list of these")
+        else:
+            yield key, text
+
+
+def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value)
+        else:
+            yield key, value
+
+
+def _to_text(value: Any) -> str | None:
+    """What a user would have typed after ``key=``; None for what cannot be typed."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str() | int() | float():
+            return str(value)
+        case list():
+            parts = [_to_text(part) for part in value]
+            return None if None in parts else ",".join(part for part in parts if part is not None)
+        case _:
+            return None
+
 
 SettingsT = TypeVar("SettingsT", bound=OptionSet)
 

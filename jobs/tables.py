@@ -1,16 +1,25 @@
-"""Tables on the terminal; what stands in them is text, never markup."""
+"""Records as jobs print them: tables for people, JSON and CSV for programs.
+
+Tables on the terminal; what stands in them is text, never markup.
+
+How jobs print records: a table for people, JSON and CSV for programs.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from enum import StrEnum
+from typing import Any, Final
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.lag_view import LagTotal
-from jobs.offset_view import BROKER_COLUMNS, OffsetView
+from jobs.offset_view import BROKER_COLUMNS, LagTotal, OffsetView
 from pyspark_rocketmq.display import peer_text
 
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
@@ -70,3 +79,58 @@ def totals_table(sums: Sequence[LagTotal]) -> Table:
     """One row for each group and topic."""
     records = [total.columns() for total in sums]
     return records_table("Totals", tuple(records[0]) if records else ("consumerGroup",), records)
+
+
+_FORMULA: Final = ("=", "+", "-", "@")
+"""What a text of CSV begins with that spreadsheets would calculate."""
+
+
+class OutputForm(StrEnum):
+    """Values of ``--format``."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def print_records(
+    console: Console,
+    form: OutputForm,
+    title: str,
+    columns: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+) -> None:
+    """Print ``records`` with ``columns``, which all of them have; of a table columns without values are left out."""
+    match form:
+        case OutputForm.TABLE:
+            shown = [name for name in columns if any(record[name] is not None for record in records)]
+            console.print(records_table(title, shown or columns, records))
+        case OutputForm.JSON:
+            print_json(console, [{name: record[name] for name in columns} for record in records])
+        case OutputForm.CSV:
+            print_csv(console, columns, records)
+
+
+def print_json(console: Console, document: object) -> None:
+    """Print one JSON document."""
+    # Without ensure_ascii control characters from 0x7f on would reach the terminal.
+    console.print_json(json.dumps(document), indent=2, ensure_ascii=True)
+
+
+def print_csv(console: Console, columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> None:
+    """Print a heading and a line per record; a missing value is an empty field.
+
+    Text is as ``peer_text`` shows it, with an apostrophe before what a spreadsheet would take for a formula.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _field(record[name]) for name in columns} for record in records)
+    console.out(text.getvalue(), end="", highlight=False)
+
+
+def _field(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    shown = peer_text(value)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown

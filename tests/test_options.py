@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.consume_settings import ConsumeSettings
+from jobs.job_options import ConsumeSettings
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue

@@ -1,15 +1,29 @@
-"""The demo's input: orders that go through five steps each, many of them open at once. Pure."""
+"""The demo's orders: made, sent, and listened to.
+
+The demo's input: orders that go through five steps each, many of them open at once. Pure.
+
+The demo's message listener: passes orders on, and fails some of them at their first attempt.
+
+Sends the demo's events, each order's to one queue, in order.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 
-from pyspark_rocketmq.model import Message
+from jobs.settings import JobFailed
+from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.properties import KEYS, SHARDING_KEY, TAGS
+from pyspark_rocketmq.wire.requests.send import select_by_hash
 
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 _OPEN_AT_ONCE = 500
@@ -63,3 +77,95 @@ def event_to_message(event: OrderEvent, topic: str) -> Message:
         body=json.dumps(body).encode(),
         properties={KEYS: event.order_id, TAGS: event.step, SHARDING_KEY: event.order_id},
     )
+
+
+_BATCH = 128
+"""Messages a request; about 30 KiB of the broker's 4 MiB."""
+
+
+def send_events(
+    producer: Producer,
+    events: Iterable[OrderEvent],
+    queues: Sequence[MessageQueue],
+    on_sent: Callable[[int], None],
+) -> int:
+    """Send in batches per queue; return the number of messages.
+
+    The queue is chosen by the order id as ``SelectMessageQueueByHash`` does. A batch is sent once: sending it again
+    after a time-out could double it.
+
+    Raises:
+        JobFailed: If a broker stored a batch less durably than it promised.
+        RocketMQError: If a batch could not be sent.
+    """
+    pending: dict[MessageQueue, list[Message]] = {queue: [] for queue in queues}
+    sent = 0
+    for event in events:
+        queue = queues[select_by_hash(event.order_id, len(queues))]
+        batch = pending[queue]
+        batch.append(event_to_message(event, queue.topic))
+        if len(batch) == _BATCH:
+            sent += _send(producer, batch, queue, on_sent)
+            batch.clear()
+    for queue, batch in pending.items():
+        if batch:
+            sent += _send(producer, batch, queue, on_sent)
+    return sent
+
+
+def _send(
+    producer: Producer, batch: Sequence[Message], queue: MessageQueue, on_sent: Callable[[int], None]
+) -> int:
+    result = producer.send_batch(batch, queue)
+    if result.status is not SendStatus.SEND_OK:
+        raise JobFailed(f"A batch for {queue} was stored with {result.status.name} instead of SEND_OK.")
+    on_sent(len(batch))
+    return len(batch)
+
+
+OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
+_ONE_IN = 5_000
+_PAUSE_MS = 200
+
+
+class InjectedFailure(StrEnum):
+    """How the listener fails."""
+
+    SUSPEND = "SUSPEND"
+    EXCEPTION = "EXCEPTION"
+
+
+class DemoFailure(Exception):
+    """Raised on purpose."""
+
+
+def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:
+    """Which failure, if any, is injected into the first attempt of a step; the same on every machine.
+
+    One order in 5,000 suspends its queue once and another raises once, each at one of its five steps.
+    """
+    turn, kind = divmod(zlib.crc32(order_id.encode()), _ONE_IN)
+    if turn % len(STEPS) != sequence:
+        return None
+    return {0: InjectedFailure.SUSPEND, 1: InjectedFailure.EXCEPTION}.get(kind)
+
+
+def on_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """Emit one row a message; a failure gives back the whole delivery, and its rows are dropped."""
+    for message in messages:
+        event = json.loads(message.body)
+        if message.reconsume_times == 0:
+            failure = injected_failure(event["order_id"], event["sequence"])
+            if failure is InjectedFailure.EXCEPTION:
+                raise DemoFailure(f"injected at the first attempt of {event['order_id']} {event['step']}")
+            if failure is InjectedFailure.SUSPEND:
+                context.suspend_current_queue_time_millis = _PAUSE_MS
+                return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        context.emit(
+            order_id=event["order_id"],
+            step=event["step"],
+            sequence=event["sequence"],
+            reconsume_times=message.reconsume_times,
+            delivered_ns=time.time_ns(),
+        )
+    return ConsumeOrderlyStatus.SUCCESS

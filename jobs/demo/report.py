@@ -1,16 +1,149 @@
-"""The end of a demo run: what is in the table, and whether it is what was sent."""
+"""The end of a demo run: is everything in the table that was sent, in order?
+
+Whether ordered messages arrived: every one, once, and each key's steps in the order they were sent.
+
+The end of a demo run: what is in the table, and whether it is what was sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from rich.console import Console
 
 from jobs.demo.orders import STEPS, order_ids
-from jobs.order_check import OrderReport, check_order
 from jobs.tables import records_table
+
+_MOST_EXAMPLES = 5
+
+Position = tuple[str, str, int, int]
+"""topic, broker name, queue id, queue offset: the only unique key of a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderReport:
+    """What was found; ``is_clean`` when nothing was."""
+
+    messages: int
+    """Different messages, told apart by topic, broker, queue and queue offset."""
+    rows: int
+    duplicates: int
+    """Rows of a message that had one already."""
+    lost: int
+    """Expected steps that no message brought."""
+    unexpected: int
+    """Messages whose key or step nobody sent, or sent fewer times."""
+    order_violations: int
+    """Messages that came after a later one of their queue or of their key."""
+    examples: tuple[str, ...] = ()
+    """The first few findings as sentences."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything arrived, once and in order."""
+        return not (self.duplicates or self.lost or self.unexpected or self.order_violations)
+
+    def __str__(self) -> str:
+        verdict = "in order" if self.is_clean else "NOT in order"
+        counts = (
+            f"{verdict}: {self.messages} messages in {self.rows} rows, {self.duplicates} duplicates, "
+            f"{self.lost} lost, {self.unexpected} unexpected, {self.order_violations} order violations"
+        )
+        return "\n  - ".join((counts, *self.examples))
+
+
+def check_order(
+    rows: Iterable[tuple[str, str, int, int, str, str]], expected: Mapping[str, Sequence[str]]
+) -> OrderReport:
+    """Compare consumed rows with what was sent.
+
+    Args:
+        rows: ``(topic, broker name, queue id, queue offset, order key, step)`` in the order of consumption.
+            A table has no order: its rows are to be sorted by the moment of delivery, if the listener noted it.
+            Sorted by queue and queue offset, all they can show is that each key's steps were stored in order.
+        expected: The steps sent for each order key, in order; a step may occur more than once.
+    """
+    check = _Check(expected)
+    for topic, broker_name, queue_id, queue_offset, order_key, step in rows:
+        check.add((topic, broker_name, queue_id, queue_offset), order_key, step)
+    return check.report()
+
+
+class _Check:
+    def __init__(self, expected: Mapping[str, Sequence[str]]) -> None:
+        self._places: dict[tuple[str, str], list[int]] = defaultdict(list)
+        """Where, among its key's steps, each occurrence of a step belongs."""
+        for order_key, steps in expected.items():
+            for place, step in enumerate(steps):
+                self._places[order_key, step].append(place)
+        self._occurrences: Counter[tuple[str, str]] = Counter()
+        self._seen: set[Position] = set()
+        self._last_offset: dict[tuple[str, str, int], int] = {}
+        self._last_place: dict[str, int] = {}
+        self._rows = self._duplicates = self._unexpected = self._order_violations = 0
+        self._examples: list[str] = []
+
+    def add(self, position: Position, order_key: str, step: str) -> None:
+        self._rows += 1
+        if position in self._seen:
+            self._duplicates += 1
+            self._note(position, f"{order_key} {step} came again")
+            return
+        self._seen.add(position)
+        is_late = self._is_late_in_queue(position)
+        place = self._place(order_key, step)
+        if place is None:
+            self._unexpected += 1
+            self._note(position, f"{order_key} {step} was not expected (again)")
+        else:
+            is_late |= place < self._last_place.get(order_key, -1)
+            self._last_place[order_key] = max(place, self._last_place.get(order_key, -1))
+        if is_late:
+            self._order_violations += 1
+            self._note(position, f"{order_key} {step} came after a later one")
+
+    def report(self) -> OrderReport:
+        missing = {
+            what: len(places) - self._occurrences[what]
+            for what, places in self._places.items()
+            if self._occurrences[what] < len(places)
+        }
+        for order_key, step in missing:
+            self._note(None, f"{order_key} {step} never came")
+        return OrderReport(
+            messages=len(self._seen),
+            rows=self._rows,
+            duplicates=self._duplicates,
+            lost=sum(missing.values()),
+            unexpected=self._unexpected,
+            order_violations=self._order_violations,
+            examples=tuple(self._examples),
+        )
+
+    def _is_late_in_queue(self, position: Position) -> bool:
+        topic, broker_name, queue_id, queue_offset = position
+        queue = (topic, broker_name, queue_id)
+        last = self._last_offset.get(queue, -1)
+        self._last_offset[queue] = max(last, queue_offset)
+        return queue_offset < last
+
+    def _place(self, order_key: str, step: str) -> int | None:
+        places = self._places.get((order_key, step), ())
+        occurrence = self._occurrences[order_key, step]
+        if occurrence >= len(places):
+            return None
+        self._occurrences[order_key, step] += 1
+        return places[occurrence]
+
+    def _note(self, position: Position | None, finding: str) -> None:
+        if len(self._examples) < _MOST_EXAMPLES:
+            where = "topic={} broker={} queue={} offset={}: ".format(*position) if position else ""
+            self._examples.append(where + finding)
+
 
 _POSITION = ("topic", "brokerName", "queueId", "queueOffset")
 _NOT_SHOWN = ("topic", "delivered_ns")

@@ -1,33 +1,232 @@
-"""Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table."""
+"""Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
+
+Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
+
+The demo's topic: eight queues, spread over the brokers of whatever cluster is there.
+
+The embedded cluster of a demo run: ``broker_sim`` as a child process.
+
+Where a demo run keeps its things, and what they are called.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import selectors
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
 from jobs.cluster_look import broker_bounds
-from jobs.demo.cluster import embedded_cluster
-from jobs.demo.listener import OUTPUT_SCHEMA, on_order
-from jobs.demo.names import RunNames
-from jobs.demo.orders import order_events
-from jobs.demo.producer import send_events
+from jobs.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
 from jobs.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
 from jobs.demo.settings import DemoSettings
-from jobs.demo.topic import DemoTopic
-from jobs.errors import JobFailed
 from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets
-from jobs.progress import RowCounter, await_query, progress_bar
-from jobs.session import spark_session
+from jobs.running import RowCounter, await_query, progress_bar, spark_session
+from jobs.settings import JobFailed
+from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.errors import TopicNotFound
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
+from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNames:
+    """Names of one run; a new run does not meet what an earlier one left behind."""
+
+    topic: str
+    consumer_group: str
+    work_dir: Path
+
+    @classmethod
+    def for_run(cls, settings: DemoSettings, started: datetime) -> RunNames:
+        """What the settings say, else names made from the start time."""
+        run = started.strftime("%Y%m%d-%H%M%S")
+        work_dir = _ROOT / ".cache" / "demo" / run if settings.work_dir is None else Path(settings.work_dir)
+        return cls(
+            topic=settings.topic or f"demo-orders-{run}",
+            consumer_group=settings.consumer_group or f"demo-group-{run}",
+            work_dir=work_dir,
+        )
+
+    @property
+    def orders(self) -> str:
+        """The Delta table of consumed orders."""
+        return str(self.work_dir / "orders")
+
+    @property
+    def offsets(self) -> str:
+        """The Delta table of the group's progress."""
+        return str(self.work_dir / "offsets")
+
+    @property
+    def checkpoint(self) -> str:
+        """Spark's checkpoint."""
+        return str(self.work_dir / "checkpoint")
+
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def embedded_cluster(brokers: int) -> Iterator[str]:
+    """Start a cluster, yield its name server's address, stop it whatever happened.
+
+    Raises:
+        JobFailed: If it does not come up.
+    """
+    # --exit-with-parent: a demo that is killed cannot stop it.
+    command = [
+        sys.executable,
+        "-m",
+        "broker_sim",
+        "--port",
+        "0",
+        "--brokers",
+        str(brokers),
+        "--exit-with-parent",
+        str(os.getpid()),
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # noqa: S603 - our own
+    assert process.stdout is not None
+    try:
+        yield _read_addresses(process.stdout)
+    finally:
+        _stop(process)
+        process.stdout.close()
+
+
+def _read_addresses(output: IO[bytes]) -> str:
+    """The name server's address, from the JSON in the first line."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        line = output.readline() if selector.select(_START_TIMEOUT_S) else b""
+    try:
+        return str(json.loads(line)["nameServers"])
+    except (ValueError, KeyError) as error:
+        raise JobFailed(
+            f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was {line!r}. "
+            "Start `python -m broker_sim` by hand to see why, or give option nameServers."
+        ) from error
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+QUEUES = 8
+_REQUEST_TIMEOUT_S = 5.0
+_ROUTE_TIMEOUT_S = 40.0
+"""A broker tells the name server about a new topic at once, or else with its next heartbeat, every 30 s."""
+_ROUTE_POLL_S = 0.1
+
+
+def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
+    """How many of ``queues`` each broker gets: as even as can be, the first ones more; none gets no entry."""
+    each, more = divmod(queues, len(broker_names))
+    shares = {name: each + (place < more) for place, name in enumerate(sorted(broker_names))}
+    return {name: share for name, share in shares.items() if share}
+
+
+class DemoTopic:
+    """Makes sure of the topic, on the cluster behind ``name_servers``."""
+
+    def __init__(self, topic: str, name_servers: Sequence[str]) -> None:
+        self._topic = topic
+        self._clock = SystemClock()
+        pool = process_pool()
+        self._name_server = NameServerClient(tuple(name_servers), pool, self._clock, _REQUEST_TIMEOUT_S)
+        self._brokers = BrokerClient(pool, self._clock, _REQUEST_TIMEOUT_S)
+        self._admin = AdminClient(pool, self._clock, _REQUEST_TIMEOUT_S)
+
+    def ensure(self) -> tuple[MessageQueue, ...]:
+        """Make the topic if it is missing; return its queues.
+
+        Raises:
+            JobFailed: If it holds messages already, cannot be made, or does not appear in the route.
+            TransportError: If the cluster cannot be reached.
+        """
+        try:
+            route = self._route(self._topic)
+        except TopicNotFound:
+            self._create()
+            route = self._await_route()
+        self._check_empty(route)
+        return route.publish_queues(self._topic)
+
+    def _create(self) -> None:
+        try:
+            # Every broker that lets topics be made has the template.
+            route = self._route(AUTO_CREATE_TOPIC)
+        except TopicNotFound as error:
+            raise JobFailed(
+                f"No broker of this cluster makes topics by itself, so the demo cannot find where to make "
+                f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: --option topic=…"
+            ) from error
+        for broker_name, share in share_queues(_masters(route), QUEUES).items():
+            self._admin.create_topic(_masters(route)[broker_name], self._topic, share)
+
+    def _await_route(self) -> TopicRoute:
+        deadline = Deadline.after(self._clock, _ROUTE_TIMEOUT_S)
+        while not deadline.has_passed:
+            self._name_server.invalidate(self._topic)
+            try:
+                route = self._route(self._topic)
+            except TopicNotFound:
+                route = None
+            if route is not None and len(route.publish_queues(self._topic)) >= QUEUES:
+                return route
+            time.sleep(_ROUTE_POLL_S)
+        raise JobFailed(
+            f"Topic '{self._topic}' was made, but the name server does not know its {QUEUES} queues after "
+            f"{_ROUTE_TIMEOUT_S:g} s; check that every broker of the cluster can reach the name server."
+        )
+
+    def _check_empty(self, route: TopicRoute) -> None:
+        stored = sum(
+            bounds.max_offset
+            for address in _masters(route).values()
+            for bounds in self._brokers.topic_stats(address, self._topic).values()
+        )
+        if stored:
+            raise JobFailed(
+                f"Topic '{self._topic}' has held {stored} messages already, and the demo counts its own; "
+                "give a new name, or leave option 'topic' out."
+            )
+
+    def _route(self, topic: str) -> TopicRoute:
+        return self._name_server.route(topic, Deadline.after(self._clock, _REQUEST_TIMEOUT_S))
+
+
+def _masters(route: TopicRoute) -> Mapping[str, BrokerAddress]:
+    return {broker.broker_name: broker.master for broker in route.brokers if broker.master is not None}
+
 
 _REQUEST_TIMEOUT_MS = 5_000
 

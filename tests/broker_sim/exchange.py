@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from broker_sim.broker import Broker
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
-from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
 from broker_sim.topics import Topic
 from pyspark_rocketmq.model import Message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_sim.broker import Broker
-from broker_sim.consume_queue import PullLimits
+from broker_sim.message_store import PullLimits
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.messages import decode_messages
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.peers import Outgoing
+from broker_sim.replies import Outgoing
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import Outgoing, Peer
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker_sim.async_cluster import AsyncCluster
-from broker_sim.cluster import SimCluster
+from broker_sim.cluster import AsyncCluster, SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_sim.commit_log import CommitLog
+from broker_sim.message_store import CommitLog
 
 
 def test_without_a_bound_everything_stays_readable() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_sim.consume_queue import ConsumeQueue, PullLimits, Run, Scan
+from broker_sim.message_store import ConsumeQueue, PullLimits, Run, Scan
 
 _LIMITS = PullLimits()
 

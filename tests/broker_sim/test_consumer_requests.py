@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.broker import Broker
-from broker_sim.membership import CHANNEL_EXPIRED_TIMEOUT_S
-from broker_sim.peers import Outgoing
+from broker_sim.groups import CHANNEL_EXPIRED_TIMEOUT_S
+from broker_sim.replies import Outgoing
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode

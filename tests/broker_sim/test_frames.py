@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_sim.cluster import SimCluster
-from broker_sim.frames import frame_of
+from broker_sim.server import frame_of
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder

@@ -15,7 +15,7 @@ import pytest
 from broker_sim.broker import Broker
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
-from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import Outgoing, Peer
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_sim.locks import LOCK_MAX_LIVE_TIME_S, LockTable
+from broker_sim.groups import LOCK_MAX_LIVE_TIME_S, LockTable
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.fake_clock import FakeClock
 

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_sim.consume_queue import PullLimits
 from broker_sim.layout import Host, Member, MessageRun
-from broker_sim.message_store import GetMessageResult, GetMessageStatus, MessageStore
+from broker_sim.message_store import GetMessageResult, GetMessageStatus, MessageStore, PullLimits
 from pyspark_rocketmq.wire.messages import decode_stored_messages
 from tests.helpers.fake_clock import FakeClock
 

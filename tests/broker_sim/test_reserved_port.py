@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from broker_sim.cluster import SimCluster
-from broker_sim.reserved_port import ReservedPort
+from broker_sim.server import ReservedPort
 from tests.broker_sim.raw_client import RawClient
 
 _IP = "127.0.0.1"

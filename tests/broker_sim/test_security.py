@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.cluster import SimCluster
-from broker_sim.rights import Action, Kind, Need, needs_of
-from broker_sim.security import AccessControl, Policy, User
+from broker_sim.security import AccessControl, Action, Kind, Need, Policy, User, needs_of
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import AclSigner, ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer

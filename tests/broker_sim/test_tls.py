@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker_sim.cluster import SimCluster
-from broker_sim.tls import ServerTls, TlsMode, TlsStream, is_welcome
+from broker_sim.connection import ServerTls, TlsMode, TlsStream, is_welcome
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError, TransportError

@@ -29,7 +29,7 @@ import jobs.replay
 import pyspark_rocketmq as rmq
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from jobs import stop_signals
+from jobs import running as stop_signals
 from jobs.cli import main
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message

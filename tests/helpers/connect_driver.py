@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_rocketmq as rmq
-from jobs.session import spark_session
+from jobs.running import spark_session
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.replay.replay import Replay

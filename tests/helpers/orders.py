@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable, QueryBuilder
 
-from jobs.order_check import OrderReport, check_order
+from jobs.demo.report import OrderReport, check_order
 from pyspark_rocketmq.model import Message
 from tests.helpers.sending import patient_producer
 

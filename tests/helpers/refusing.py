@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from broker_sim.reserved_port import ReservedPort
+from broker_sim.server import ReservedPort
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import weakref
 from contextlib import suppress
 from typing import Self
 
-from broker_sim.reserved_port import ReservedPort
+from broker_sim.server import ReservedPort
 from pyspark_rocketmq.client.lifetime import Closing
 from tests.helpers.wait import PATIENCE_S
 

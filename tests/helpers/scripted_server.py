@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from broker_sim.reserved_port import ReservedPort
+from broker_sim.server import ReservedPort
 from pyspark_rocketmq.client.lifetime import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from broker_sim.cluster import SimCluster
-from broker_sim.rights import Action
-from broker_sim.security import Policy, User
-from broker_sim.tls import ServerTls, TlsMode
+from broker_sim.connection import ServerTls, TlsMode
+from broker_sim.security import Action, Policy, User
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker_sim.cluster import SimCluster
-from broker_sim.peers import Outgoing, Peer
+from broker_sim.replies import Outgoing, Peer
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 

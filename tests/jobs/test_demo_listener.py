@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 from pyspark.sql.types import StructType
 
-from jobs.demo.listener import DemoFailure, InjectedFailure, injected_failure, on_order
-from jobs.demo.orders import order_events
+from jobs.demo.orders import DemoFailure, InjectedFailure, injected_failure, on_order, order_events
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt

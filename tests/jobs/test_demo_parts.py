@@ -15,12 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jobs.demo.cluster import embedded_cluster
-from jobs.demo.names import RunNames
 from jobs.demo.orders import STEPS
 from jobs.demo.report import check_orders, print_head, read_orders, verdict_line
+from jobs.demo.run import RunNames, embedded_cluster, share_queues
 from jobs.demo.settings import DemoSettings
-from jobs.demo.topic import share_queues
 from tests.packaging.checkout import ROOT
 
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)

@@ -7,11 +7,10 @@ import struct
 import pytest
 
 from broker_sim.cluster import SimCluster
-from jobs.errors import JobFailed
-from jobs.lag_history import LagHistory
-from jobs.lag_picture import write_page, write_png
+from jobs.job_options import OffsetsLagSettings
+from jobs.lag_picture import LagHistory, write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
-from jobs.offsets_settings import OffsetsLagSettings
+from jobs.settings import JobFailed
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.lag_view import Holder, LagView, holder_of, totals
+from jobs.offset_view import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from jobs.listeners import check_listener
+from jobs.consume import check_listener
 from pyspark_rocketmq.errors import OptionError
 
 

@@ -15,13 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
-from jobs.errors import JobFailed
-from jobs.moments import AtTime, AtVersion
-from jobs.offset_change import Manner, accept_gap, clone, reset, skip
-from jobs.offset_moves import QueueChoice, ToBound, ToOffset, ToSink, ToTime
-from jobs.offsets_settings import OffsetsChangeSettings
-from jobs.output import OutputForm
-from jobs.sink_watermarks import SinkWatermarks
+from jobs.job_options import OffsetsChangeSettings
+from jobs.offset_change import Manner, SinkWatermarks, accept_gap, clone, reset, skip
+from jobs.offset_moves import AtTime, AtVersion, QueueChoice, ToBound, ToOffset, ToSink, ToTime
+from jobs.settings import JobFailed
+from jobs.tables import OutputForm
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import check_sink
 from pyspark_rocketmq.errors import SinkSetBack

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.moments import AtTime, AtVersion, parse_moment
 from jobs.offset_moves import (
+    AtTime,
+    AtVersion,
     QueueChoice,
     QueueMove,
     ToBound,
@@ -16,6 +17,7 @@ from jobs.offset_moves import (
     ToTime,
     beyond_the_broker,
     moves_to,
+    parse_moment,
     parse_queue,
     parse_target,
     refusal,

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable
 from rich.console import Console
 
-from jobs.errors import JobFailed
+from jobs.job_options import OffsetsShowSettings
 from jobs.offset_view import view_offsets
-from jobs.offsets_settings import OffsetsShowSettings
 from jobs.offsets_show import print_offsets, show_offsets
-from jobs.output import OutputForm
+from jobs.settings import JobFailed
+from jobs.tables import OutputForm
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit

@@ -8,11 +8,11 @@ import json
 import pytest
 from rich.console import Console
 
-from jobs.errors import JobFailed
-from jobs.moments import AtVersion
+from jobs.job_options import OffsetsHistorySettings
+from jobs.offset_moves import AtVersion
 from jobs.offsets_history import Moments, show_diff, show_history
-from jobs.offsets_settings import OffsetsHistorySettings
-from jobs.output import OutputForm
+from jobs.settings import JobFailed
+from jobs.tables import OutputForm
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

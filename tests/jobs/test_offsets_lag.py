@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
-from jobs.errors import JobFailed
+from jobs.job_options import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_lag import look_at_lag, show_lag
-from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
 from jobs.offsets_show import show_offsets
-from jobs.output import OutputForm
+from jobs.settings import JobFailed
+from jobs.tables import OutputForm
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, progress_name
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.order_check import check_order
+from jobs.demo.report import check_order
 
 EXPECTED = {"o-1": ["created", "paid", "shipped"], "o-2": ["created", "paid"]}
 ROWS = [

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from jobs.progress import RowCounter, Shown, behind_text, failure_sentence
+from jobs.running import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue

@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from jobs.errors import JobFailed
+from jobs.job_options import PublishSettings
 from jobs.publish import publish
-from jobs.publish_settings import PublishSettings
-from jobs.settings import load_settings
+from jobs.settings import JobFailed, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.write import WriteOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

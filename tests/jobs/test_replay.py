@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 import jobs.replay
+from jobs.job_options import ReplaySettings
 from jobs.replay import replay, summary_text
-from jobs.replay_settings import ReplaySettings
 from jobs.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.conf_file import gather_texts
 from jobs.consume import sink_of
-from jobs.consume_settings import ConsumeSettings, Trigger
 from jobs.demo.settings import DemoSettings
-from jobs.offsets_settings import OffsetsLagSettings, OffsetsShowSettings
-from jobs.replay_settings import ReplaySettings
-from jobs.settings import load_settings
+from jobs.job_options import ConsumeSettings, OffsetsLagSettings, OffsetsShowSettings, ReplaySettings, Trigger
+from jobs.settings import gather_texts, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.options.declare import specs_of

@@ -11,8 +11,8 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from jobs import stop_signals
-from jobs.stop_signals import StopSignals
+from jobs import running as stop_signals
+from jobs.running import StopSignals
 from tests.helpers.fake_clock import FakeClock
 
 

@@ -1,17 +1,219 @@
-"""The options of job ``consume``."""
+"""The options of each job.
+
+The options of job ``consume``.
+
+The options of job ``publish``.
+
+The options of the jobs ``offsets …``.
+
+The options of job ``replay``.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.option_set import like_consumer, like_source
-from jobs.settings import GROUP_DOC, OFFSET_STORE_DOC, ClusterAccess, parse_location
+from jobs.settings import (
+    GROUP_DOC,
+    OFFSET_STORE_DOC,
+    ClusterAccess,
+    like_consumer,
+    like_sink,
+    like_source,
+    parse_location,
+)
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.options.declare import option
-from pyspark_rocketmq.options.parsers import boolean, int_between, list_of, parses, text_value
+from pyspark_rocketmq.options.parsers import (
+    MAX_TOPIC_LENGTH,
+    boolean,
+    int_between,
+    list_of,
+    parses,
+    resource_name,
+    text_value,
+)
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING, Subscription, subscriptions_of, topic_problems
+from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ReplaySettings(ReadOptions):
+    """Options of job ``replay``: those of a batch read, and where the messages go."""
+
+    to_table: str | None = option(
+        "toTable",
+        parse=parse_location,
+        default=None,
+        doc="The Delta table to add the messages to that it does not have yet: path or URI; made if missing.",
+    )
+    to_topic: str | None = option(
+        "toTopic",
+        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        default=None,
+        doc="The topic to send the messages to, in place of toTable.",
+    )
+    record: str | None = option(
+        "record",
+        parse=parse_location,
+        default=None,
+        doc="With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or URI; made if missing.",
+    )
+    offsets_per_step: int = option(
+        "offsetsPerStep",
+        parse=int_between(1, 2**31 - 1),
+        default=200_000,
+        unit="offsets",
+        doc="About how many offsets are read between two commits.",
+    )
+
+    def cross_field_problems(self) -> list[str]:
+        """One target, and a record for what keeps none itself; nothing that only streams have."""
+        problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
+        if (self.to_table is None) == (self.to_topic is None):
+            problems.append("give one of the options 'toTable' and 'toTopic'")
+        if (self.to_topic is None) != (self.record is None):
+            problems.append(
+                "options 'toTopic' and 'record' go together: a topic does not tell what was replayed into it"
+            )
+        return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsShowSettings(ClusterAccess):
+    """Options of job ``offsets show``."""
+
+    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text="all groups", doc="The consumer group to show."
+    )
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none: without the broker's bounds and the lag"
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsHistorySettings(ClusterAccess):
+    """Options of jobs ``offsets history`` and ``offsets diff``; those of the cluster so that one ``--conf`` does for all jobs ``offsets …``."""
+
+    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none", doc="Not asked: the store says it all."
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsChangeSettings(ClusterAccess):
+    """Options of jobs ``offsets reset``, ``offsets skip``, ``offsets clone`` and ``offsets accept-gap``."""
+
+    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    consumer_group: str = like_source("consumer_group", doc="The consumer group to move.")
+    name_servers: tuple[str, ...] | None = like_source(
+        "name_servers", default=None, default_text="none: without bounds, times, and who is consuming"
+    )
+    request_timeout_ms: int = like_source("request_timeout_ms", default=5_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OffsetsLagSettings(ClusterAccess):
+    """Options of job ``offsets lag``."""
+
+    offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    name_servers: tuple[str, ...] = like_source("name_servers")
+    consumer_group: str | None = like_source(
+        "consumer_group", default=None, default_text="all groups", doc="The consumer group to look at."
+    )
+    request_timeout_ms: int = like_source(
+        "request_timeout_ms",
+        default=1_500,
+        doc="How long one request to a name server, a broker or a member of the group may take; who does not answer "
+        "in that time leaves empty columns.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PublishSettings(ClusterAccess):
+    """Options of job ``publish``: the sink's, but for those that ``select`` says row by row, such as ``'paid' AS tags``."""
+
+    name_servers: tuple[str, ...] = like_sink("name_servers")
+    topic: str = like_sink("topic", doc="The topic the messages go to.")
+    input: str = option(
+        "input", parse=parse_location, doc="The rows to publish: path or URI of a table or of files."
+    )
+    input_format: str = option(
+        "inputFormat",
+        parse=text_value,
+        default="delta",
+        doc="How they are stored: a format of Spark's, such as delta, parquet, json, orc.",
+    )
+    select: str = option(
+        "select",
+        parse=text_value,
+        default="to_json(struct(*)) AS body",
+        doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … (docs/sink.md), such as "
+        "'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
+    )
+    where: str | None = option(
+        "where", parse=text_value, default=None, default_text="all rows", doc="Which rows, as SQL."
+    )
+    order_by: str | None = option(
+        "orderBy",
+        parse=text_value,
+        default=None,
+        default_text="the input's order",
+        doc="The order in which the rows of each sharding key are sent, as SQL.",
+    )
+    tasks: int | None = option(
+        "tasks",
+        parse=int_between(1, 10_000),
+        default=None,
+        default_text="the session's cores",
+        doc="Tasks that send, if there is a column shardingKey.",
+    )
+    producer_group: str = like_sink("producer_group", default=SINK_GROUP)
+    batch_size: int = like_sink("batch_size", default=256)
+    batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
+    max_message_size: int = like_sink("max_message_size", default=4 * 1024 * 1024)
+    max_in_flight_bytes: int = like_sink("max_in_flight_bytes", default=32 * 1024 * 1024)
+    compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
+    compress_over_bytes: int = like_sink("compress_over_bytes", default=4096)
+    properties: tuple[tuple[str, str], ...] = like_sink("properties", default=(), default_text="none")
+    require_send_ok: bool = like_sink("require_send_ok", default=True)
+    send_latency_fault_enable: bool = like_sink("send_latency_fault_enable", default=False)
+    check_sharding_keys: bool = like_sink("check_sharding_keys", default=True)
+    write_id: str | None = like_sink("write_id", default=None, default_text="a new one")
+    request_timeout_ms: int = like_sink("request_timeout_ms", default=5_000)
+    retry_timeout_ms: int = like_sink("retry_timeout_ms", default=120_000)
+
+    def sink_options(self) -> dict[str, str]:
+        """What goes to the data source as it is."""
+        named = {"writeId": self.write_id} if self.write_id is not None else {}
+        return {
+            "nameServers": ";".join(self.name_servers),
+            "topic": self.topic,
+            "producerGroup": self.producer_group,
+            "batchSize": str(self.batch_size),
+            "batchBytes": str(self.batch_bytes),
+            "maxMessageSize": str(self.max_message_size),
+            "maxInFlightBytes": str(self.max_in_flight_bytes),
+            "compressionType": self.compression_type,
+            "compressOverBytes": str(self.compress_over_bytes),
+            "properties": json.dumps(dict(self.properties)),
+            "requireSendOk": str(self.require_send_ok).lower(),
+            "sendLatencyFaultEnable": str(self.send_latency_fault_enable).lower(),
+            "checkShardingKeys": str(self.check_sharding_keys).lower(),
+            "requestTimeoutMs": str(self.request_timeout_ms),
+            "retryTimeoutMs": str(self.retry_timeout_ms),
+            **named,
+            **self.access_options(),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,134 @@
-"""Showing how far something is, and waiting for a query meanwhile."""
+"""A job that runs: its Spark session, its progress on the screen, and signals that stop it.
+
+Showing how far something is, and waiting for a query meanwhile.
+
+SIGINT and SIGTERM to a job that runs until somebody stops it.
+
+``spark-submit`` runs two processes: the JVM, which is the one that was started, and its child, this one. A supervisor
+sends SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop Spark
+under the listener's calls. So it leaves SIGINT to this process, as its children do then, and passes SIGTERM on.
+
+The Spark session of a job.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final, Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jobs.errors import JobFailed
+import pyspark_rocketmq
+from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
+from pyspark_rocketmq.source.session import check_classic
+
+
+@contextmanager
+def spark_session(job: str) -> Iterator[SparkSession]:
+    """Start or join the session and stop it at the end; settings come from conf/spark-defaults.conf.
+
+    The data source is registered by name: Spark's own look-up does not see packages that came with --py-files.
+
+    Raises:
+        RocketMQError: If it is one of Spark Connect (``SPARK_REMOTE``).
+
+    Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be asked.
+    """
+    print("Starting Spark, which takes some seconds.", file=sys.stderr)
+    spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
+    check_classic(spark, f"Job '{job}'", "it does its work in this process, which is not the driver there")
+    # Spark's own handler asks the JVM to cancel its jobs first.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    pyspark_rocketmq.register(spark)
+    try:
+        yield spark
+    except Exception:
+        spark.stop()
+        raise
+    spark.stop()
+
+
+logger = logging.getLogger(__name__)
+
+_SAME_S: Final = 1.0
+"""Who sends SIGTERM to all processes of a group sends it to this one, and again by way of the JVM."""
+
+
+class StopSignals:
+    """Notes the first signal within its block; a second one, of either kind, interrupts whatever is waited for."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        """Take the signals from the session's JVM; before a query starts, whose planner inherits what is ignored."""
+        self.received: signal.Signals | None = None
+        """The first one."""
+        self._at_s = 0.0
+        self._before: dict[int, Any] = {}
+        try:
+            _take_from_jvm(spark)
+        except Py4JError:
+            # Such as with -Xrs, or where a platform allows no such call.
+            logger.warning(
+                "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's calls: what they had "
+                "in hand is consumed again",
+                exc_info=True,
+            )
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signal module's
+        now_s = time.monotonic()
+        if self.received is None:
+            self.received, self._at_s = signal.Signals(number), now_s
+        elif number != self.received or now_s - self._at_s > _SAME_S:
+            raise KeyboardInterrupt
+
+
+def _take_from_jvm(spark: SparkSession) -> None:
+    context: Any = spark.sparkContext
+    gateway, jvm = context._gateway, context._jvm  # noqa: SLF001 - Spark offers no other way to the JVM
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    of_java = jvm.sun.misc
+    of_java.Signal.handle(of_java.Signal("INT"), of_java.SignalHandler.SIG_IGN)
+    of_java.Signal.handle(of_java.Signal("TERM"), _PassesOn())
+
+
+class _PassesOn:
+    """A ``sun.misc.SignalHandler``; called by the JVM, on a thread of its connection."""
+
+    def handle(self, of_java: object) -> None:  # noqa: ARG002 - the interface's
+        """Send SIGTERM to this process."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    class Java:
+        """What Py4J asks for."""
+
+        implements = ("sun.misc.SignalHandler",)
+
 
 _POLL_S = 0.25
 _LINE_EVERY_S = 5.0
