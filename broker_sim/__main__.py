@@ -1,8 +1,8 @@
 """``python -m broker_sim``: a cluster until SIGTERM or SIGINT.
 
-The first line of standard output is JSON: {"nameServers": "127.0.0.1:P", "brokers": {"broker-a": …}}, and with
-replicas {…, "replicas": {"broker-a": {"1": …}}}. With ``--control``, lines of standard input are commands
-(:mod:`broker_sim.control`), answered on standard output; its end means nothing.
+The first line of standard output is JSON: {"nameServers": "127.0.0.1:P", "brokers": {"broker-a": …}}, and
+with replicas {…, "replicas": {"broker-a": {"1": …}}}. With ``--control``, lines of standard input are
+commands (:mod:`broker_sim.control`), answered on standard output; its end means nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         "--users",
         type=Path,
         metavar="FILE",
-        help="serve only requests signed by a user of this file, who may do everything; a line of ACCESS:SECRET for each",
+        help="serve only requests signed by a user of this file, who may do everything; a line of "
+        "ACCESS:SECRET for each",
     )
     add("--tls-mode", choices=[each.value for each in TlsMode], default=TlsMode.PERMISSIVE.value)
     add(

@@ -181,7 +181,8 @@ class SimCluster:
             retention_bytes: commit log bytes each broker keeps; None keeps all.
             settings: everything else; ``queues`` and ``retention_bytes`` are ignored if given.
             clock: for store timestamps, locks and held pulls.
-            users: given, brokers serve nobody else and only as their policies say; the name server serves all.
+            users: given, brokers serve nobody else and only as their policies say; the name server serves
+                all.
             tls: certificate and rules of all servers.
         """
         self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)

@@ -82,7 +82,8 @@ def _checked(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
     if group.retry_queue_nums > MOST_QUEUES:
         raise Refused(
             ResponseCode.INVALID_PARAMETER,
-            f"The retry topic of group {group.group_name} would have {group.retry_queue_nums} queues; the simulator "
+            f"The retry topic of group {group.group_name} would have {group.retry_queue_nums} queues; the "
+            "simulator "
             f"takes at most {MOST_QUEUES}.",
         )
     return group

@@ -51,7 +51,8 @@ class ServerTls:
     key_file: str | None = None
     key_password: str | None = field(default=None, repr=False)
     trust_file: str | None = None
-    """PEM of who signs client certificates; given, every client must show one (``need.client.auth``: require)."""
+    """PEM of who signs client certificates; given, every client must show one (``need.client.auth``:
+    require)."""
 
     def context(self) -> ssl.SSLContext | None:
         """What handshakes are made with, None without certificate.

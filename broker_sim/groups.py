@@ -3,18 +3,20 @@
 Which clients consume in which group, and what they subscribe to (``ConsumerManager``).
 
 Rule 1: a heartbeat replaces the group's whole subscription table: the last member to send one decides.
-Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s, unless set otherwise, without heartbeat.
+Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s, unless set otherwise,
+    without heartbeat.
 Rule 3: whoever changes the membership or the topics gets a True back and must notify the members.
 
 Committed offsets of consumer groups (``ConsumerOffsetManager``): a plain table, last write wins.
 
-An operator's reset of a queue lies over the table until the group's next pull of that queue takes it: meanwhile
-it is what a query shows, and commits are ignored.
+An operator's reset of a queue lies over the table until the group's next pull of that queue takes it:
+meanwhile it is what a query shows, and commits are ignored.
 
 Queue locks of consumer groups (``RebalanceLockManager``).
 
-Rule 1: a lock lives 60 s, unless set otherwise, after it was last granted or refreshed.  Rule 2: only the client that holds a lock can
-release it; neither a closed connection nor an unregistered client does.  Rule 3: topic and queue need not exist.
+Rule 1: a lock lives 60 s, unless set otherwise, after it was last granted or refreshed.  Rule 2: only the
+client that holds a lock can release it; neither a closed connection nor an unregistered client does.  Rule 3:
+topic and queue need not exist.
 Rule 4: a lock fences nothing: pulls and commits are not checked against it.
 
 Consumer groups as an operator configures them (``SubscriptionGroupManager``).

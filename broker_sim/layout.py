@@ -2,8 +2,8 @@
 
 How a broker writes a message into its commit log (``MessageExtEncoder``, layouts V1 and V2).
 
-The simulator has a writer of its own, apart from the connector's codec: one codec on both sides would hide its
-mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
+The simulator has a writer of its own, apart from the connector's codec: one codec on both sides would hide
+its mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
 
 What a broker reads back from a message in its commit log; the counterpart of :mod:`broker_sim.layout`.
 """

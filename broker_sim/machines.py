@@ -197,7 +197,8 @@ class Role:
 MASTER_ID = 0
 
 Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
-"""Makes the server of an endpoint; it calls the second argument after everything that may have stored messages."""
+"""Makes the server of an endpoint; it calls the second argument after everything that may have stored
+messages."""
 
 
 @dataclass(slots=True, kw_only=True)

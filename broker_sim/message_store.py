@@ -7,13 +7,13 @@ One queue's index into the commit log (``ConsumeQueue``), and the scan that choo
 The broker's one growing store of bytes, cut into segments so that the oldest can be dropped.
 
 Rule 1: an offset never changes its meaning; dropping only raises ``min_offset``.  Rule 2: one append lies in
-one segment.  Rule 3: the segment being written is never dropped to keep the bound, which is exceeded by one large
-append at most.
+one segment.  Rule 3: the segment being written is never dropped to keep the bound, which is exceeded by one
+large append at most.
 
 Where messages with a key lie (``IndexService``): by the words of KEYS, and by UNIQ_KEY.
 
-Nobody asks in most runs, so nothing is noted when a message is stored: a question first reads on from where the
-last one stopped.
+Nobody asks in most runs, so nothing is noted when a message is stored: a question first reads on from where
+the last one stopped.
 """
 
 from __future__ import annotations

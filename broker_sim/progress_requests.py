@@ -1,11 +1,12 @@
 """Administrators' requests about the progress of consumer groups, resets included.
 
-Requests about the progress of consumer groups: 43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``).
+Requests about the progress of consumer groups: 43, 208, 300, 303, 314, 343 and 345
+(``AdminBrokerProcessor``).
 
 222 INVOKE_BROKER_TO_RESET_OFFSET: an operator moves a group (``AdminBrokerProcessor``, ``Broker2Client``).
 
-By default the broker keeps the new offset until the group's next pull asks for it; it wakes no held pull (golden
-fact 11). The older way, useServerSideResetOffset=false, tells all members at once.
+By default the broker keeps the new offset until the group's next pull asks for it; it wakes no held pull
+(golden fact 11). The older way, useServerSideResetOffset=false, tells all members at once.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """300: groups that ever committed for the topic.
 
-    A topic that was ever subscribed to is among them itself: 5.3.3 puts down its name in place of the group's.
+    A topic that was ever subscribed to is among them itself: 5.3.3 puts down its name in place of the
+    group's.
     """
     topic = from_ext_fields(QueryTopicConsumeByWhoRequestHeader, command.ext_fields).topic
     groups = set(state.offsets.groups_of(topic))

@@ -4,7 +4,8 @@ The sockets of one name server or broker: who is connected, what goes out to who
 
 What to answer is decided by the :class:`Endpoint`; this file only carries. Everything runs on one event loop.
 
-A port that stays ours while nobody listens on it: whoever connects meanwhile is refused, and nobody else gets it.
+A port that stays ours while nobody listens on it: whoever connects meanwhile is refused, and nobody else gets
+it.
 
 Frames of what is sent: a peer's odd texts come back in remarks and fields, and must not stop the server.
 """
@@ -68,8 +69,9 @@ def _java_text(text: str) -> str:
 class ReservedPort:
     """A port of the loopback interface, held by a socket that is bound and never listens.
 
-    A port that is merely closed may be given to any other process, even to the connection of a client who looks whether
-    somebody is back. Listeners bind to a port that is held with ``SO_REUSEADDR``, as asyncio's and Java's do.
+    A port that is merely closed may be given to any other process, even to the connection of a client who
+    looks whether somebody is back. Listeners bind to a port that is held with ``SO_REUSEADDR``, as asyncio's
+    and Java's do.
     """
 
     def __init__(self, ip: str, port: int = 0) -> None:
@@ -234,7 +236,8 @@ class EndpointServer:
     def _accept(self, listener: socket.socket) -> None:
         """Take who waits.
 
-        Not by ``asyncio.Server``: closed in the moment in which it accepts a connection, it forgets that connection's socket.
+        Not by ``asyncio.Server``: closed in the moment in which it accepts a connection, it forgets that
+        connection's socket.
         """
         loop = asyncio.get_running_loop()
         for _ in range(_BACKLOG):

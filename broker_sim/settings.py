@@ -19,7 +19,8 @@ class BrokerSettings:
     retention_bytes: int | None = None
     """Bytes of the commit log that are kept; None keeps everything."""
     retention_s: float | None = None
-    """How long messages are kept (fileReservedTime); None for ever, where a real broker deletes after 72 hours."""
+    """How long messages are kept (fileReservedTime); None for ever, where a real broker deletes after 72
+    hours."""
     pull_limits: PullLimits = field(default_factory=PullLimits)
     delay_levels_s: tuple[float, ...] = _DELAY_LEVELS_S
     """Seconds of delay level 1, 2 and so on (messageDelayLevel)."""
@@ -51,4 +52,5 @@ class BrokerSettings:
     channel_expired_s: float = 120.0
     """After how long without heartbeat a client is forgotten (channelExpiredTimeout)."""
     mirror_header_form: bool = False
-    """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older brokers in kind."""
+    """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older
+    brokers in kind."""

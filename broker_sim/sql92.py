@@ -1,8 +1,8 @@
 """SQL92 expressions over message properties, evaluated as RocketMQ's filter module does.
 
-A property is a text, or null when the message lacks it; null makes a comparison null, and only true matches. Texts
-are converted to the type they are compared with; a text that does not convert fails the whole expression, and so
-does not match, even beside an OR that would be true.
+A property is a text, or null when the message lacks it; null makes a comparison null, and only true matches.
+Texts are converted to the type they are compared with; a text that does not convert fails the whole
+expression, and so does not match, even beside an OR that would be true.
 
 Source: ``ComparisonExpression``, ``LogicExpression``, ``UnaryExpression``, ``ExpressionMessageFilter``.
 """
@@ -75,7 +75,7 @@ class Expression:
             return False
 
 
-# --- operands ------------------------------------------------------------------------------------------------
+# --- operands -----------------------------------------------------------------------------------------------
 
 
 def constant(value: Value) -> Node:
@@ -114,7 +114,7 @@ def negate(operand: Node) -> Node:
     return Node(Kind.VALUE, evaluate)
 
 
-# --- conditions ----------------------------------------------------------------------------------------------
+# --- conditions ---------------------------------------------------------------------------------------------
 
 
 def condition(operand: Node) -> Node:
@@ -253,7 +253,7 @@ def _check_order_operand(operand: Node) -> None:
         raise Sql92Error(f"{operand.constant!r} cannot be compared by order")
 
 
-# --- comparing values ----------------------------------------------------------------------------------------
+# --- comparing values ---------------------------------------------------------------------------------------
 
 
 def compare(left: Value, right: Value) -> int:

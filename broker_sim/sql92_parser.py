@@ -1,7 +1,7 @@
 """From text to a compiled SQL92 expression (``SelectorParser.jj``).
 
-The grammar has its own precedence: NOT and the signs bind tightest, then < <= > >= BETWEEN IN CONTAINS and so on,
-then = <> IS, then AND, then OR. What follows a complete expression is not looked at, as in Java.
+The grammar has its own precedence: NOT and the signs bind tightest, then < <= > >= BETWEEN IN CONTAINS and so
+on, then = <> IS, then AND, then OR. What follows a complete expression is not looked at, as in Java.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class Topic(TopicConfig):
         return (
             f"TopicConfig [topicName={self.name}, readQueueNums={self.read_queue_nums}, "
             f"writeQueueNums={self.write_queue_nums}, perm={perm}, topicFilterType={self.topic_filter_type}, "
-            f"topicSysFlag={self.topic_sys_flag}, order={str(self.order).lower()}, attributes={{{attributes}}}]"
+            f"topicSysFlag={self.topic_sys_flag}, order={str(self.order).lower()}, "
+            f"attributes={{{attributes}}}]"
         )
 
 

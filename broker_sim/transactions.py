@@ -1,13 +1,15 @@
 """Transactional messages: kept apart until their producer says commit or rollback, and asked for when it does not.
 
-A half message lies in a topic of the broker's own. END_TRANSACTION stores it where it was sent to, or forgets it. A member
-of its producer group is asked for the state of one that is ``transaction_timeout_s`` old, and again at each interval; each
-time it is stored anew, as a real broker does, so that its place in the log is another one.
+A half message lies in a topic of the broker's own. END_TRANSACTION stores it where it was sent to, or forgets
+it. A member of its producer group is asked for the state of one that is ``transaction_timeout_s`` old, and
+again at each interval; each time it is stored anew, as a real broker does, so that its place in the log is
+another one.
 
-A real broker looks for such messages every ``transactionCheckInterval``; here each is due at its own time. The topic of
-finished ones (``RMQ_SYS_TRANS_OP_HALF_TOPIC``) is not written.
+A real broker looks for such messages every ``transactionCheckInterval``; here each is due at its own time.
+The topic of finished ones (``RMQ_SYS_TRANS_OP_HALF_TOPIC``) is not written.
 
-Source: RocketMQ 5.3.3 ``TransactionalMessageBridge``, ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl.check``.
+Source: RocketMQ 5.3.3 ``TransactionalMessageBridge``, ``EndTransactionProcessor``,
+    ``TransactionalMessageServiceImpl.check``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line of all jobs, and what their exit codes mean.
 
-0 done; 1 the job failed; 2 bad input, told without a traceback; 130 interrupted; 143 ended by SIGTERM.  Heavy imports happen in the
-command that needs them: ``--help`` and ``offsets …`` must not load Spark.
+0 done; 1 the job failed; 2 bad input, told without a traceback; 130 interrupted; 143 ended by SIGTERM.  Heavy
+imports happen in the command that needs them: ``--help`` and ``offsets …`` must not load Spark.
 """
 
 from __future__ import annotations

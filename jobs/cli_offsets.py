@@ -64,12 +64,15 @@ def _change_options(function: CallableT) -> CallableT:
 
     for add in (
         click.option(
-            "--rewind-sink", "rewinds_sink", is_flag=True, help="Set the sink's watermarks back, too, so that rows "
+            "--rewind-sink", "rewinds_sink", is_flag=True, help="Set the sink's watermarks back, too, so "
+                                                                "that rows "
             "are written again. Refused while the query runs, and while those rows are still in the table."
         ),
-        click.option("--sink", metavar="PATH", help="The group's Delta sink: show which rows it would drop as known."),
+        click.option("--sink", metavar="PATH", help="The group's Delta sink: show which rows it would drop "
+                                                    "as known."),
         click.option(
-            "--force", "is_forced", is_flag=True, help="Also while the group runs: the batch under way is fenced off, the "
+            "--force", "is_forced", is_flag=True, help="Also while the group runs: the batch under way is "
+                                                       "fenced off, the "
             "query goes on from the new offsets."
         ),
         click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change and make none."),
@@ -77,7 +80,8 @@ def _change_options(function: CallableT) -> CallableT:
             "--queue", "queues", multiple=True, type=Parsed("broker:id", parse_queue), help="Only this queue, such as "
             "broker-a:0; repeatable."
         ),
-        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable. The group's retry topic is "
+        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable. The group's "
+                                                              "retry topic is "
             "left alone unless it is named."),
         output_options,
         settings_options,
@@ -143,7 +147,10 @@ def lag(
     cls=JobCommand,
     settings=OffsetsChangeSettings,
     examples=(
-        f"offsets reset --to earliest --dry-run {_STORE} --option consumerGroup=order-etl --option nameServers=127.0.0.1:9876",
+        (
+            f"offsets reset --to earliest --dry-run {_STORE} --option consumerGroup=order-etl --option "
+            "nameServers=127.0.0.1:9876"
+        ),
         f"offsets reset --to 2026-11-20T10:00 --topic orders {_CONF}",
         f"offsets reset --to 1200 --queue broker-a:0 {_CONF}",
         f"offsets reset --as-of 2026-11-20T10:00 {_CONF}",
@@ -157,7 +164,8 @@ def lag(
     "--to",
     "target",
     type=Parsed("position", parse_target),
-    help="earliest, latest, a queue offset, or a time: from the first message stored then; or sink: where --sink is, of the "
+    help="earliest, latest, a queue offset, or a time: from the first message stored then; or sink: where "
+    "--sink is, of the "
     "queues whose rows it has lost.",
 )
 @click.option(

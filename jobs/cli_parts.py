@@ -74,7 +74,8 @@ class JobCommand(click.Command):
         if ctx.args and not ctx.resilient_parsing:
             # Not which: after --option secretKey it is the secret.
             ctx.fail(
-                "There is a word too many. Write settings as --option key=value, with quotes around values with blanks."
+                "There is a word too many. Write settings as --option key=value, with quotes around values "
+                "with blanks."
             )
         return rest
 

@@ -1,7 +1,9 @@
-"""What a cluster tells of the groups of one namespace: queues, addresses, members. Without Spark, and bounded.
+"""What a cluster tells of the groups of one namespace: queues, addresses, members.
 
-Each topic is looked at once, each group's members are asked once; who does not answer in time is left out, with a
-warning. The group's own offsets and figures are not touched.
+Without Spark, and bounded.
+
+Each topic is looked at once, each group's members are asked once; who does not answer in time is left out,
+with a warning. The group's own offsets and figures are not touched.
 """
 
 from __future__ import annotations
@@ -117,7 +119,8 @@ class ClusterLook:
     ) -> tuple[dict[MessageQueue, int], ...]:
         """For each time, up to which offset each queue was filled; of those whose broker tells.
 
-        Queues of topics that have no route, as those of dead letters, are asked for at the brokers of ``beside``.
+        Queues of topics that have no route, as those of dead letters, are asked for at the brokers of
+        ``beside``.
         """
         addresses = self.addresses({queue.topic for queue in (beside or queues)})
 

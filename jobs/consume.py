@@ -63,13 +63,15 @@ def _unusable(name: str, why: str) -> OptionError:
 
 
 _STOP_WITHIN_S: Final = 20.0
-"""Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of them."""
+"""Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of
+them."""
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
     """Run until the query ends, which without ``trigger=availableNow`` means until it is stopped or fails.
 
-    SIGINT and SIGTERM stop it in good order: the listener's calls in hand are waited for, and what was consumed is committed.
+    SIGINT and SIGTERM stop it in good order: the listener's calls in hand are waited for, and what was
+    consumed is committed.
 
     Raises:
         SystemExit: After such a signal, with what a shell says of a program that it ended, 130 or 143.

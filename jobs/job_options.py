@@ -61,7 +61,8 @@ class ReplaySettings(ReadOptions):
         "record",
         parse=parse_location,
         default=None,
-        doc="With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or URI; made if missing.",
+        doc="With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or "
+        "URI; made if missing.",
     )
     offsets_per_step: int = option(
         "offsetsPerStep",
@@ -133,7 +134,8 @@ class OffsetsLagSettings(ClusterAccess):
     request_timeout_ms: int = like_source(
         "request_timeout_ms",
         default=1_500,
-        doc="How long one request to a name server, a broker or a member of the group may take; who does not answer "
+        doc="How long one request to a name server, a broker or a member of the group may take; who does not "
+        "answer "
         "in that time leaves empty columns.",
     )
 
@@ -157,7 +159,8 @@ class PublishSettings(ClusterAccess):
         "select",
         parse=text_value,
         default="to_json(struct(*)) AS body",
-        doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … (docs/sink.md), such as "
+        doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
+        "(docs/sink.md), such as "
         "'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
     )
     where: str | None = option(
@@ -269,7 +272,8 @@ class ConsumeSettings(ClusterAccess):
         parse=parse_listener_name,
         instead=("bodySchema",),
         default_text="required, or `bodySchema`",
-        doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the current directory.",
+        doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in "
+        "the current directory.",
     )
     output_schema: str | None = option(
         "outputSchema",
@@ -282,14 +286,16 @@ class ConsumeSettings(ClusterAccess):
         "bodySchema",
         parse=text_value,
         default=None,
-        doc="In place of a listener: each message's body is JSON and becomes a row with these columns, as DDL.",
+        doc="In place of a listener: each message's body is JSON and becomes a row with these columns, as "
+        "DDL.",
     )
     message_columns: tuple[str, ...] = option(
         "messageColumns",
         parse=list_of(text_value),
         default=(),
         default_text="none",
-        doc="With bodySchema: columns of the message to keep besides its position, such as 'keys,tags,properties'.",
+        doc="With bodySchema: columns of the message to keep besides its position, such as "
+        "'keys,tags,properties'.",
     )
     bad_record_column: str = option(
         "badRecordColumn",
@@ -341,7 +347,8 @@ class ConsumeSettings(ClusterAccess):
     consume_orderly: bool = like_source(
         "consume_orderly",
         default=True,
-        doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same time.",
+        doc="Whether the listener is an orderly one; false: a concurrent one, called many times at the same "
+        "time.",
     )
     consume_thread_max: int = like_consumer("consume_thread_max")
     consume_timeout_s: int = like_consumer("consume_timeout_s")
@@ -385,7 +392,8 @@ class ConsumeSettings(ClusterAccess):
         )
         if self.body_schema is not None:
             problems += [
-                f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or becomes a row"
+                f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or "
+                "becomes a row"
                 for key, value in (("listener", self.listener), ("outputSchema", self.output_schema))
                 if value is not None
             ]
@@ -394,7 +402,8 @@ class ConsumeSettings(ClusterAccess):
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
             problems.append(
-                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress is kept"
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress "
+                "is kept"
             )
         return problems
 

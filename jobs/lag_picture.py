@@ -6,8 +6,8 @@ Altair makes both of one description; nothing else draws.
 
 How far behind a group was, moment by moment: what the picture of ``offsets lag`` shows. Pure.
 
-A queue's backlog at a time is the offset up to which messages were stored by then, which its broker tells at any later
-time, minus the offset that the store had then.
+A queue's backlog at a time is the offset up to which messages were stored by then, which its broker tells at
+any later time, minus the offset that the store had then.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Jobs that move a group: ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``.
 
-Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is done.
+Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is
+done.
 
-The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the sink's
-watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while the group runs.
+The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the
+sink's watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while
+the group runs.
 
 What a sink says of a group's queues, and its rewinding after the group was moved back.
 
-A sink drops rows below a queue's watermark, since it has them already. To have them written again they must be
-deleted and the watermark be set back.
+A sink drops rows below a queue's watermark, since it has them already. To have them written again they must
+be deleted and the watermark be set back.
 """
 
 from __future__ import annotations
@@ -90,13 +92,16 @@ class SinkWatermarks:
         found = lost_by(rows, _delta_sink(self._path).standings(consumer_group, queues))
         if not found:
             raise JobFailed(
-                f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} wrote into it by its "
+                f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} "
+                "wrote into it by its "
                 "offsets. To consume messages again whose rows it has, say from where, with --rewind-sink."
             )
         if found[0].is_one_of_several:
             raise JobFailed(
-                f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, and going back to where one of "
-                "them is would forget what the others lack. Name them all, in Python: rmq.reset_to_sink(store, [every sink of the "
+                f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, "
+                "and going back to where one of "
+                "them is would forget what the others lack. Name them all, in Python: "
+                "rmq.reset_to_sink(store, [every sink of the "
                 "query], consumer_group)."
             )
         return found[0].targets
@@ -118,7 +123,8 @@ class SinkWatermarks:
         shown = " OR ".join(_rows_from(move, "`") for move in back)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
-            f"Nothing was changed: {count} rows that group {consumer_group} would write again are still in {self._path}, "
+            f"Nothing was changed: {count} rows that group {consumer_group} would write again are still in "
+            f"{self._path}, "
             f"and would be there twice. Remove them first: {remedy}"
         )
 
@@ -153,11 +159,13 @@ def _rows_from(move: QueueMove, quote: str) -> str:
 
 
 _RUNS_IF_YOUNGER_S = 60.0
-"""A group whose rows changed in that time is taken for running where nobody can be asked, or no broker answers."""
+"""A group whose rows changed in that time is taken for running where nobody can be asked, or no broker
+answers."""
 
 
 SINKS_LEAVE_OUT: Final = (
-    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows which queues that "
+    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
+    "which queues that "
     "concerns; with --rewind-sink they are written again."
 )
 """What whoever moves a group back expects last."""
@@ -194,7 +202,8 @@ def reset(
         if target != ToBound(EARLIEST):
             look.change(targets, manner, console)
             return
-        # Whoever starts over empties the sink: what the retry topic's queues, which stay, have passed is not in it either.
+        # Whoever starts over empties the sink: what the retry topic's queues, which stay, have passed is not
+        # in it either.
         stay = {queue: at for queue, at in accepted(look.chosen_rows(manner)).items() if queue not in targets}
         look.change(stay | targets, manner, console, forgets_sinks=True)
 
@@ -289,8 +298,10 @@ class _Look:
         missing = sorted(set(queues).difference(bounds))
         if missing:
             raise JobFailed(
-                f"Nothing is known of {'; '.join(str(queue) for queue in missing)}, and nothing was changed: their brokers "
-                "do not answer, or no longer have them. Start the brokers, or choose other queues with --topic and --queue."
+                f"Nothing is known of {'; '.join(str(queue) for queue in missing)}, and nothing was changed: "
+                "their brokers "
+                "do not answer, or no longer have them. Start the brokers, or choose other queues with "
+                "--topic and --queue."
             )
         return bounds
 
@@ -310,7 +321,8 @@ class _Look:
         moves = self._moves(targets, manner, forgets_sinks=forgets_sinks)
         if not moves:
             raise JobFailed(
-                f"There is nothing to change: group '{self.group.name}' is there already, or none of its queues was chosen."
+                f"There is nothing to change: group '{self.group.name}' is there already, or none of its "
+                "queues was chosen."
             )
         problem = self._problem(moves, manner)
         if problem is None and not manner.is_dry_run:

@@ -116,7 +116,8 @@ def parse_target(text: str) -> Target:
         return ToTime(parse_time(text))
     except ValueError:
         raise ValueError(
-            "is neither earliest, latest, sink, a queue offset, nor a time such as 2026-11-20T10:00 (UTC unless it says otherwise)"
+            "is neither earliest, latest, sink, a queue offset, nor a time such as 2026-11-20T10:00 (UTC "
+            "unless it says otherwise)"
         ) from None
 
 
@@ -168,7 +169,10 @@ def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | N
     there = {(queue.broker_name, queue.queue_id) for queue in queues if choice.takes_topic(queue)}
     for broker_name, queue_id in sorted(choice.queues - there):
         known = ", ".join(f"{name}:{number}" for name, number in sorted(there))
-        return f"There is no queue '{broker_name}:{queue_id}' among the group's; those are {peer_text(known) or 'none'}."
+        return (
+            f"There is no queue '{broker_name}:{queue_id}' among the group's; those are "
+            f"{peer_text(known) or 'none'}."
+        )
     return None
 
 
@@ -254,11 +258,12 @@ def moves_to(
 ) -> tuple[QueueMove, ...]:
     """One move per target, sorted; queues that are there already are left out.
 
-    With ``forgets_sinks`` they are not, if they remember sinks that have what was consumed: a reset forgets that.
+    With ``forgets_sinks`` they are not, if they remember sinks that have what was consumed: a reset forgets
+    that.
 
-    With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target: the group may have
-    been moved before without the sink. A target whose messages are gone is moved up to the first there is: below it the
-    query would fail, or skip the gap.
+    With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target:
+    the group may have been moved before without the sink. A target whose messages are gone is moved up to the
+    first there is: below it the query would fail, or skip the gap.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
@@ -306,7 +311,8 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
     remedy = (
         "Stop the query: a sink's watermarks cannot be set while it writes."
         if rewinds_sink
-        else "Stop the query first; or say --force: the batch under way is then fenced off and dropped, and the query goes "
+        else "Stop the query first; or say --force: the batch under way is then fenced off and dropped, and "
+        "the query goes "
         "on from the new offsets with its next trigger."
     )
     return (

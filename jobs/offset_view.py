@@ -96,7 +96,8 @@ class LagView:
     bounds: QueueBounds | None
     """None when the broker did not answer or does not have the queue."""
     next_stored_at_s: float | None
-    """Wall-clock second at which the message at the next offset was stored, where it was asked for and is there."""
+    """Wall-clock second at which the message at the next offset was stored, where it was asked for and is
+    there."""
     holder: Holder | None
     """None when nobody says to have the queue."""
     now_s: float

@@ -1,8 +1,8 @@
 """Job ``offsets lag``: how far groups are behind and who holds their queues, asked of table, brokers and members.
 
-Without Spark, and bounded: each group costs one look at its topics, one list of members, one request to each of
-them, and one pull of a single message for each queue that is behind; what does not answer in time stays empty.
-The pulls are those of an operator: the group's own offsets and figures are not touched.
+Without Spark, and bounded: each group costs one look at its topics, one list of members, one request to each
+of them, and one pull of a single message for each queue that is behind; what does not answer in time stays
+empty. The pulls are those of an operator: the group's own offsets and figures are not touched.
 """
 
 from __future__ import annotations

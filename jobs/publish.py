@@ -53,7 +53,8 @@ def publish(settings: PublishSettings, console: Console) -> None:
         took_s = time.monotonic() - started_s
         sent = counted.get["rows"]
     console.print(
-        f"Published {sent:,} messages to topic {settings.topic} in {took_s:.1f} s, {sent / took_s:,.0f} per second; "
+        f"Published {sent:,} messages to topic {settings.topic} in {took_s:.1f} s, {sent / took_s:,.0f} per "
+        "second; "
         "all of them acknowledged",
         markup=False,
     )

@@ -4,9 +4,10 @@ Showing how far something is, and waiting for a query meanwhile.
 
 SIGINT and SIGTERM to a job that runs until somebody stops it.
 
-``spark-submit`` runs two processes: the JVM, which is the one that was started, and its child, this one. A supervisor
-sends SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop Spark
-under the listener's calls. So it leaves SIGINT to this process, as its children do then, and passes SIGTERM on.
+``spark-submit`` runs two processes: the JVM, which is the one that was started, and its child, this one. A
+supervisor sends SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The
+JVM would stop Spark under the listener's calls. So it leaves SIGINT to this process, as its children do then,
+and passes SIGTERM on.
 
 The Spark session of a job.
 """
@@ -45,12 +46,14 @@ from pyspark_rocketmq.source.session import check_classic
 def spark_session(job: str) -> Iterator[SparkSession]:
     """Start or join the session and stop it at the end; settings come from conf/spark-defaults.conf.
 
-    The data source is registered by name: Spark's own look-up does not see packages that came with --py-files.
+    The data source is registered by name: Spark's own look-up does not see packages that came with
+    --py-files.
 
     Raises:
         RocketMQError: If it is one of Spark Connect (``SPARK_REMOTE``).
 
-    Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be asked.
+    Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be
+    asked.
     """
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
     spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
@@ -86,7 +89,8 @@ class StopSignals:
         except Py4JError:
             # Such as with -Xrs, or where a platform allows no such call.
             logger.warning(
-                "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's calls: what they had "
+                "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's "
+                "calls: what they had "
                 "in hand is consumed again",
                 exc_info=True,
             )
@@ -134,7 +138,8 @@ _POLL_S = 0.25
 _LINE_EVERY_S = 5.0
 
 _RAISED_IN_PYTHON = re.compile(
-    r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| ?SQLSTATE).+)*",
+    r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| "
+    r"?SQLSTATE).+)*",
     re.MULTILINE,
 )
 """The end of a Python traceback: class and text, up to an empty line or a Java stack."""
@@ -223,8 +228,8 @@ class Shown:
 def failure_sentence(text: str) -> str:
     """The part of a failed query's text that says what happened, on one line.
 
-    An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback before
-    and a Java stack after it. Ours are preferred to others.
+    An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback
+    before and a Java stack after it. Ours are preferred to others.
     """
     raised = [" ".join(found.group().split()) for found in _RAISED_IN_PYTHON.finditer(text)]
     ours = [sentence for sentence in raised if sentence.startswith("pyspark_rocketmq.")]

@@ -4,8 +4,8 @@ What the options of the jobs have in common; each job declares its own as the da
 
 A job's settings as text: from a TOML file and from ``--option key=value``, the latter winning.
 
-Tables of the file only group: ``[listener] outputSchema = …`` is the option ``outputSchema``.  Nothing here knows
-which options exist.
+Tables of the file only group: ``[listener] outputSchema = …`` is the option ``outputSchema``.  Nothing here
+knows which options exist.
 
 What jobs add to the package's way of declaring options.
 

@@ -62,7 +62,8 @@ class StoredGroup:
         newest = self._history().newest_version()
         if moment.version > newest:
             raise JobFailed(
-                f"The offset store {_place(self.store)} has no version {moment.version} yet, its newest is {newest}. `offsets history` "
+                f"The offset store {_place(self.store)} has no version {moment.version} yet, its newest is "
+                f"{newest}. `offsets history` "
                 "lists what can be gone back to."
             )
         return change_of_version(self.changes, str(self.name), moment.version)
@@ -144,7 +145,8 @@ def _unknown(store: OffsetStore, consumer_group: str) -> str:
     near = difflib.get_close_matches(consumer_group, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return (
-        f"The offset store {_place(store)} holds nothing of consumer group '{consumer_group}'; its groups are: "
+        f"The offset store {_place(store)} holds nothing of consumer group '{consumer_group}'; its groups "
+        "are: "
         f"{', '.join(known)}.{hint}"
     )
 

@@ -69,7 +69,8 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.partition(".")[0] not in _SPARKS:
             raise
         raise ModuleNotFoundError(
-            f"{__name__}.{name} needs Spark and Delta Lake, and this Python ({sys.executable}) has no module '{error.name}'. Install "
+            f"{__name__}.{name} needs Spark and Delta Lake, and this Python ({sys.executable}) has no module "
+            f"'{error.name}'. Install "
             "them with pip install 'pyspark-rocketmq[spark]', or start Python where Spark is.",
             name=error.name,
         ) from error

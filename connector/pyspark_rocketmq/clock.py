@@ -24,7 +24,8 @@ from pyspark_rocketmq.errors import RocketMQError
 class SystemClock:
     """Implements :class:`pyspark_rocketmq.clock.Clock` with the system's wall clock and monotonic clock."""
 
-    # The functions themselves, because consumption asks for the time several times in each call of a listener.
+    # The functions themselves, because consumption asks for the time several times in each call of a
+    # listener.
     now_s = staticmethod(time.time)
     """Seconds since the epoch."""
     monotonic_s = staticmethod(time.monotonic)
@@ -67,10 +68,13 @@ class Deadline:
 
 
 class SleepWatch:
-    """How long the machine has slept since this was made, for what others' clocks go on to count meanwhile. Not thread-safe.
+    """How long the machine has slept since this was made, for what others' clocks go on to count meanwhile.
 
-    A laptop that is closed and a virtual machine that is stopped have a monotonic clock that stands still; the wall clock is ahead of it
-    afterwards, at the latest when it was corrected. So a wall clock that is set forward counts as a sleep; one set back does not.
+    Not thread-safe.
+
+    A laptop that is closed and a virtual machine that is stopped have a monotonic clock that stands still;
+    the wall clock is ahead of it afterwards, at the latest when it was corrected. So a wall clock that is set
+    forward counts as a sleep; one set back does not.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -81,7 +85,8 @@ class SleepWatch:
     def slept_s(self) -> float:
         """Seconds of all sleeps; never fewer than before."""
         before_s, self._lead_s = self._lead_s, self._lead()
-        # Between two readings a process may wait for its turn, and a wall clock is corrected by little all the time.
+        # Between two readings a process may wait for its turn, and a wall clock is corrected by little all
+        # the time.
         if self._lead_s - before_s > _SHORTEST_SLEEP_S:
             self._slept_s += self._lead_s - before_s
         return self._slept_s
@@ -123,8 +128,8 @@ def call_with_retry(
 ) -> T:
     """Call ``operation`` until it succeeds, by ``policy`` and never beyond ``deadline``.
 
-    Only errors that say ``retryable`` are tried again; every other error, and the last one, reaches the caller
-    unchanged.  A pause that would not end before the deadline is not begun.
+    Only errors that say ``retryable`` are tried again; every other error, and the last one, reaches the
+    caller unchanged.  A pause that would not end before the deadline is not begun.
     """
     failures = 0
     while True:

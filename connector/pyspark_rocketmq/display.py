@@ -1,11 +1,13 @@
 """Text of others, as it is shown: without secrets, control characters or endless length.
 
-URIs as they are shown: storage URIs may have keys or passwords in them, and stand in errors, logs and ``repr``.
+URIs as they are shown: storage URIs may have keys or passwords in them, and stand in errors, logs and
+``repr``.
 
-Text that somebody else chose, as it is shown: a broker's remark or name, an address, another member's client id.
+Text that somebody else chose, as it is shown: a broker's remark or name, an address, another member's client
+id.
 
-Whoever may register a broker or join a group chooses such texts. Raw, they could begin new lines in a log, command a
-terminal or fill a disk.
+Whoever may register a broker or join a group chooses such texts. Raw, they could begin new lines in a log,
+command a terminal or fill a disk.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ MOST_CHARACTERS: Final = 2_000
 def peer_text(text: str) -> str:
     r"""``text`` on one line for logs, errors, tables and pages; at most ``MOST_CHARACTERS`` characters.
 
-    Characters that cannot be printed (of control, of direction, line breaks, lone surrogates) are written as in
-    Python's literals, such as ``\x1b``; a longer text ends with "…".
+    Characters that cannot be printed (of control, of direction, line breaks, lone surrogates) are written as
+    in Python's literals, such as ``\x1b``; a longer text ends with "…".
     """
     # Cut first: a text may be megabytes, and ten times as much with its characters escaped.
     short = text[: MOST_CHARACTERS + 1]

@@ -73,7 +73,8 @@ class DefaultSource(DataSource):
             and StoreSpec.parse(options.offset_store).kind is StoreKind.MEMORY
         ):
             problem = (
-                f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in one and commits "
+                f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in "
+                "one and commits "
                 "in another. Use the path of a Delta table"
             )
             _refuse([problem])
@@ -113,7 +114,8 @@ class DefaultSource(DataSource):
             return []
         names = ",".join(schema.fieldNames())
         problem = (
-            "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read some columns alone say "
+            "the columns of format('rocketmq') are fixed, and .schema(…) has others; leave it out. To read "
+            "some columns alone say "
             f".option('includeColumns', '{names}'), and decode bodies by from_json(body.cast('string'), …)"
         )
         return [problem]
@@ -124,7 +126,8 @@ class DefaultSource(DataSource):
     def _read_options(self) -> ReadOptions:
         if any(key.startswith(_TABLE_OPTION) for key in self.options):
             problem = (
-                "rocketmq cannot be a table of Spark's catalog: Spark gives a Python data source none of the table's options "
+                "rocketmq cannot be a table of Spark's catalog: Spark gives a Python data source none of the "
+                "table's options "
                 "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
             )
             raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
@@ -147,17 +150,19 @@ def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
 def register(spark: SparkSession) -> None:
     """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already, to it or to another session.
 
-    A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where nobody can see that.
+    A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where
+    nobody can see that.
 
     Raises:
-        RocketMQError: If the workers' Python cannot run this package, or another data source of this name is on the JVM's class
-            path.
+        RocketMQError: If the workers' Python cannot run this package, or another data source of this name is
+            on the JVM's class path.
     """
     if is_classic(spark):
         check_worker_python(spark)
     if is_speculative(spark):
         logger.warning(
-            "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the rows of slow tasks twice "
+            "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the "
+            "rows of slow tasks twice "
             "and out of their order; set it to false before writing"
         )
     try:
@@ -180,7 +185,8 @@ def _register_as_active(spark: SparkSession) -> None:
         if error.getCondition() != _EXISTS:
             raise
         raise RocketMQError(
-            f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that cannot be loaded, "
+            f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that "
+            "cannot be loaded, "
             "which Spark reports alike). Start the session without that jar."
         ) from error
     finally:

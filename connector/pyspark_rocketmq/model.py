@@ -7,7 +7,8 @@ Names are RocketMQ's in Python case; offsets always say whose offset they are.
 
 What a listener's answer means: how its call ended, and what becomes of the messages.
 
-The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted anything.
+The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted
+anything.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""Body of a message or of a batch, if a producer is not told otherwise (``DefaultMQProducer.maxMessageSize``, the brokers'
-default too)."""
+"""Body of a message or of a batch, if a producer is not told otherwise (``DefaultMQProducer.maxMessageSize``,
+the brokers' default too)."""
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -145,8 +146,8 @@ class Message:
 class MessageExt(NamedTuple):
     """A message as a broker stored it; a tuple, because millions of them are made.
 
-    ``message_queue`` and ``queue_offset`` are its only unique key: all messages of one producer batch show the same
-    ``msg_id``.
+    ``message_queue`` and ``queue_offset`` are its only unique key: all messages of one producer batch show
+    the same ``msg_id``.
     """
 
     topic: str
@@ -175,7 +176,8 @@ class MessageExt(NamedTuple):
     """As Java shows it after decoding: compression type bits stay, the compressed bit is cleared."""
     flag: int
     queue_topic: str | None = None
-    """Topic of the queue it was read from where that is not ``topic``: the retry topic of a message given back."""
+    """Topic of the queue it was read from where that is not ``topic``: the retry topic of a message given
+    back."""
 
     @property
     def message_queue(self) -> MessageQueue:
@@ -308,8 +310,8 @@ class QueueRange:
     reconsume_times: int = 0
     """How often the message at ``start`` was given back by the listener so far."""
     put_back: str = ""
-    """How often messages from ``start`` on were given back so far, as text of ``consume.put_back``; empty when the first
-    message alone was, or none."""
+    """How often messages from ``start`` on were given back so far, as text of ``consume.put_back``; empty
+    when the first message alone was, or none."""
 
     @property
     def count(self) -> int:

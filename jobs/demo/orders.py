@@ -91,8 +91,8 @@ def send_events(
 ) -> int:
     """Send in batches per queue; return the number of messages.
 
-    The queue is chosen by the order id as ``SelectMessageQueueByHash`` does. A batch is sent once: sending it again
-    after a time-out could double it.
+    The queue is chosen by the order id as ``SelectMessageQueueByHash`` does. A batch is sent once: sending it
+    again after a time-out could double it.
 
     Raises:
         JobFailed: If a broker stored a batch less durably than it promised.

@@ -63,8 +63,9 @@ def check_order(
 
     Args:
         rows: ``(topic, broker name, queue id, queue offset, order key, step)`` in the order of consumption.
-            A table has no order: its rows are to be sorted by the moment of delivery, if the listener noted it.
-            Sorted by queue and queue offset, all they can show is that each key's steps were stored in order.
+            A table has no order: its rows are to be sorted by the moment of delivery, if the listener noted
+            it. Sorted by queue and queue offset, all they can show is that each key's steps were stored in
+            order.
         expected: The steps sent for each order key, in order; a step may occur more than once.
     """
     check = _Check(expected)

@@ -126,7 +126,8 @@ def _read_addresses(output: IO[bytes]) -> str:
         return str(json.loads(line)["nameServers"])
     except (ValueError, KeyError) as error:
         raise JobFailed(
-            f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was {line!r}. "
+            f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was "
+            f"{line!r}. "
             "Start `python -m broker_sim` by hand to see why, or give option nameServers."
         ) from error
 
@@ -314,7 +315,8 @@ def _consume(
         await_query(query, counter, sent, console)
         took_s = time.monotonic() - started_s
     console.print(
-        f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with the "
+        f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with "
+        "the "
         f"query's start; deliveries given back by the listener on purpose: {counter.given_back}"
     )
 

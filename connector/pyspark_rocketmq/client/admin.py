@@ -52,7 +52,7 @@ _TO_TIMESTAMP = -1
 class AdminClient(BrokerCalls):
     """Administration of one cluster's brokers; errors as of :class:`BrokerCalls`."""
 
-    # --- topics ----------------------------------------------------------------------------------------------
+    # --- topics ---------------------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -101,7 +101,7 @@ class AdminClient(BrokerCalls):
         answer = self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
         return tuple(map(self._bare, decode_group_list(answer.body)))
 
-    # --- groups ----------------------------------------------------------------------------------------------
+    # --- groups ---------------------------------------------------------------------------------------------
 
     def create_group(self, address: str, config: SubscriptionGroupConfig) -> None:
         """Create the consumer group on this broker, or change it."""
@@ -158,7 +158,7 @@ class AdminClient(BrokerCalls):
         body = encode_client_config_check(client_id, self._named(consumer_group), named)
         self._checked(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
-    # --- progress --------------------------------------------------------------------------------------------
+    # --- progress -------------------------------------------------------------------------------------------
 
     def consume_stats(self, address: str, consumer_group: str, topic: str | None = None) -> ConsumeStats:
         """How far the group is with every queue of a topic, or of all its topics, on this broker."""
@@ -174,8 +174,8 @@ class AdminClient(BrokerCalls):
     ) -> dict[MessageQueue, int]:
         """Set the group back, or forward, to the first message stored at or after ``timestamp_ms``, queue by queue.
 
-        -1 is the end of each queue. Without ``force`` an offset is never moved forward. Members that are online
-        are told; with ``useServerSideResetOffset`` the broker tells them at their next pull instead.
+        -1 is the end of each queue. Without ``force`` an offset is never moved forward. Members that are
+        online are told; with ``useServerSideResetOffset`` the broker tells them at their next pull instead.
 
         Returns:
             The new next offsets.
@@ -206,7 +206,7 @@ class AdminClient(BrokerCalls):
         by_client = decode_group_status(answer.body)
         return {member: self._bare_queues(offsets) for member, offsets in by_client.items()}
 
-    # --- one consumer ----------------------------------------------------------------------------------------
+    # --- one consumer ---------------------------------------------------------------------------------------
 
     def running_info(
         self, address: str, consumer_group: str, client_id: str, *, with_stacks: bool = False
@@ -241,7 +241,7 @@ class AdminClient(BrokerCalls):
         answer = self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         return decode_directly_result(_told(answer, client_id))
 
-    # --- messages --------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------
 
     def view_message(
         self, address: str, commit_log_offset: int, broker_name: str, topic: str | None = None
@@ -309,7 +309,7 @@ class AdminClient(BrokerCalls):
             for message in decode_messages(body, broker_name)
         ]
 
-    # --- the broker itself -----------------------------------------------------------------------------------
+    # --- the broker itself ----------------------------------------------------------------------------------
 
     def broker_config(self, address: str) -> dict[str, str]:
         """The broker's properties by name; secrets of its configuration may be among them."""

@@ -1,7 +1,7 @@
 """Every request that sending and consuming make of a broker, as one typed call each.
 
-A call takes the broker's address first. Nothing here retries, caches or chooses a broker: that is the caller's
-decision. What administrators ask is in ``admin``.
+A call takes the broker's address first. Nothing here retries, caches or chooses a broker: that is the
+caller's decision. What administrators ask is in ``admin``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Boundary(StrEnum):
 class BrokerClient(BrokerCalls):
     """What producers and consumers ask of brokers; errors as of :class:`BrokerCalls`."""
 
-    # --- pull ------------------------------------------------------------------------------------------------
+    # --- pull -----------------------------------------------------------------------------------------------
 
     def pull(self, address: str, request: PullRequest) -> PullResult:
         """Pull once; waits as long as the broker may hold the request."""
@@ -104,7 +104,7 @@ class BrokerClient(BrokerCalls):
             return
         channel.submit(named, lambda outcome: on_result(pull_result(named, outcome, address)), deadline)
 
-    # --- send ------------------------------------------------------------------------------------------------
+    # --- send -----------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -146,8 +146,8 @@ class BrokerClient(BrokerCalls):
     def send_batch_async(self, address: str, batch: Batch, terms: SendTerms, on_result: OnSend) -> None:
         """As :meth:`send_batch`, without waiting; ``on_result`` is called exactly once and must not block.
 
-        Batches for one queue keep their order only if each is sent after the one before was answered: a broker
-        works on several requests of one connection at once.
+        Batches for one queue keep their order only if each is sent after the one before was answered: a
+        broker works on several requests of one connection at once.
         """
         command = self._batch_command(batch, terms)
         self._send_async(address, command, batch.queue, batch.messages, on_result)
@@ -178,7 +178,8 @@ class BrokerClient(BrokerCalls):
     ) -> None:
         """Have a message delivered again through the group's retry topic; ``address`` must be where it is stored.
 
-        ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter topic.
+        ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter
+        topic.
         """
         header = headers.ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -192,7 +193,7 @@ class BrokerClient(BrokerCalls):
         )
         self._ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
-    # --- offsets ---------------------------------------------------------------------------------------------
+    # --- offsets --------------------------------------------------------------------------------------------
 
     def min_offset(self, address: str, queue: MessageQueue) -> int:
         """The first queue offset the broker still has."""
@@ -289,7 +290,7 @@ class BrokerClient(BrokerCalls):
         )
         self._ask_or_tell(address, command_of(RequestCode.UPDATE_CONSUMER_OFFSET, header), oneway=oneway)
 
-    # --- membership and locks --------------------------------------------------------------------------------
+    # --- membership and locks -------------------------------------------------------------------------------
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData) -> None:
         """Show this client's groups and their whole subscriptions: what is missing is unsubscribed."""
@@ -348,7 +349,7 @@ class BrokerClient(BrokerCalls):
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, queues)
         self._ask_or_tell(address, command, oneway=oneway)
 
-    # --- how -------------------------------------------------------------------------------------------------
+    # --- how ------------------------------------------------------------------------------------------------
 
     def _pull_deadline(self, request: PullRequest) -> Deadline:
         held_s = request.held_s

@@ -2,8 +2,8 @@
 
 How a broker is called, and under which names: what ``BrokerClient`` and ``AdminClient`` share.
 
-The namespace is put on and taken off here and nowhere else: callers name topics and groups as users do, brokers
-get and give the names they know.
+The namespace is put on and taken off here and nowhere else: callers name topics and groups as users do,
+brokers get and give the names they know.
 
 Values that name topics and groups as users do, made into what brokers are told: with their namespace. Pure.
 """
@@ -86,9 +86,9 @@ T = TypeVar("T")
 class BrokerCalls:
     """Calls to brokers through a pool. Shared by any number of threads.
 
-    Every blocking call raises ``TransportError`` (retryable) when no answer comes, ``BrokerError`` or a subclass
-    when the broker says no, and ``RemoteProtocolError`` when the answer makes no sense.  It waits at most
-    ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
+    Every blocking call raises ``TransportError`` (retryable) when no answer comes, ``BrokerError`` or a
+    subclass when the broker says no, and ``RemoteProtocolError`` when the answer makes no sense.  It waits at
+    most ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class BrokerCalls:
         self._request_timeout_s = request_timeout_s
         self._namespace = namespace
 
-    # --- names -----------------------------------------------------------------------------------------------
+    # --- names ----------------------------------------------------------------------------------------------
 
     def _named(self, resource: str) -> str:
         """The name brokers know a topic or group by."""
@@ -117,7 +117,7 @@ class BrokerCalls:
             return by_queue
         return {queue_without_namespace(self._namespace, queue): value for queue, value in by_queue.items()}
 
-    # --- requests --------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
         return Deadline.after(self._clock, self._request_timeout_s)

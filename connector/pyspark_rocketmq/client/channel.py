@@ -2,22 +2,24 @@
 
 One connection: requests out, answers matched, the server's own requests answered.
 
-Theory.  A channel owns one reader thread.  It alone receives, decodes and calls back; callers only send.  What
-is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it
+Theory.  A channel owns one reader thread.  It alone receives, decodes and calls back; callers only send.
+What is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table
+calls it
 back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the
 channel with the reason.  That is why every callback comes exactly once.
 
 Rule 1: under ``_lock`` only the table and the end reason are touched.  Rule 2: under ``_send_lock`` only the
-transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the deadline of who is
-sending; who waits behind him gives up by his own.  Rule 3: neither lock is held while the other is taken, while
-waiting, or during a callback.
+transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the deadline of
+who is sending; who waits behind him gives up by his own.  Rule 3: neither lock is held while the other is
+taken, while waiting, or during a callback.
 
 Requests that a server sends to us, answered away from the reader thread.
 
-A slow handler delays only the requests behind it, never the answers to our own requests.  How many wait for it is
-bounded, in number and in memory: whoever asks more than that is told that this client is busy.
+A slow handler delays only the requests behind it, never the answers to our own requests.  How many wait for
+it is bounded, in number and in memory: whoever asks more than that is told that this client is busy.
 
-Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no room for.
+Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no room
+    for.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class RequestDispatcher:
     """Hands requests to the handler on threads of its own: in the order of arrival, but for those that run a listener.
 
     These wait in a line of their own: the broker's news of members and resets must not wait for a listener.
-    ``dispatch`` and ``stop`` belong to one thread (the channel's reader); a thread starts with the first request of
-    its line, because most channels never see one.
+    ``dispatch`` and ``stop`` belong to one thread (the channel's reader); a thread starts with the first
+    request of its line, because most channels never see one.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class RequestDispatcher:
         try:
             self._answer(answer)
         except LocalProtocolError as error:
-            # A text of the request in it, perhaps, that JSON could carry and UTF-8 cannot: the next request counts.
+            # A text of the request in it, perhaps, that JSON could carry and UTF-8 cannot: the next request
+            # counts.
             logger.warning("answer cannot be sent code=%d: %s", request.code, error)
             self._answer(
                 request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")
@@ -216,8 +219,9 @@ class Channel:
     """A connection to one server, shared by any number of threads.
 
     Guarantees: requests leave in the order in which ``submit`` was called by one thread; an answer that comes
-    after its request was given up is ignored; a server's request never delays an answer.  A server that answers
-    GO_AWAY gets no new request from the pool; the channel ends with the last answer that is still awaited.
+    after its request was given up is ignored; a server's request never delays an answer.  A server that
+    answers GO_AWAY gets no new request from the pool; the channel ends with the last answer that is still
+    awaited.
     """
 
     def __init__(
@@ -291,8 +295,9 @@ class Channel:
     ) -> int:
         """Send a request without waiting; ``on_response`` is called exactly once.
 
-        It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the channel
-        ended; on the reader thread, or on the thread that found out that the channel ended, which may be this one.
+        It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the
+        channel ended; on the reader thread, or on the thread that found out that the channel ended, which may
+        be this one.
 
         Returns:
             The request's opaque.
@@ -411,7 +416,8 @@ class Channel:
         raise ChannelClosed(self.address, detail)
 
     def _take_in(self, command: RemotingCommand) -> None:
-        # Both sides number their requests from their own counter, so the flag decides, never the opaque alone.
+        # Both sides number their requests from their own counter, so the flag decides, never the opaque
+        # alone.
         if not command.is_response:
             logger.debug("< request code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
             self._dispatcher.dispatch(command)

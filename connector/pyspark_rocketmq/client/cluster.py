@@ -6,7 +6,8 @@ Looks for a topic's queues for as long as sends are tried.
 
 Calls to several brokers at the same time, so that one that does not answer costs its time-out once.
 
-When a message was stored, asked of its broker as an operator asks: no group's offsets and figures are touched.
+When a message was stored, asked of its broker as an operator asks: no group's offsets and figures are
+touched.
 
 Calls to several servers at the same time, so that one that does not answer costs the others nothing.
 
@@ -129,8 +130,9 @@ class _NotThere(TopicNotFound):
 class PatientLookup:
     """Finds the queues of topics for one producer.
 
-    A topic that the producer has never seen may be new, or be on brokers that restart: nobody can tell.  It is looked for
-    all the time there is before brokers are expected to make it, because other brokers would, and keys would move to them.
+    A topic that the producer has never seen may be new, or be on brokers that restart: nobody can tell.  It
+    is looked for all the time there is before brokers are expected to make it, because other brokers would,
+    and keys would move to them.
     """
 
     producer: Producer
@@ -156,7 +158,8 @@ class PatientLookup:
             return self.producer.queues(topic, may_create=False)
         except TopicNotFound as error:
             logger.warning(
-                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is best created before "
+                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is "
+                "best created before "
                 "it is written to topic=%s",
                 self.timeout_s,
                 topic,
@@ -166,8 +169,9 @@ class PatientLookup:
 
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""Pauses between two questions for a retry topic that is not on all brokers yet, the first and the longest: a broker
-makes it at the group's first heartbeat, so that it is there a moment later or, for want of rights, never."""
+"""Pauses between two questions for a retry topic that is not on all brokers yet, the first and the longest: a
+broker makes it at the group's first heartbeat, so that it is there a moment later or, for want of rights,
+never."""
 
 
 @dataclass(frozen=True)
@@ -258,8 +262,8 @@ class TopicRoutes:
         try:
             self._retry_route = self._name_server.route(self._retry_topic, deadline)
         except RocketMQError:
-            # Not there yet, or nobody to ask: nothing was given back, or what was is found a little later. The last
-            # route holds.
+            # Not there yet, or nobody to ask: nothing was given back, or what was is found a little later.
+            # The last route holds.
             return
 
 

@@ -2,9 +2,9 @@
 
 What a child of ``fork()`` does not share with its parent.
 
-A child has a copy of everything but threads: connections that the parent reads from, locks that a thread held which is not
-there, counters that go on from the same number.  Whatever has such things makes new ones in the child, before anything else
-runs there.
+A child has a copy of everything but threads: connections that the parent reads from, locks that a thread held
+which is not there, counters that go on from the same number.  Whatever has such things makes new ones in the
+child, before anything else runs there.
 
 What is closed where its ``with`` ends.
 """

@@ -101,14 +101,16 @@ class NameServerClient:
     def lasting_route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The route that messages are sent by: as :meth:`route`, but what was ever known of the topic is kept.
 
-        A name server denies a topic while the topic's only broker restarts, and every topic from its own restart until
-        brokers have registered again. A message that went to another broker meanwhile would leave its key's queue.
+        A name server denies a topic while the topic's only broker restarts, and every topic from its own
+        restart until brokers have registered again. A message that went to another broker meanwhile would
+        leave its key's queue.
 
         Raises:
             TopicNotFound: If no living broker has the topic and nothing was ever known of it.
             TransportError: As :meth:`route`.
 
-        Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``, which changes nothing at TOPIC_NOT_EXIST.
+        Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``, which changes nothing
+            at TOPIC_NOT_EXIST.
         """
         try:
             return self.route(topic, deadline)
@@ -121,7 +123,8 @@ class NameServerClient:
                 self._known[topic] = known._replace(since_s=since_s, is_denied=True)
             if not known.is_denied and not known.is_expected:
                 logger.warning(
-                    "the name server does not know the topic any more, going on with what was known topic=%s brokers=%s: %s",
+                    "the name server does not know the topic any more, going on with what was known topic=%s "
+                    "brokers=%s: %s",
                     topic,
                     known.route.brokers_shown(),
                     error,

@@ -2,28 +2,28 @@
 
 A connection that one thread pulls on, many pulls at a time: the fast way to read a queue's range.
 
-Why not a channel: its reader thread wakes once per answer and then contends with the thread that decodes messages
-for Python's lock.  Here one thread sends the next pulls in one piece, takes everything that has come in one piece,
-and decodes in between while the broker works; that costs half the processor time, on the broker's side too, which
-sees bursts instead of single requests.
+Why not a channel: its reader thread wakes once per answer and then contends with the thread that decodes
+messages for Python's lock.  Here one thread sends the next pulls in one piece, takes everything that has come
+in one piece, and decodes in between while the broker works; that costs half the processor time, on the
+broker's side too, which sees bursts instead of single requests.
 
-Rule 1: one thread.  Rule 2: after any error the line is of no use: close it.  Rule 3: silence is measured while
-waiting, never while the caller was busy with something else or the whole process stood still: the answers may have come
-meanwhile.  Rule 4: a pull that stays without an answer while others get theirs is given up alone; a broker may drop one
-that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``).
+Rule 1: one thread.  Rule 2: after any error the line is of no use: close it.  Rule 3: silence is measured
+while waiting, never while the caller was busy with something else or the whole process stood still: the
+answers may have come meanwhile.  Rule 4: a pull that stays without an answer while others get theirs is given
+up alone; a broker may drop one that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``).
 
 Answers to pulls out of received bytes: the one place where the client reads headers by the ten thousand.
 
-A broker writes the headers of its found pulls all alike, but for a few numbers.  So the first one is read by the full
-decoder, and its text becomes a pattern in which those numbers alone are free.  A header that matches the pattern means
-what the full decoder would find in it; every other one goes to the full decoder.
+A broker writes the headers of its found pulls all alike, but for a few numbers.  So the first one is read by
+the full decoder, and its text becomes a pattern in which those numbers alone are free.  A header that matches
+the pattern means what the full decoder would find in it; every other one goes to the full decoder.
 
 Where the bytes of one connection are received, so that message bodies can be used where they arrived.
 
-A body is handed on as a view of the buffer. As long as anybody has such a view its buffer is not written again:
-another one is taken, which costs nothing but memory. Who has used up what he got says so (``turn_over``), and the few
-bodies that he still waits for are moved (``keep``): then two buffers are enough for ever, and both stay in the
-processor's cache.
+A body is handed on as a view of the buffer. As long as anybody has such a view its buffer is not written
+again: another one is taken, which costs nothing but memory. Who has used up what he got says so
+(``turn_over``), and the few bodies that he still waits for are moved (``keep``): then two buffers are enough
+for ever, and both stay in the processor's cache.
 
 Pull lines that a process keeps between the tasks that use them, such as a Spark Python worker.
 """
@@ -150,8 +150,8 @@ _ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
 class PullAnswers:
     """Decoder of one connection's bytes.
 
-    Obligations of the caller: receive into ``buffer.room()``, tell ``take_in`` how much came, and close the connection
-    after an error.
+    Obligations of the caller: receive into ``buffer.room()``, tell ``take_in`` how much came, and close the
+    connection after an error.
     """
 
     def __init__(self) -> None:
@@ -272,8 +272,8 @@ class PullLine(Generic[PullT]):
         self._answers = PullAnswers()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """By opaque, in the order of sending: pulls and when they were sent, by the line's own time, which passes only
-        while it waits for bytes."""
+        """By opaque, in the order of sending: pulls and when they were sent, by the line's own time, which
+        passes only while it waits for bytes."""
         self._listened_s = 0.0
         self._next_look_s = 0.0
         renew_in_children(self)
@@ -410,8 +410,8 @@ _KEPT_S: Final = 60.0
 """A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
 _idle: dict[tuple[str, ConnectionSettings], list[tuple[float, PullLine[Any]]]] = {}
-"""By address, and by settings, because a line speaks with one user's credentials; with the monotonic second at which each
-was given back."""
+"""By address, and by settings, because a line speaks with one user's credentials; with the monotonic second
+at which each was given back."""
 # A child must not speak on its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 

@@ -104,7 +104,8 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
         if failure.verify_code in _NOT_VALID_NOW:
             return TlsFailed(
                 address,
-                f"its certificate, or one that vouches for it, is not valid now: {complaint}. Have it renewed, and see that "
+                f"its certificate, or one that vouches for it, is not valid now: {complaint}. Have it "
+                "renewed, and see that "
                 "this machine's clock is right.",
             )
         return TlsFailed(
@@ -120,7 +121,8 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
         return _alert_error(address, failure)
     return ConnectFailed(
         address,
-        f"the TLS handshake failed: {failure}; a server whose tls.server.mode is disabled ends it so (then set "
+        f"the TLS handshake failed: {failure}; a server whose tls.server.mode is disabled ends it so (then "
+        "set "
         "useTls=false)",
     )
 
@@ -130,12 +132,14 @@ def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
     if "protocol version" in reason:
         return TlsFailed(
             address,
-            "the server speaks no version of TLS that is taken here: 1.2 or newer. Run it on a newer Java, or let its Java "
+            "the server speaks no version of TLS that is taken here: 1.2 or newer. Run it on a newer Java, "
+            "or let its Java "
             "speak TLS 1.2 (jdk.tls.disabledAlgorithms).",
         )
     return TlsFailed(
         address,
-        f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and tlsKeyFile to "
+        f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and "
+        "tlsKeyFile to "
         "one that its authority has signed.",
     )
 
@@ -161,8 +165,8 @@ class TlsTransport:
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or ``SendingTime`` is over. Part of the data may be sent, so the
-                connection is of no use afterwards.
+            ChannelClosed: If the peer is gone, or ``SendingTime`` is over. Part of the data may be sent, so
+                the connection is of no use afterwards.
             TlsFailed: As ``recv_into``.
         """
         rest = memoryview(data)
@@ -231,7 +235,8 @@ class TlsTransport:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
             except ssl.SSLError as exc:
-                # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is over.
+                # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is
+                # over.
                 if "ALERT" in (exc.reason or ""):
                     self._alert = exc
                 raise

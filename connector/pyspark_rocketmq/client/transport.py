@@ -21,7 +21,8 @@ from typing import Final, Protocol, TypeVar
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
 _ANY_REMOTE = ("192.0.2.1", 9)
-"""A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing interface."""
+"""A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing
+interface."""
 
 
 def local_ip() -> bytes:
@@ -42,8 +43,9 @@ RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can look after its deadlines."""
 
 
-# A peer that is gone without a word (power, a firewall that forgot the connection) is noticed within a minute, by
-# unanswered probes in silence and by unacknowledged data otherwise; the system's defaults are hours.
+# A peer that is gone without a word (power, a firewall that forgot the connection) is noticed within a
+# minute, by unanswered probes in silence and by unacknowledged data otherwise; the system's defaults are
+# hours.
 _VANISHED_PEER: Final = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -191,8 +193,8 @@ class TcpTransport:
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent, so
-                the connection is of no use afterwards.
+            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent,
+                so the connection is of no use afterwards.
         """
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)

@@ -2,9 +2,9 @@
 
 Who of a group consumes which queue: every member computes it alone, and all come to the same result.
 
-That holds only if all members use the same strategy on the same lists in the same order; nobody checks the first,
-:func:`allocate` sees to the last. A member listed twice (one entry per connection) counts twice, as in Java: its
-second share goes to nobody until the broker forgets the old connection.
+That holds only if all members use the same strategy on the same lists in the same order; nobody checks the
+first, :func:`allocate` sees to the last. A member listed twice (one entry per connection) counts twice, as in
+Java: its second share goes to nobody until the broker forgets the old connection.
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
 
@@ -14,7 +14,8 @@ From the text of option ``allocateMessageQueueStrategy`` to the strategy.
 
 Allocation that moves few queues when members come and go, at the price of very uneven shares.
 
-Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its own place.
+Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its own
+place.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
         )
     if not members:
         raise ValueError(
-            f"The group of {client_id} has no members, so its queues cannot be allocated; ask the broker again."
+            f"The group of {client_id} has no members, so its queues cannot be allocated; ask the broker "
+            "again."
         )
     return client_id in members
 
@@ -316,7 +318,8 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
 
 
 _FORMS: Final = (
-    "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, machineRoomNearby[:STRATEGY], "
+    "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, "
+    "machineRoomNearby[:STRATEGY], "
     "byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
 )
 
@@ -325,7 +328,8 @@ def allocation_strategy(text: str) -> AllocationStrategy:
     """Return the strategy that ``text`` names; a class of the user's is imported and made without arguments.
 
     Raises:
-        OptionError: If there is no such strategy, or the class cannot be imported or made or has no ``allocate``.
+        OptionError: If there is no such strategy, or the class cannot be imported or made or has no
+            ``allocate``.
     """
     name, colon, argument = text.strip().partition(":")
     build = _BUILDERS.get(name)

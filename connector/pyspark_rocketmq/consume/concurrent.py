@@ -1,29 +1,32 @@
 """Concurrent consumption of one range: state machine, and what a listener's answer does.
 
-Concurrent consumption of one queue's planned range: what to deliver next, what an answer does, how far it came.
+Concurrent consumption of one queue's planned range: what to deliver next, what an answer does, how far it
+came.
 
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
 
-1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the pool has
-   threads, so that a full pool holds messages back and drops none (E1, E9).
+1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the
+   pool has threads, so that a full pool holds messages back and drops none (E1, E9).
 2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
-3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped (E5).
-4. One that could not be sent back is consumed again after 5 s, alone or with others of its kind (E4). Java goes on so
-   for ever; here the second time in a row ends the run: nothing new is delivered, and the queue is planned again,
-   after 5 s, from the first message that is not done.
-5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in one round,
-   and are done with that; what the call answers later no longer counts for them (E7).
+3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
+   (E5).
+4. One that could not be sent back is consumed again after 5 s, alone or with others of its kind (E4). Java
+   goes on so for ever; here the second time in a row ends the run: nothing new is delivered, and the queue is
+   planned again, after 5 s, from the first message that is not done.
+5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
+   one round, and are done with that; what the call answers later no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
 7. A run that has lasted 60 s delivers nothing new, and what is out is waited for, so that a micro-batch ends.
    A run that is given up, because its queue was taken away or reset or the query stops, does so at once.
-8. A range whose first message could not be sent back before begins with it alone: while it fails, the others, which
-   would be delivered again, wait.
+8. A range whose first message could not be sent back before begins with it alone: while it fails, the others,
+   which would be delivered again, wait.
 
 A call that never returns keeps its thread.  When all threads are gone so the run ends with what is done.
 
 Messages are indexes ``0 … count-1`` in queue order; whoever drives the machine knows their offsets.
 
-What a concurrent listener's answer means: which messages of its delivery are done, and what becomes of the others.
+What a concurrent listener's answer means: which messages of its delivery are done, and what becomes of the
+others.
 
 Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``, ``processConsumeResult``.
 """
@@ -95,7 +98,8 @@ def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
     if isinstance(value, int):
         return int(value), None
     return otherwise, (
-        f"The listener set context.{name} to a {type(value).__name__}; it must be a whole number. {otherwise} is "
+        f"The listener set context.{name} to a {type(value).__name__}; it must be a whole number. "
+        f"{otherwise} is "
         "taken instead."
     )
 
@@ -106,7 +110,10 @@ _RETURNED_NONE = f"The listener returned None, which is no ConsumeConcurrentlySt
 
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
-    return f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeConcurrentlyStatus; {_WANTED}"
+    return (
+        f"The listener returned {shown}of type {type(returned).__name__}, which is no "
+        f"ConsumeConcurrentlyStatus; {_WANTED}"
+    )
 
 
 SEND_BACK_PAUSE_S: Final = 5.0
@@ -165,8 +172,8 @@ class ConcurrentSettings:
     consume_message_batch_max_size: int = 1
     """Most messages of one delivery, 1..1024."""
     consume_thread_max: int = 20
-    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the pool's size at rest;
-    here a thread is started when there is something to do for it."""
+    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the pool's size
+    at rest; here a thread is started when there is something to do for it."""
     max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
     """Attempts after the first one; then a message is a dead letter."""
     consume_timeout_s: float = 900.0
@@ -200,8 +207,8 @@ class _Out:
 class ConcurrentConsumption:
     """One run over the messages of one planned range.
 
-    Guarantee: a message is out at most once at a time, and ``done`` never passes one that is not acknowledged,
-    stored by a broker, or dropped in broadcasting. Not thread-safe; no method blocks.
+    Guarantee: a message is out at most once at a time, and ``done`` never passes one that is not
+    acknowledged, stored by a broker, or dropped in broadcasting. Not thread-safe; no method blocks.
     """
 
     def __init__(
@@ -380,7 +387,7 @@ class ConcurrentConsumption:
         again_s = self._again[0][0] if self._again and may_deliver else inf
         return min(expires_s, again_s)
 
-    # --- what is delivered -----------------------------------------------------------------------------------
+    # --- what is delivered ----------------------------------------------------------------------------------
 
     @property
     def _is_free(self) -> bool:
@@ -400,7 +407,7 @@ class ConcurrentConsumption:
             due.append(self._again.popleft()[1])
         return sorted(due)
 
-    # --- what becomes of a message ---------------------------------------------------------------------------
+    # --- what becomes of a message --------------------------------------------------------------------------
 
     def _with_listener(self, expires_s: float, number: int) -> list[int]:
         """Messages of the delivery that expire at that moment."""

@@ -2,25 +2,28 @@
 
 Which pulls of one queue range are in flight, and their answers back in queue order.
 
-A range ``[start, end)`` is cut into *segments*. Every open segment has one pull under way; the answer moves the
-segment on to ``nextBeginOffset``, until it has reached its end. What this rests on:
+A range ``[start, end)`` is cut into *segments*. Every open segment has one pull under way; the answer moves
+the segment on to ``nextBeginOffset``, until it has reached its end. What this rests on:
 
 1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none at all (a filter). Only
    ``nextBeginOffset`` says how far the broker got; a short answer never means the end of the queue.
 2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the offset asked for.
-   Hence every piece carries the two offsets between which its messages count; the others belong to a neighbour.
+   Hence every piece carries the two offsets between which its messages count; the others belong to a
+   neighbour.
 3. Answers come in any order, pieces leave in queue order.
 
-The machine knows neither sockets nor time: the shell sends what ``requests()`` returns and reports the result.
+The machine knows neither sockets nor time: the shell sends what ``requests()`` returns and reports the
+result.
 
 Which broker of a name the next pulls of one queue go to: its master, or a replica the master suggests.
 
-A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may lag, and it
-answers other codes than its master for an offset it does not have.  Hence:
+A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may
+lag, and it answers other codes than its master for an offset it does not have.  Hence:
 
-1. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now pulled from.
-2. From a replica only messages count.  Whatever else it answers (19, 20, 21, an error, silence), the same pull goes to
-   the master, whose word alone is final, and the replica is left alone for a while.
+1. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
+   pulled from.
+2. From a replica only messages count.  Whatever else it answers (19, 20, 21, an error, silence), the same
+   pull goes to the master, whose word alone is final, and the replica is left alone for a while.
 3. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
 
 Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``.
@@ -36,7 +39,8 @@ from pyspark_rocketmq.model import PulledBody
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
-"""How long suggestions of a replica are not followed after it failed; a master would suggest it with every answer."""
+"""How long suggestions of a replica are not followed after it failed; a master would suggest it with every
+answer."""
 
 
 class PullFrom:

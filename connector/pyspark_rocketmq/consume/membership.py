@@ -2,26 +2,30 @@
 
 One member of a consumer group: what it must ask, tell and lock, and what it may plan.
 
-The machine knows neither sockets nor threads nor time: whoever drives it reports what happened (a route, a list of
-members, an answer to a lock call) with the monotonic second of the moment, takes what is :meth:`~Membership.due`,
-does it, and reports the result.  What a single queue goes through is the table of :mod:`~pyspark_rocketmq.consume.queue_ownership`.
+The machine knows neither sockets nor threads nor time: whoever drives it reports what happened (a route, a
+list of members, an answer to a lock call) with the monotonic second of the moment, takes what is
+:meth:`~Membership.due`, does it, and reports the result.  What a single queue goes through is the table of
+:mod:`~pyspark_rocketmq.consume.queue_ownership`.
 
 Rule 1: what is not known changes nothing. A list of members that cannot be had, or is empty, leaves the
-allocation as it is (B4), and so does a share that cannot be computed, for its topic (B2); a lock call that fails leaves the
-locks as they are until they expire (C2).
-Rule 2: bad news is looked at twice. Who is missing from the list for the first time, this member included, still
-counts as a member; who is new counts at once (B4).
+allocation as it is (B4), and so does a share that cannot be computed, for its topic (B2); a lock call that
+fails leaves the locks as they are until they expire (C2).
+Rule 2: bad news is looked at twice. Who is missing from the list for the first time, this member included,
+still counts as a member; who is new counts at once (B4).
 Rule 3: a lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
-Rule 4: without locks (concurrent and broadcasting consumers) a share is held as soon as it is known.  Members that
-see different groups may then both plan a queue for a moment; the claim in the offset store decides between them.
+Rule 4: without locks (concurrent and broadcasting consumers) a share is held as soon as it is known.  Members
+that see different groups may then both plan a queue for a moment; the claim in the offset store decides
+between them.
 Rule 5: between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
 planned, so a queue can never be given free under a plan in the making (B5).
-Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or for some, says of which plan: what comes late
-says nothing of the plan that is under way by then.
+Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or for some, says of which plan:
+what comes late says nothing of the plan that is under way by then.
 
-Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``, ``ConsumeMessageOrderlyService``.
+Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
+    ``ConsumeMessageOrderlyService``.
 
-What a member of a group has to do, and at which intervals: the output of :mod:`~pyspark_rocketmq.consume.membership`.
+What a member of a group has to do, and at which intervals: the output of
+:mod:`~pyspark_rocketmq.consume.membership`.
 """
 
 from __future__ import annotations
@@ -88,7 +92,8 @@ Duty = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
-"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see :mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be said."""
+"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see
+:mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be said."""
 
 
 class Tenure(NamedTuple):
@@ -107,7 +112,8 @@ class Membership:
         client_id: This member.
         allocate: Its share of the queues, given all members.
         needs_locks: False for concurrent and broadcasting consumers.
-        is_broadcast: Every member has every queue (B3); the others are looked at only to tell what does not fit.
+        is_broadcast: Every member has every queue (B3); the others are looked at only to tell what does not
+            fit.
         timing: Intervals.
     """
 
@@ -154,7 +160,7 @@ class Membership:
         self._is_stopping = False
         self._is_registered = False
 
-    # --- what the planner asks ---------------------------------------------------------------------------------
+    # --- what the planner asks ------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
         """Queues that may be planned, with the term of each; those whose lock is stale are left out (C1, C2)."""
@@ -241,7 +247,7 @@ class Membership:
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
         return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
-    # --- what the driver does and reports ----------------------------------------------------------------------
+    # --- what the driver does and reports -------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[Duty]:
         """What is to be done now, each once until its result is reported; expired locks are dropped first."""
@@ -343,7 +349,7 @@ class Membership:
         """Give everything up: the next :meth:`due` unlocks and unregisters, and nothing is planned any more."""
         self._is_stopping = True
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _is_look_due(self, now_s: float) -> bool:
         if self._is_looking or not self._queues:

@@ -2,13 +2,13 @@
 
 How fast a consumer is: sums over the last minute and the last hour, as Java's clients keep them (row D11).
 
-Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of seven samples.
-Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.
+Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of
+seven samples. Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.
 
-The figures travel as text in the offset store's rows, because whoever is asked for them, the member of the group, is another
-process than the one that hears of every batch.  Shape: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0], "minute": [12, 1, …],
-"hour": [640, 3, …]}``: when they were written, how long minute and hour had been watched, and the sums in the order of
-:class:`Figures`.
+The figures travel as text in the offset store's rows, because whoever is asked for them, the member of the
+group, is another process than the one that hears of every batch.  Shape: ``{"at": 1700000000.5, "seconds":
+[60.5, 1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour
+had been watched, and the sums in the order of :class:`Figures`.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
 
@@ -32,7 +32,8 @@ class QueueLag(NamedTuple):
     max_offset: int | None
     """The broker's, exclusive; None when it did not answer or does not have the queue."""
     next_stored_at_s: float | None = None
-    """Wall-clock second at which the message at ``next_offset`` was stored, where it was asked for and is there."""
+    """Wall-clock second at which the message at ``next_offset`` was stored, where it was asked for and is
+    there."""
 
     @property
     def messages(self) -> int | None:
@@ -130,7 +131,8 @@ class RecentFigures(Generic[KeyT]):
 def lately(text: str, now_s: float) -> Lately:
     """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later.
 
-    Of a text that cannot be read nothing is known: nothing goes by figures, and the next batch writes new ones.
+    Of a text that cannot be read nothing is known: nothing goes by figures, and the next batch writes new
+    ones.
     """
     try:
         facts = json.loads(text) if text else None

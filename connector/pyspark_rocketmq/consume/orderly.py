@@ -6,25 +6,27 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
-   committed back. The two that put back suspend the queue: when ``suspended_until_s`` has come this run goes on, if whoever
-   drives it is still there; else the queue is planned again from ``committed`` (D3, D4).
+   committed back. The two that put back suspend the queue: when ``suspended_until_s`` has come this run goes
+   on, if whoever drives it is still there; else the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything that is no status put back too (D5). Every put-back counts one
    reconsumption for each message of the batch, a roll-back does not.
-4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that a
-   broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at once. One
-   message that failed to be sent, or that may be tried again, takes the whole batch back, dead letters included,
-   so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). One that goes on after a suspension
-   begins those 60 s anew, as a Java client's does. It does not yield while messages are consumed without a commit: the next run
-   would begin before them, and might never come further. A run that is given up, because its queue was taken away or reset or
-   the query stops, yields at once, between two deliveries.
+4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that
+   a broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at
+   once. One message that failed to be sent, or that may be tried again, takes the whole batch back, dead
+   letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). One that goes on
+   after a suspension begins those 60 s anew, as a Java client's does. It does not yield while messages are
+   consumed without a commit: the next run would begin before them, and might never come further. A run that
+   is given up, because its queue was taken away or reset or the query stops, yields at once, between two
+   deliveries.
 
-Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that the
-machine costs nothing per message: whoever drives it knows their offsets.
+Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that
+the machine costs nothing per message: whoever drives it knows their offsets.
 
 What a listener's answer means: how its call ended, and what becomes of the messages.
 
-The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted anything.
+The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted
+anything.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class Effect(Enum):
     PUT_BACK = "PUT_BACK"
     """The batch is delivered again after a pause and counted; its rows are void, accumulated ones wait on."""
     ROLL_BACK = "ROLL_BACK"
-    """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void."""
+    """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void.
+    """
     SEND_BACK = "SEND_BACK"
-    """``dead_letters`` are to be sent first; what then happens is the outcome of ``sent_back``. Their rows are void."""
+    """``dead_letters`` are to be sent first; what then happens is the outcome of ``sent_back``. Their rows
+    are void."""
 
 
 class Outcome(NamedTuple):
@@ -60,7 +64,8 @@ class Outcome(NamedTuple):
     return_type: ReturnType
     effect: Effect
     problem: str | None = None
-    """A sentence for the user where the listener broke its contract; queue and offset are for the caller to add."""
+    """A sentence for the user where the listener broke its contract; queue and offset are for the caller to
+    add."""
     dead_letters: tuple[int, ...] = ()
     """Messages to send as dead letters, in this order; only with ``SEND_BACK``."""
 
@@ -131,7 +136,10 @@ def outcome_of_exception(*, auto_commit: bool) -> Outcome:
 
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
-    return f"The listener returned {shown}of type {type(returned).__name__}, which is no ConsumeOrderlyStatus; {_WANTED}"
+    return (
+        f"The listener returned {shown}of type {type(returned).__name__}, which is no "
+        f"ConsumeOrderlyStatus; {_WANTED}"
+    )
 
 
 SHORTEST_SUSPEND_MILLIS: Final = 10
@@ -158,8 +166,8 @@ class Delivery(NamedTuple):
     start: int
     stop: int
     put_back: tuple[int, ...] = ()
-    """How often each message was put back before, which the listener sees added to what the broker stored; empty if
-    none was."""
+    """How often each message was put back before, which the listener sees added to what the broker stored;
+    empty if none was."""
 
 
 class _Failed(NamedTuple):
@@ -189,10 +197,12 @@ class OrderlySettings:
     consume_timeout_s: float = 900.0
     """From this duration on a listener call counts as TIME_OUT (D8)."""
     max_reconsume_times: int = UNLIMITED
-    """A message delivered once and put back as often as this becomes a dead letter when it fails again (D6)."""
+    """A message delivered once and put back as often as this becomes a dead letter when it fails again (D6).
+    """
 
     consume_thread_max: int = 20
-    """Most calls at the same time in one task, of different queues; 1 has all of them in one thread, one after the other."""
+    """Most calls at the same time in one task, of different queues; 1 has all of them in one thread, one
+    after the other."""
 
     def __post_init__(self) -> None:
         if self.consume_thread_max < 1:
@@ -217,9 +227,9 @@ class OrderlySettings:
 class OrderlyConsumption:
     """One run over the messages of one planned queue range.
 
-    Guarantee: deliveries are consecutive and ascending, never two at a time, and none follows a suspension before ``go_on``.
-    At every moment ``[0, committed)`` is done, ``accumulated`` messages after it are consumed and not committed.
-    Not thread-safe; no method blocks.
+    Guarantee: deliveries are consecutive and ascending, never two at a time, and none follows a suspension
+    before ``go_on``. At every moment ``[0, committed)`` is done, ``accumulated`` messages after it are
+    consumed and not committed. Not thread-safe; no method blocks.
     """
 
     __slots__ = (
@@ -255,8 +265,8 @@ class OrderlyConsumption:
             settings: The consumer's.
             started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
             put_back: How often messages were put back before, by index; those never put back may be left out.
-            stored_times: The reconsumptions that the broker has stored with a message; asked for only when it failed
-                and there is a limit.
+            stored_times: The reconsumptions that the broker has stored with a message; asked for only when it
+                failed and there is a limit.
         """
         if count < 0 or any(times < 0 for times in put_back.values()):
             raise ValueError(f"count={count} and put_back={dict(put_back)} must not be negative.")
@@ -353,7 +363,8 @@ class OrderlyConsumption:
         Args:
             status: Whatever came back.
             auto_commit: The context's value after the call.
-            suspend_millis: The context's value after the call; -1 means the consumer's default, and so does what is no number.
+            suspend_millis: The context's value after the call; -1 means the consumer's default, and so does
+                what is no number.
             now_s: When the listener returned.
 
         Raises:
@@ -470,6 +481,7 @@ def _may_time_out(outcome: Outcome) -> bool:
 
 def _no_time(value: object) -> str:
     return (
-        f"The listener set context.suspend_current_queue_time_millis to a {type(value).__name__}; it must be a number of "
+        f"The listener set context.suspend_current_queue_time_millis to a {type(value).__name__}; it must be "
+        "a number of "
         "milliseconds. The consumer's own pause is taken instead."
     )

@@ -5,37 +5,40 @@ What one micro-batch reads: a range per queue, from stored progress, broker boun
 The rules, in the order in which they apply to a queue:
 
 1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
-2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute, so one
-   that ends later than that was written before the clock was stepped back: it is over.
-3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset if
-   gaps are skipped, else the queue is left out.
-4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was suspended at
-   its first message is tried with one delivery's worth: it may well stop there again, and the more its backlog
-   grows the less of the others' share is to go into reading what is not delivered.
+2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute,
+   so one that ends later than that was written before the clock was stepped back: it is over.
+3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset
+   if gaps are skipped, else the queue is left out.
+4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was
+   suspended at its first message is tried with one delivery's worth: it may well stop there again, and the
+   more its backlog grows the less of the others' share is to go into reading what is not delivered.
 5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
-6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at least as
-   many new ones, up to the flow-control threshold; until there are new ones it is left out for a while.
+6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at
+   least as many new ones, up to the flow-control threshold; until there are new ones it is left out for a
+   while.
 
 Which planned ranges share a task.
 
-A task costs some tens of milliseconds of a core whatever it does: Spark schedules it, and two Python processes take it up. A queue with a
-few messages, or one on trial after a suspension, is done in less.  So:
+A task costs some tens of milliseconds of a core whatever it does: Spark schedules it, and two Python
+processes take it up. A queue with a few messages, or one on trial after a suspension, is done in less.  So:
 
-1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25 ms if that is
+1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25
+   ms if that is
    more: with any number of cores the micro-batch takes no longer, and with few it takes less.
 2. A range of which nothing is known has a task of its own.
-3. If that makes more tasks than can run at the same time, and their number is known, there are as many as that, each
-   with its share of the work. A task that waits for a core could do nothing for its queues, and one that has
-   a suspended queue left would have to end for it (D3).
-4. Neighbours in a task that take no longer than 25 ms together are read at once: pulled by one burst and decoded in one go, which
-   takes a few short ranges as long as one. None of them waits longer to be given up than the call of a slow listener lasts.
+3. If that makes more tasks than can run at the same time, and their number is known, there are as many as
+   that, each with its share of the work. A task that waits for a core could do nothing for its queues, and
+   one that has a suspended queue left would have to end for it (D3).
+4. Neighbours in a task that take no longer than 25 ms together are read at once: pulled by one burst and
+   decoded in one go, which takes a few short ranges as long as one. None of them waits longer to be given up
+   than the call of a slow listener lasts.
 
 How a task goes about its ranges is said in :mod:`~pyspark_rocketmq.consume.turns`.
 
 Memory of the planner: which queues stand still although they are read.
 
-With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing.  The next plan then begins at
-the same offset, and only a longer range brings the messages after which the listener commits.
+With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing.  The next plan then
+begins at the same offset, and only a longer range brings the messages after which the listener commits.
 
 Splits ranges of queues into more tasks than there are queues; every offset stays in exactly one of them.
 
@@ -43,8 +46,8 @@ Source: Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the
 
 Watches for queues that are held, have messages and are due, and are in no plan all the same (B6).
 
-That should never be; if it is, something that this consumer remembers of the queue is wrong, and claiming it anew
-clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
+That should never be; if it is, something that this consumer remembers of the queue is wrong, and claiming it
+anew clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
 
 Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
 """
@@ -95,7 +98,10 @@ class LeftOut:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take what the plan holds; the queues left out for too long, each told once. ``now_s`` is monotonic: nobody sets that clock."""
+        """Take what the plan holds; the queues left out for too long, each told once.
+
+        ``now_s`` is monotonic: nobody sets that clock.
+        """
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
         overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]
@@ -115,8 +121,8 @@ def split_ranges(
 
     Args:
         ranges: One for each queue.
-        min_partitions: About so many parts in all, shared in proportion to length; ranges shorter than a fair part stay
-            whole, and no part is empty, so there may be fewer.
+        min_partitions: About so many parts in all, shared in proportion to length; ranges shorter than a fair
+            part stay whole, and no part is empty, so there may be fewer.
         max_records: Offsets of one part at most.
 
     Raises:
@@ -127,7 +133,8 @@ def split_ranges(
         if (count := sum(-(-each.count // max_records) for each in wanted)) > MAX_PARTS:
             largest = max(wanted, key=lambda each: each.count)
             problem = (
-                f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than {MAX_PARTS}: "
+                f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than "
+                f"{MAX_PARTS}: "
                 f"{largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
             )
             raise OptionError((problem,))
@@ -291,7 +298,8 @@ class Plan:
     next_due_s: float | None
     """When the first suspended queue with something to read is due; None when none is suspended."""
     held_up: tuple[QueueRange, ...] = ()
-    """What listeners have had in full and committed nothing of, although the threshold allows no more; sorted by queue."""
+    """What listeners have had in full and committed nothing of, although the threshold allows no more; sorted
+    by queue."""
 
 
 _LARGEST_DELIVERY = 1024
@@ -480,9 +488,9 @@ REST_S: Final = 60.0
 class StallCounter:
     """Remembers, per queue, the range that its listener has had without a commit and without a suspension.
 
-    Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after it. A
-    suspension keeps what is known, for the listener still needs the messages; any move or a new epoch forgets it. Times
-    are monotonic seconds.
+    Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after
+    it. A suspension keeps what is known, for the listener still needs the messages; any move or a new epoch
+    forgets it. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -493,7 +501,8 @@ class StallCounter:
 
     def had(self, progress: Mapping[MessageQueue, QueueProgress], now_s: float) -> Mapping[MessageQueue, Had]:
         """What queues' listeners have had in vain, from their next offsets on."""
-        # A batch of which a queue was claimed or reset meanwhile is dropped whole, whatever its listeners answered.
+        # A batch of which a queue was claimed or reset meanwhile is dropped whole, whatever its listeners
+        # answered.
         is_dropped = any(
             queue not in progress or progress[queue].epoch != planned.epoch
             for queue, planned in self._last_plan.items()
@@ -519,7 +528,10 @@ class StallCounter:
 
 
 class DrainWatch:
-    """Since when a drain has stood still: no queue has moved or come to its end. Times are monotonic seconds."""
+    """Since when a drain has stood still: no queue has moved or come to its end.
+
+    Times are monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self._left: Mapping[MessageQueue, int] = {}

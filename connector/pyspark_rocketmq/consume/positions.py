@@ -1,30 +1,36 @@
 """Where a queue starts and ends: by options, by time, by what store and broker know; gaps.
 
-Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group. Pure.
+Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group.
+Pure.
 
-In a group of Spark queries alone the store is the whole truth, and the broker has its image.  But a Java consumer may have
-had the queue meanwhile, or an operator may have moved the group at the broker while it was away: both know nothing of the
-store.  So the row remembers what this side has shown the broker, or seen there.
+In a group of Spark queries alone the store is the whole truth, and the broker has its image.  But a Java
+consumer may have had the queue meanwhile, or an operator may have moved the group at the broker while it was
+away: both know nothing of the store.  So the row remembers what this side has shown the broker, or seen
+there.
 
 Rule 1: what the broker has is one of these: nobody else was there, and the store's is the newer.
 Rule 2: it is none of them: somebody else has put it there, later.  It is followed, back as well as forth.
-Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member left there.
+Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member
+    left there.
 
-An offset is remembered in the commit that will show it, before it is sent; so there may be two or more, the last one
-that is known to have arrived and those behind it.
+An offset is remembered in the commit that will show it, before it is sent; so there may be two or more, the
+last one that is known to have arrived and those behind it.
 
 Whether the messages under a queue's offsets are still those that were consumed. Pure.
 
-A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under offsets that
-were there before: the queue's next *life* (``consume.watermark``).  Bounds alone do not tell, for the new log may have
-grown past the old offsets.  So the offset row remembers the newest message consumed: its queue offset, and two numbers that
-masters and replicas share and that no other message at this offset has.
+A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under
+offsets that were there before: the queue's next *life* (``consume.watermark``).  Bounds alone do not tell,
+for the new log may have grown past the old offsets.  So the offset row remembers the newest message consumed:
+its queue offset, and two numbers that masters and replicas share and that no other message at this offset
+has.
 
-A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it has consumed one.
+A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it
+has consumed one.
 
 Rule 1: the queue ends before what was consumed, or another message is in that place: a new life.
 Rule 2: the same message is there, or it cannot be known because it has expired: the same life.
-Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator has set it.
+Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator
+    has set it.
 
 Where a queue without stored progress begins, by startingOffsets or by a time.
 
@@ -51,8 +57,9 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 class OffsetGap:
     """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
 
-    Whoever goes on at ``corrected`` must store it as the queue's progress at once: an offset beyond the end is
-    measured against the end of *that* moment, so a later plan would correct it past messages that came meanwhile.
+    Whoever goes on at ``corrected`` must store it as the queue's progress at once: an offset beyond the end
+    is measured against the end of *that* moment, so a later plan would correct it past messages that came
+    meanwhile.
     """
 
     queue: MessageQueue
@@ -84,7 +91,8 @@ class OffsetGap:
 
     def __str__(self) -> str:
         return (
-            f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to {self.max_offset}; "
+            f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to "
+            f"{self.max_offset}; "
             f"it continues at {self.corrected}."
         )
 
@@ -115,7 +123,8 @@ def backward_problems(
 ) -> tuple[str, ...]:
     """A sentence for each queue that would end before it begins."""
     return tuple(
-        f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: endingOffsets wants "
+        f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: "
+        "endingOffsets wants "
         "messages that startingOffsets leaves out, or that are no longer there; correct one of them."
         for queue, start in sorted(starts.items())
         if start > ends[queue]
@@ -183,8 +192,9 @@ def timed_positions(
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
     """Positions of queues whose first message at or after a time is at ``found``, and those that have no such message.
 
-    A broker answers the maximum for a time after its last message, and for one before everything it has the first
-    offset of a file of its consume queue, which may be below the minimum (``ConsumeQueue.binarySearchInQueueByTime``).
+    A broker answers the maximum for a time after its last message, and for one before everything it has the
+    first offset of a file of its consume queue, which may be below the minimum
+    (``ConsumeQueue.binarySearchInQueueByTime``).
     """
     positions = {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
@@ -247,7 +257,8 @@ class Standing(NamedTuple):
 
     next_offset: int
     last: LastMessage | None
-    """The newest message consumed in this life, or the last one passed over at its beginning; None when there was none."""
+    """The newest message consumed in this life, or the last one passed over at its beginning; None when there
+    was none."""
     was_reset: bool
     """Whether an operator moved the row last."""
 
@@ -288,7 +299,8 @@ MOST_SHOWN: Final = 16
 """Offsets remembered while none of them is known to have arrived."""
 
 _FORGOTTEN_S: Final = 15.0
-"""A broker that crashes forgets the offsets of so long at most: it stores them every 5 s (``flushConsumerOffsetInterval``)."""
+"""A broker that crashes forgets the offsets of so long at most: it stores them every 5 s
+(``flushConsumerOffsetInterval``)."""
 
 Shown = tuple[int, ...]
 """Oldest first."""
@@ -348,8 +360,9 @@ def from_text(text: str) -> Shown | None:
 class PassedOffsets:
     """Where queues stood in the last seconds that this process has seen them.
 
-    A broker that has crashed shows one of these again. That is nobody's reset: followed, it would have messages delivered
-    once more after every crash. Who was not there, as a process started since, cannot know and follows it.
+    A broker that has crashed shows one of these again. That is nobody's reset: followed, it would have
+    messages delivered once more after every crash. Who was not there, as a process started since, cannot know
+    and follows it.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,15 @@
 """One queue's way into this consumer's hands and out of them again: a table of transitions.
 
-Owning a queue takes two grants.  *Allocation* says that the queue is this consumer's share; every member computes
-it by itself, so two may differ for a while.  The *lock* at the queue's broker says that nobody else has it now.
-Concurrent and broadcasting consumers need no lock; for them the grant comes with the allocation.
+Owning a queue takes two grants.  *Allocation* says that the queue is this consumer's share; every member
+computes it by itself, so two may differ for a while.  The *lock* at the queue's broker says that nobody else
+has it now. Concurrent and broadcasting consumers need no lock; for them the grant comes with the allocation.
 
-A queue is planned in HELD alone.  The way out leads through LEAVING while a micro-batch that holds the queue is
-under way: it is planned no more, its lock is kept, and only when the batch is over is it given free.  That wait is
-what keeps the order of a queue when it changes hands.
+A queue is planned in HELD alone.  The way out leads through LEAVING while a micro-batch that holds the queue
+is under way: it is planned no more, its lock is kept, and only when the batch is over is it given free.  That
+wait is what keeps the order of a queue when it changes hands.
 
-Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``, ``RebalancePushImpl.removeUnnecessaryMessageQueue``.
+Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``,
+    ``RebalancePushImpl.removeUnnecessaryMessageQueue``.
 """
 
 from __future__ import annotations

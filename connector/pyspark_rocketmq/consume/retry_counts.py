@@ -1,7 +1,7 @@
 """How often messages were put back, from one range of a queue to the next: a few spans of queue offsets.
 
-Java's client keeps the number in each message it holds in memory. Here messages are read again, and a whole batch was
-put back together, so spans say it in a few numbers, which state and offset store can keep.
+Java's client keeps the number in each message it holds in memory. Here messages are read again, and a whole
+batch was put back together, so spans say it in a few numbers, which state and offset store can keep.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def from_offset(spans: Iterable[PutBack], queue_offset: int) -> tuple[PutBack, .
 def to_text(spans: Sequence[PutBack], next_offset: int, times: int) -> str:
     """As short text for whoever knows that the message at ``next_offset`` was put back ``times``; empty if that is all.
 
-    Of very many spans the last are left out: their messages are delivered more often, and none is given up early.
+    Of very many spans the last are left out: their messages are delivered more often, and none is given up
+    early.
     """
     if tuple(spans) == from_text("", next_offset, times):
         return ""

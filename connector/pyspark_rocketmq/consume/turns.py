@@ -2,24 +2,29 @@
 
 Whose turn it is among the queues of one task: those that wait, those that are suspended, those that are slow.
 
-A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one thread does it all
-as long as calls of the listener are quick, and several do when they are slow. The rules (D1, D3):
+A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one
+thread does it all as long as calls of the listener are quick, and several do when they are slow. The rules
+(D1, D3):
 
 1. A queue is with one worker at a time.
-2. One worker does what is due, one turn after the other. Another one begins only when each call in hand has lasted 0.1 s; and,
-   where there has been such a call, when a queue has waited for 0.1 s.
-3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when another queue's
-   suspension is over.
-4. If the ranges at hand take much memory, and calls are quick, the next one is read only when there is nothing else to do; if they
-   take too much, when none is left. Suspended queues stop then, and come again with the next micro-batch.
-5. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as due half a second
-   later than they are, so that a queue whose suspension is over does not wait for all of them.
-6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when the others have
-   ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if it had waited for the next one.
+2. One worker does what is due, one turn after the other. Another one begins only when each call in hand has
+   lasted 0.1 s; and, where there has been such a call, when a queue has waited for 0.1 s.
+3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when
+   another queue's suspension is over.
+4. If the ranges at hand take much memory, and calls are quick, the next one is read only when there is
+   nothing else to do; if they take too much, when none is left. Suspended queues stop then, and come again
+   with the next micro-batch.
+5. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as
+   due half a second later than they are, so that a queue whose suspension is over does not wait for all of
+   them.
+6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when
+   the others have ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if
+   it had waited for the next one.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
 
-What a running task is told: which of its queues it has to give up, and whether others of its batch are at work.
+What a running task is told: which of its queues it has to give up, and whether others of its batch are at
+work.
 """
 
 from __future__ import annotations
@@ -138,7 +143,8 @@ class TaskTurns(Generic[QueueT]):
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
         self._in_hand: set[QueueT | None] = set()
         self._leading: set[QueueT | None] = {None}
-        """What the task lasts for: queues that were not suspended and have not ended, and None while there may be ranges to read."""
+        """What the task lasts for: queues that were not suspended and have not ended, and None while there
+        may be ranges to read."""
         self._has_been_slow = False
 
     @property
@@ -177,8 +183,10 @@ class TaskTurns(Generic[QueueT]):
 
         Args:
             now_s: Now.
-            calls_s: How long what is with other workers has lasted: each one's call of the listener, or its reading of a range.
-            is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this one is over.
+            calls_s: How long what is with other workers has lasted: each one's call of the listener, or its
+                reading of a range.
+            is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this
+                one is over.
             memory: What the ranges at hand leave.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
@@ -199,7 +207,7 @@ class TaskTurns(Generic[QueueT]):
         self._in_hand.add(first.queue)
         return Turn(first.queue, self._lasts_s(now_s))
 
-    # --- what became of a turn -------------------------------------------------------------------------------
+    # --- what became of a turn ------------------------------------------------------------------------------
 
     def arrived(self, queue: QueueT, now_s: float) -> Turn[QueueT]:
         """The next range has been read: its queue's first turn, for the worker that has read it."""
@@ -236,7 +244,7 @@ class TaskTurns(Generic[QueueT]):
         self._in_hand.remove(queue)
         self._waiting[queue] = _Waiting(place_s, due_s, queue)
 
-    # --- decisions -------------------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------------------
 
     def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
         """How much longer the queue that comes first has to wait for a worker; nothing or less: it has not to."""

@@ -1,12 +1,13 @@
 """What happens with a micro-batch on the driver: data, then offsets, each once.
 
 The order is the guarantee.  One Spark job runs source, engine and file writing and brings back file names and
-acks; nothing is evaluated twice, for that would call the listener again.  Then the sink takes the files together
-with its watermarks in one commit, and only after that the offset store moves.  Killed in between, the batch runs
-again and the sink drops what it has; the offsets are never ahead of the data.
+acks; nothing is evaluated twice, for that would call the listener again.  Then the sink takes the files
+together with its watermarks in one commit, and only after that the offset store moves.  Killed in between,
+the batch runs again and the sink drops what it has; the offsets are never ahead of the data.
 
-What tasks hand over while the job runs, because queues were taken away, is committed at once in the same way, on another thread:
-one commit after the other, and none while the batch's end is committed (:mod:`~pyspark_rocketmq.consumer.driver_hub`).
+What tasks hand over while the job runs, because queues were taken away, is committed at once in the same way,
+on another thread: one commit after the other, and none while the batch's end is committed
+(:mod:`~pyspark_rocketmq.consumer.driver_hub`).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class BatchReport:
 
 
 BatchListener = Callable[[BatchReport], None]
-"""Called on the driver once everything is committed, and for what is committed ahead of a batch's end, each time with what that was; an
-exception is logged and changes nothing."""
+"""Called on the driver once everything is committed, and for what is committed ahead of a batch's end, each
+time with what that was; an exception is logged and changes nothing."""
 
 
 class Mirror(Protocol):
@@ -186,7 +187,8 @@ class BatchCommitter:
         """Whoever has these queues next may be a Java member, who goes by the broker's offset."""
         if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
             logger.warning(
-                "the brokers were not told in time how far queues were consumed that may change hands now; a Java "
+                "the brokers were not told in time how far queues were consumed that may change hands now; a "
+                "Java "
                 "member may consume messages again group=%s queues=%d",
                 self._group,
                 len(accepted),
@@ -204,7 +206,8 @@ class BatchCommitter:
             for ack in acks:
                 if ack.reset_to is not None:
                     logger.warning(
-                        "reset may not have been followed, the batch failed; reset it again if still wanted group=%s %s "
+                        "reset may not have been followed, the batch failed; reset it again if still wanted "
+                        "group=%s %s "
                         "target=%d",
                         self._group,
                         ack.queue,
@@ -217,7 +220,8 @@ class BatchCommitter:
         try:
             begun = sink.begin(self._group, queues)
         except RocketMQError as error:
-            # Of a table that is gone, or another one, the ways forward are told rather than what was wrong with it first.
+            # Of a table that is gone, or another one, the ways forward are told rather than what was wrong
+            # with it first.
             try:
                 standings = sink.standings(self._group, queues)
             except Exception:  # noqa: BLE001 - such as storage that is away
@@ -296,8 +300,9 @@ class BatchCommitter:
     def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
         """Commit the data of the parts that may be; all of these together, and the table's version.
 
-        A part's files hold rows of several queues, and rows of a queue that is somebody else's, or that begins elsewhere by
-        now, must not reach the sink. The part's other queues are planned again from where they were.
+        A part's files hold rows of several queues, and rows of a queue that is somebody else's, or that
+        begins elsewhere by now, must not reach the sink. The part's other queues are planned again from where
+        they were.
         """
         moved = self._moved([ack for part in parts for ack in part.acks])
         kept: list[Evaluated] = []
@@ -313,8 +318,8 @@ class BatchCommitter:
             ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
             return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
-            # Somebody was held up between that look and the commit: a former owner, who wrote what this batch has
-            # too, or this very query. In both cases the next plan begins where the offset store says.
+            # Somebody was held up between that look and the commit: a former owner, who wrote what this batch
+            # has too, or this very query. In both cases the next plan begins where the offset store says.
             logger.warning("batch dropped group=%s: %s", self._group, error)
             self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
             return together(()), None
@@ -322,7 +327,8 @@ class BatchCommitter:
     def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
             logger.warning(
-                "batch dropped, as far as it shares files with a queue that was claimed or reset while it ran group=%s "
+                "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
+                "ran group=%s "
                 "%s queues=%d",
                 self._group,
                 queue,
@@ -351,7 +357,8 @@ class BatchCommitter:
                 "%s group=%s %s target=%d",
                 "offset reset by an operator"
                 if queue in targets
-                else "reset not followed, the queue was claimed or reset meanwhile; reset it again if still wanted",
+                else "reset not followed, the queue was claimed or reset meanwhile; reset it again if still "
+                "wanted",
                 self._group,
                 queue,
                 target,
@@ -370,7 +377,8 @@ class BatchCommitter:
             try:
                 listener(report)
             except Exception:
-                # Data and offsets are committed; failing the batch now would only end a query that did its work.
+                # Data and offsets are committed; failing the batch now would only end a query that did its
+                # work.
                 logger.exception(
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )
@@ -378,7 +386,8 @@ class BatchCommitter:
     def _log(self, report: BatchReport, result: CommitResult) -> None:
         for refused in result.refused:
             logger.warning(
-                "commit refused, the queue was claimed or reset by somebody else group=%s %s epoch=%d next_offset=%d",
+                "commit refused, the queue was claimed or reset by somebody else group=%s %s epoch=%d "
+                "next_offset=%d",
                 self._group,
                 refused.queue,
                 refused.epoch,
@@ -386,8 +395,10 @@ class BatchCommitter:
             )
         if report.left_out:
             logger.warning(
-                "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from an "
-                "earlier run of this batch; if the group's offsets were moved back to have them written again, see "
+                "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from "
+                "an "
+                "earlier run of this batch; if the group's offsets were moved back to have them written "
+                "again, see "
                 "DeltaSink.rewind",
                 self._group,
                 report.batch_id,

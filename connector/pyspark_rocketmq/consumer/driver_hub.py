@@ -7,8 +7,8 @@
 | ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, asks how many tasks can run, and ends it all with the query |
 
-While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is over, and the end waits for
-those that were taken.
+While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is
+over, and the end waits for those that were taken.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class DriverHub:
         self._hub.stop()
         return self._has_no_batch.wait(within_s)
 
-    # --- a batch -------------------------------------------------------------------------------------------------
+    # --- a batch --------------------------------------------------------------------------------------------
 
     def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
         """Before the job of a batch: what its tasks are told; nothing once this is closed.
@@ -131,7 +131,8 @@ class DriverHub:
 
         Args:
             batch_id: Spark's.
-            commit: Commits a part that a task hands over while the job runs; on another thread, never two at a time.
+            commit: Commits a part that a task hands over while the job runs; on another thread, never two at
+                a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -162,7 +163,7 @@ class DriverHub:
         """A batch could not be committed: its query ends."""
         self._has_no_batch.set()
 
-    # --- threads -------------------------------------------------------------------------------------------------
+    # --- threads --------------------------------------------------------------------------------------------
 
     def _take(self, part: Part) -> None:
         """By the hub's thread."""

@@ -23,7 +23,8 @@ class ListenerRun(NamedTuple):
     """What became of the messages given to :func:`run_listener`."""
 
     rows: list[dict[str, Any]]
-    """Those that reach the sink: ``queueOffset``, which is the message's place among those given, and the listener's columns."""
+    """Those that reach the sink: ``queueOffset``, which is the message's place among those given, and the
+    listener's columns."""
     consumed: int
     """So many messages, from the first on, are done: acknowledged, or dead letters."""
     failed: int
@@ -51,7 +52,8 @@ def run_listener(
         messages: In queue order; their offsets are counted from 0.
         output_schema: As there. Without a Spark session a text may have columns of plain types only.
         consume_message_batch_max_size: Most messages per call.
-        max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1, no limit.
+        max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1,
+            no limit.
         max_suspensions: The run ends when the queue was suspended so often: some message fails for ever.
 
     Raises:

@@ -1,8 +1,9 @@
 """A consumer without a listener: every message is one row, its body decoded by Spark's own functions.
 
-Rule 1: every message is passed. A body of which no column could be decoded is a row, too, with nulls and the body in a column of its own:
-one bad record must not stop a queue.
-Rule 2: decoding is an expression on one row and leaves ack rows alone, so that no row of the engine can be lost or doubled by it.
+Rule 1: every message is passed. A body of which no column could be decoded is a row, too, with nulls and the
+body in a column of its own: one bad record must not stop a queue.
+Rule 2: decoding is an expression on one row and leaves ack rows alone, so that no row of the engine can be
+    lost or doubled by it.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class MessageTable:
         """The engine's rows of a stream of planned ranges (``handOverRanges``): data rows, and one ack row per queue.
 
         Raises:
-            SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are not
-                decoded into columns.
+            SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are
+                not decoded into columns.
         """
         source = spark_schema(consumer_mode=True)
         self._check_message_columns(source)
@@ -82,8 +83,10 @@ class MessageTable:
         into = decoded.schema["_decoded"].dataType
         if not isinstance(into, StructType):
             raise SchemaError(
-                f"Bodies are decoded into {into.simpleString()}, but the columns of a table come from a struct. Decode them "
-                "with from_json, from_avro or from_protobuf, or wrap the value: sf.struct(value.alias('name'))."
+                f"Bodies are decoded into {into.simpleString()}, but the columns of a table come from a "
+                "struct. Decode them "
+                "with from_json, from_avro or from_protobuf, or wrap the value: "
+                "sf.struct(value.alias('name'))."
             )
         self._check_names(listener_schema(into).fieldNames())
         decoded = decoded.withColumn(
@@ -110,7 +113,8 @@ class MessageTable:
         unknown = [name for name in self.message_columns if name not in known]
         if unknown:
             raise SchemaError(
-                f"There is no message column {', '.join(unknown)} to keep; there are {', '.join(known)}, and every row has "
+                f"There is no message column {', '.join(unknown)} to keep; there are {', '.join(known)}, and "
+                "every row has "
                 f"{', '.join(POSITION_COLUMNS)}."
             )
 
@@ -120,7 +124,8 @@ class MessageTable:
         twice = sorted({name for name in names if lower.count(name.lower()) > 1})
         if twice:
             raise SchemaError(
-                f"The table would have column(s) {', '.join(twice)} twice, from the bodies, the messages and the bad "
+                f"The table would have column(s) {', '.join(twice)} twice, from the bodies, the messages and "
+                "the bad "
                 "records together. Rename the field, or choose another bad record column."
             )
         listener_schema(StructType([]).add(self.bad_record_column, "binary"))
@@ -129,7 +134,8 @@ class MessageTable:
 def is_text_valid(column: Column, kind: DataType) -> Column:
     """Whether all strings of a value are UTF-8, at any depth; true for null.
 
-    Avro, and a cast from binary, take bytes for text as they are, which neither Arrow nor other readers of a table can read.
+    Avro, and a cast from binary, take bytes for text as they are, which neither Arrow nor other readers of a
+    table can read.
     """
     match kind:
         case StringType():

@@ -2,10 +2,11 @@
 
 ``PushConsumer``: RocketMQ's consumer, whose engine is a streaming query.
 
-Takes what the user configures under RocketMQ's own names and starts the query: source in consumer mode, engine,
-committer.
+Takes what the user configures under RocketMQ's own names and starts the query: source in consumer mode,
+engine, committer.
 
-Where a group goes on that is started again: at its progress in the offset store, or, if the store has lost that, in the sink.
+Where a group goes on that is started again: at its progress in the offset store, or, if the store has lost
+that, in the sink.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ logger = logging.getLogger(__name__)
 def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
 
-    Beginning where the options say would pass over messages, or consume all of them again. The watermarks are what the
-    store knew, or one batch more. A group of Java and Spark members goes on where its brokers say, if that is farther.
+    Beginning where the options say would pass over messages, or consume all of them again. The watermarks are
+    what the store knew, or one batch more. A group of Java and Spark members goes on where its brokers say,
+    if that is farther.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -97,7 +99,8 @@ def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str)
     starts = {life.queue: offset for life, offset in watermarks.items()}
     store.claim(consumer_group, "", starts, {life.queue: life.generation for life in watermarks})
     logger.warning(
-        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, not where "
+        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
+        "not where "
         "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
         consumer_group,
         store,
@@ -121,8 +124,10 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     forgotten = forgotten_by(rows, standings)
     if forgotten:
         logger.warning(
-            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose rows the sink leaves out. So "
-            "it is after a kill, by a micro-batch at most; else the offset store was put back to an earlier state store=%r",
+            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
+            "rows the sink leaves out. So "
+            "it is after a kill, by a micro-batch at most; else the offset store was put back to an earlier "
+            "state store=%r",
             consumer_group,
             len(forgotten),
             sum(forgotten.values()),
@@ -130,7 +135,8 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         )
     for name in strangers(rows, standings):
         logger.warning(
-            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from now on. If it "
+            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
+            "now on. If it "
             "shall have what came before, stop the query and reset the group's offsets (offsets reset)",
             name,
             consumer_group,
@@ -142,8 +148,9 @@ def reset_to_sink(
 ) -> dict[MessageQueue, int]:
     """Move a group's offsets back to where its sink is, so that what the sink lost is consumed again; where each queue goes on.
 
-    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have deleted
-    since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where they are.
+    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
+    deleted since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where
+    they are.
 
     Raises:
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
@@ -173,7 +180,8 @@ def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: Consum
     rows = store.read(consumer_group)
     if rows:
         logger.info(
-            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is not used. To "
+            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is "
+            "not used. To "
             "consume messages again, stop the query and reset the group's offsets (offsets reset)",
             consumer_group,
             store,
@@ -194,30 +202,36 @@ class PushConsumer:
         consumer_group: The group whose offsets are used.
         name_servers: ``host:port``, several separated by ``;``.
         offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
-        message_model: A member or its name. CLUSTERING shares the queues among the group's members; BROADCASTING reads all of them in every
-            query, with progress of its own under ``instance_name``.
+        message_model: A member or its name. CLUSTERING shares the queues among the group's members;
+            BROADCASTING reads all of them in every query, with progress of its own under ``instance_name``.
         consume_from_where: A member or its name: where a group without stored offsets begins.
-        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for
-            CONSUME_FROM_TIMESTAMP; half an hour ago by default.
+        consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
+            zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for CONSUME_FROM_TIMESTAMP; half an hour ago by
+            default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
-        max_reconsume_times: How often a message that fails is delivered again before it goes to the group's dead letters
-            (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent listener.
+        max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
+            dead letters (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent
+            listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
-        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly one for different
-            queues, and only where calls are slow.
-        consume_timeout_s: From this duration on a listener's call counts as TIME_OUT; a concurrent one's messages are sent back then.
+        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly
+            one for different queues, and only where calls are slow.
+        consume_timeout_s: From this duration on a listener's call counts as TIME_OUT; a concurrent one's
+            messages are sent back then.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
-        instance_name: Names this member; with one that stays, a query that was killed has its queues back at once.
-        mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the
-            group. CLUSTERING only.
-        orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same promises, and ``direct``
-            is several times as fast. A query whose engine is changed needs a new checkpoint.
-        undecodable_messages: A member or its name: what to do with a message whose body cannot be decompressed or whose bytes are no
-            message. ``fail`` ends the query when all before it is consumed; ``keep`` gives it to the listener with the bytes
-            that are stored and property ``UNDECODABLE``, which says why.
-        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control, TLS and
-            the namespace among them; none that a parameter sets.
+        instance_name: Names this member; with one that stays, a query that was killed has its queues back at
+            once.
+        mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java
+            members of the group. CLUSTERING only.
+        orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
+            promises, and ``direct`` is several times as fast. A query whose engine is changed needs a new
+            checkpoint.
+        undecodable_messages: A member or its name: what to do with a message whose body cannot be
+            decompressed or whose bytes are no message. ``fail`` ends the query when all before it is
+            consumed; ``keep`` gives it to the listener with the bytes that are stored and property
+            ``UNDECODABLE``, which says why.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control,
+            TLS and the namespace among them; none that a parameter sets.
     """
 
     def __init__(
@@ -280,8 +294,8 @@ class PushConsumer:
         Args:
             topic: Where they are.
             expression: Tags, or ``*`` for all.
-            sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the brokers
-                filter, and must have ``enablePropertyFilter=true``.
+            sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the
+                brokers filter, and must have ``enablePropertyFilter=true``.
         """
         self._subscriptions[topic] = expression if sql is None else {"sql": sql}
 
@@ -292,10 +306,10 @@ class PushConsumer:
 
         Args:
             listener: Called with messages of one queue and a context: a function, a generator function, a
-                ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the ``module:name`` of any of these; a concurrent
-                one may be an ``async def``, too.
-            orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same time;
-                what fails comes again through the group's retry topic.
+                ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the
+                ``module:name`` of any of these; a concurrent one may be an ``async def``, too.
+            orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same
+                time; what fails comes again through the group's retry topic.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
@@ -315,9 +329,11 @@ class PushConsumer:
         """Make a row of every message, in place of a listener.
 
         Args:
-            decode: From the column of bodies to a struct whose fields become columns: ``json_body("order_id string")``, or a
-                function with Spark's own ``from_avro``, ``from_protobuf`` … in a mode that gives null for what cannot be decoded.
-            message_columns: Columns of the source to keep besides the position, such as ``keys`` and ``properties``.
+            decode: From the column of bodies to a struct whose fields become columns: ``json_body("order_id
+                string")``, or a function with Spark's own ``from_avro``, ``from_protobuf`` … in a mode that
+                gives null for what cannot be decoded.
+            message_columns: Columns of the source to keep besides the position, such as ``keys`` and
+                ``properties``.
             bad_record_column: The column, binary, with the bodies that could not be decoded.
         """
         self._table = MessageTable(
@@ -353,26 +369,27 @@ class PushConsumer:
 
         Args:
             spark: A classic session (foreachBatch runs in this process).
-            sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows its ``Route``
-                says; None when the listener's side effects are all that is wanted.
+            sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows
+                its ``Route`` says; None when the listener's side effects are all that is wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
             trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
-            query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE`` for a member
-                with an instance name, and ``GROUP (2)`` for a second one in the session.
+            query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE``
+                for a member with an instance name, and ``GROUP (2)`` for a second one in the session.
 
         Raises:
             OptionError: With everything that is wrong with the configuration.
             SchemaError: If the sink's table does not fit the listener's output.
             StorageNotShared: If an executor has another folder at the path of a table.
             TopicNotFound: If a topic is not there; nothing was made then.
-            RocketMQError: If the cluster does not answer, the executors' Python lacks this package, or the session is one of
-                Spark Connect.
+            RocketMQError: If the cluster does not answer, the executors' Python lacks this package, or the
+                session is one of Spark Connect.
         """
         options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
         check_classic(
             spark,
             "A PushConsumer",
-            "it commits data and offsets in this process, and there foreachBatch runs in a process of the server",
+            "it commits data and offsets in this process, and there foreachBatch runs in a process of the "
+            "server",
         )
         check_speculation(spark)
         register(spark)
@@ -406,16 +423,16 @@ class PushConsumer:
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
         """Stop a query that this consumer has started, and keep what its batch under way has done.
 
-        No listener is called any more; the calls in hand are waited for, and the batch is committed. ``query.stop()`` alone
-        breaks the batch off, so that its messages are consumed again.
+        No listener is called any more; the calls in hand are waited for, and the batch is committed.
+        ``query.stop()`` alone breaks the batch off, so that its messages are consumed again.
 
         Args:
             query: What :meth:`start` has returned.
             within_s: How long to wait; then the query is stopped all the same.
 
         Returns:
-            Whether the batch was committed in time. Not so where tasks cannot connect to the driver, or with the engine ``state``, if
-            the batch takes longer.
+            Whether the batch was committed in time. Not so where tasks cannot connect to the driver, or with
+            the engine ``state``, if the batch takes longer.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -564,14 +581,16 @@ class PushConsumer:
                 host,
                 bind_host,
                 must_ask=is_local and has_engine,
-                # With more tasks than that a task with a suspended queue would have to end for one that is to begin.
+                # With more tasks than that a task with a suspended queue would have to end for one that is to
+                # begin.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 read_epochs=epochs,
                 clock=SystemClock(),
             )
         except OSError as error:
             logger.warning(
-                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two batches only "
+                "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two "
+                "batches only "
                 "group=%s: %s",
                 bind_host,
                 name,
@@ -594,7 +613,8 @@ class PushConsumer:
         problems = []
         if self._listener is None and self._table is None:
             problems.append(
-                "no listener is registered; call register_message_listener() or register_message_table() first"
+                "no listener is registered; call register_message_listener() or register_message_table() "
+                "first"
             )
         if self._listener is not None and self._table is not None:
             problems.append(
@@ -602,12 +622,14 @@ class PushConsumer:
             )
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
-                "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly once; "
+                "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
+                "once; "
                 "use a DeltaOffsetStore, or no sink"
             )
         sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
         return problems + [
-            f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a listener class "
+            f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a "
+            "listener class "
             "or when it is first needed, or register 'module:name'"
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None

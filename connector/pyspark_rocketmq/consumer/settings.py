@@ -2,7 +2,8 @@
 
 What a user configures of a ``PushConsumer``, checked, as the source and the engines want it.
 
-Whether parameters are what their owner takes; Python, Spark or the JVM would tell later, one by one and in other words.
+Whether parameters are what their owner takes; Python, Spark or the JVM would tell later, one by one and in
+other words.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ _WORDS: Final[Mapping[type, str]] = {
 _TRIGGERS: Final = ("processingTime", "availableNow")
 """Of ``DataStreamWriter.trigger``, those under which a consumer works."""
 _REFUSED_TRIGGERS: Final = {
-    "once": "runs a single micro-batch and would leave what is more than one or suspended; use {'availableNow': True}, "
+    "once": "runs a single micro-batch and would leave what is more than one or suspended; use "
+    "{'availableNow': True}, "
     "which drains what is there and ends",
-    "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; use "
+    "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; "
+    "use "
     "{'processingTime': '1 second'}",
     "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
     "{'processingTime': '1 second'}",
@@ -52,7 +55,8 @@ _REFUSED_TRIGGERS: Final = {
 _INTERVAL: Final = re.compile(
     r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
 )
-"""An interval of Spark's, such as ``5 minutes``; it is not negative, and parts behind the first are left to Spark."""
+"""An interval of Spark's, such as ``5 minutes``; it is not negative, and parts behind the first are left to
+Spark."""
 
 
 def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
@@ -221,7 +225,8 @@ class ConsumerSettings:
         problems = [problem for problem in found if problem is not None]
         if not hasattr(self.offset_store, "spec" if not isinstance(self.offset_store, str) else "strip"):
             problems.append(
-                f"offset_store must be a store or a text, not {shown(self.offset_store)}; use DeltaOffsetStore(path)"
+                f"offset_store must be a store or a text, not {shown(self.offset_store)}; use "
+                "DeltaOffsetStore(path)"
             )
         if problems:
             raise OptionError(
@@ -327,7 +332,8 @@ class ConsumerSettings:
             (
                 self.store_kind is StoreKind.MEMORY,
                 (
-                    f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by Spark's "
+                    f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
+                    "Spark's "
                     "planner process; use DeltaOffsetStore"
                 ),
             ),
@@ -337,7 +343,10 @@ class ConsumerSettings:
             ),
             (
                 not 1 <= self.consume_message_batch_max_size <= 1024,
-                f"consume_message_batch_max_size={self.consume_message_batch_max_size} is not between 1 and 1024",
+                (
+                    f"consume_message_batch_max_size={self.consume_message_batch_max_size} is not between 1 and "
+                    "1024"
+                ),
             ),
             (
                 not 1 <= self.consume_thread_max <= 1000,
@@ -356,7 +365,8 @@ class ConsumerSettings:
 
     def _overridden(self) -> list[str]:
         return [
-            f"options={{'{key}': …}} would override what this consumer sets itself; use {_SETTER_OF[key.lower()]}"
+            f"options={{'{key}': …}} would override what this consumer sets itself; use "
+            f"{_SETTER_OF[key.lower()]}"
             for key in self.options
             if key.lower() in _SETTER_OF
         ]

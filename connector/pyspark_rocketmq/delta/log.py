@@ -1,15 +1,17 @@
 """The files of a Delta table's log: versions, actions, transaction ids, removal.
 
-The files of a Delta table's log: which versions are there, what each commit says of itself, and their removal.
+The files of a Delta table's log: which versions are there, what each commit says of itself, and their
+removal.
 
-Delta cleans its log up by age only, and every commit lists it: at ten commits a second that is a day's 860,000 files
-in each list.  This keeps a number of commits instead.  Works on everything delta-rs can open.
+Delta cleans its log up by age only, and every commit lists it: at ten commits a second that is a day's
+860,000 files in each list.  This keeps a number of commits instead.  Works on everything delta-rs can open.
 
 Every transaction id of a Delta table, which delta-rs tells only one by one and by name.
 
-They are in the newest checkpoint, which carries all of them, and in the commits after it (Delta protocol, "Transaction
-Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second form has a name of its own, may be JSON, and keeps nothing but files
-in others). For rare moments only: the checkpoint of a large table is large.
+They are in the newest checkpoint, which carries all of them, and in the commits after it (Delta protocol,
+"Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second form has a name of its own,
+may be JSON, and keeps nothing but files in others). For rare moments only: the checkpoint of a large table is
+large.
 """
 
 from __future__ import annotations
@@ -134,7 +136,8 @@ def all_transactions(filesystem: fs.FileSystem, folder: str, version: int) -> di
     """Application id → version, as of a table version that the log still has.
 
     Raises:
-        OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later version.
+        OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
+            version.
     """
     found: dict[str, int] = {}
     checkpoint_version = -1

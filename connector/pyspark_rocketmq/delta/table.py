@@ -5,7 +5,8 @@ Judgement of a Delta table by its log's metadata: which columns it has and which
 Pure: values in, sentences out; neither Arrow nor delta-rs is needed. Names of features are those of the Delta
 protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
-Finds a Delta table and reads its form through delta-rs, for the pure judgement of :mod:`~pyspark_rocketmq.delta.table`.
+Finds a Delta table and reads its form through delta-rs, for the pure judgement of
+:mod:`~pyspark_rocketmq.delta.table`.
 
 Not for executors: importing delta-rs in a process that forks later makes the children fail.
 """
@@ -129,8 +130,8 @@ def sql_literal(text: str) -> str:
 
 def query_rows(table: DeltaTable, sql: str) -> pa.Table:
     """The answer to ``sql`` about ``rows``, as which it knows the version that ``table`` stands at."""
-    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns; from_stream, because
-    # pa.table() loads pandas to see whether it is given a DataFrame.
+    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns; from_stream,
+    # because pa.table() loads pandas to see whether it is given a DataFrame.
     found = QueryBuilder().register("rows", table).execute(sql).read_all()
     return pa.RecordBatchReader.from_stream(found).read_all()
 
@@ -139,7 +140,8 @@ def table_uri(path: str | Path) -> str:
     """Return a storage URI as it is and a local path made absolute: other processes work in other folders.
 
     Raises:
-        OptionError: If it is a URI with a single slash, which would be a folder of that name below the one that the process works in.
+        OptionError: If it is a URI with a single slash, which would be a folder of that name below the one
+            that the process works in.
     """
     text = str(path)
     scheme = _SINGLE_SLASH.match(text)
@@ -154,7 +156,10 @@ def table_uri(path: str | Path) -> str:
             f"'{text}' is a path of Spark's alone; write /dbfs/{rest}, or a folder of a volume: /Volumes/…"
         )
         raise OptionError((problem,), where="path of a table")
-    problem = f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder of that name ./{text}"
+    problem = (
+        f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder "
+        f"of that name ./{text}"
+    )
     raise OptionError((problem,), where="path of a table")
 
 

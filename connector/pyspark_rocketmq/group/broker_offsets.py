@@ -6,9 +6,10 @@ One group's offsets at the brokers of all its queues: what the offset store ``br
 
 Notices an operator's reset of queues that nothing is read from.
 
-A broker keeps a reset until the group's next pull of the queue, and answers that pull with it (F5, golden fact 11).  A
-Java consumer always has a pull waiting; here a queue without new messages is in no plan, so nobody pulls.  Hence the
-planner asks for the next message of such queues now and then: no answer is waited for, the next plan takes it in.
+A broker keeps a reset until the group's next pull of the queue, and answers that pull with it (F5, golden
+fact 11).  A Java consumer always has a pull waiting; here a queue without new messages is in no plan, so
+nobody pulls.  Hence the planner asks for the next message of such queues now and then: no answer is waited
+for, the next plan takes it in.
 
 What brokers have told of operators' resets.
 """
@@ -222,7 +223,8 @@ class RemoteBrokerOffsets:
             raise
         except RocketMQError as error:
             raise BrokerOffsetUnavailable(
-                f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: {error} "
+                f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: "
+                f"{error} "
                 "The queue waits; look at the broker if this goes on."
             ) from error
 
@@ -293,6 +295,7 @@ class RemoteGroup:
         missing = sorted({queue.broker_name for queue in queues}.difference(routes.masters))
         if missing:
             raise BrokerOffsetUnavailable(
-                f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no route names "
+                f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no "
+                "route names "
                 "a master. The queues wait; start the broker."
             )

@@ -1,7 +1,7 @@
 """The planner's connection to its driver: what becomes of a plan's queues goes one way, what of it is over the other.
 
-Without it everything works all the same: a batch is over when Spark asks for the next plan, and a queue that was taken away leaves with
-its batch.
+Without it everything works all the same: a batch is over when Spark asks for the next plan, and a queue that
+was taken away leaves with its batch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DriverLine:
         if client is not None:
             client.send(message)
 
-    # --- the threads ---------------------------------------------------------------------------------------------
+    # --- the threads ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         pause = threading.Event()

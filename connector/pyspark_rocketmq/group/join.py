@@ -4,8 +4,9 @@ Makes a running member of a group from the options of a source.
 
 Leaves a group when the process ends, so that others have its queues within seconds and not within a minute.
 
-Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the process
-sees its end and exits by itself.  Only after ``kill -9`` of this very process do the brokers have to wait.
+Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the
+process sees its end and exits by itself.  Only after ``kill -9`` of this very process do the brokers have to
+wait.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def _install() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: types.FrameType | None) -> None:
-        # The main thread may hold any lock at this moment, so nothing may be waited for before it is out of there.
+        # The main thread may hold any lock at this moment, so nothing may be waited for before it is out of
+        # there.
         for member in _members:
             member.stop_soon()
         if callable(before):
@@ -128,7 +130,8 @@ def join_group(
                 consume_from_where=_consume_from_where(options),
                 subscriptions=tuple(
                     subscription_data(options.subscription_of(topic), sub_version=now_ms)
-                    # A heartbeat replaces the group's whole table, so it shows all a Java consumer would (A3).
+                    # A heartbeat replaces the group's whole table, so it shows all a Java consumer would
+                    # (A3).
                     for topic in options.all_subscribed()
                 ),
             ),
@@ -171,7 +174,8 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
             share = _checked(strategy.allocate(client_id, queues, members))
         except Exception:
             logger.exception(
-                "queues cannot be allocated, this member keeps those it has and asks again at the next rebalance "
+                "queues cannot be allocated, this member keeps those it has and asks again at the next "
+                "rebalance "
                 "group=%s topic=%s strategy=%s",
                 group,
                 queues[0].topic,

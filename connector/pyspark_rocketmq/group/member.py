@@ -2,24 +2,25 @@
 
 A member of a consumer group at run time: one thread that does what :mod:`consume.membership` says is due.
 
-Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which brokers
-notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a server has a
-deadline, and those of one kind are made to all brokers at the same time: the worst round stays below the 10 s that a
-lock still counts after its renewal is due, however many brokers are silent.
+Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which
+brokers notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a
+server has a deadline, and those of one kind are made to all brokers at the same time: the worst round stays
+below the 10 s that a lock still counts after its renewal is due, however many brokers are silent.
 
-A connection that broke took the membership at its broker with it, so a lost connection is followed by a heartbeat
-at once, not at the next half minute: otherwise the others would see this member missing and take its queues.
+A connection that broke took the membership at its broker with it, so a lost connection is followed by a
+heartbeat at once, not at the next half minute: otherwise the others would see this member missing and take
+its queues.
 
 Looks for what the members of a group must have in common, and says once when they have not.
 
-A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to different
-things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
+A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to
+different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
 
 Which queues a consumer may plan, as its planner sees it.
 
-The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes with a
-*term*, a number that grows with every new grant: under a term not seen before it must be claimed in the offset
-store first.  The claim is what fences; ownership alone fences nothing.
+The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes
+with a *term*, a number that grows with every new grant: under a term not seen before it must be claimed in
+the offset store first.  The claim is what fences; ownership alone fences nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def differences(
     problems = []
     if list(listed).count(client_id) > 1:
         problems.append(
-            f"client id '{client_id}' is used by {list(listed).count(client_id)} members, and each takes every one of "
+            f"client id '{client_id}' is used by {list(listed).count(client_id)} members, and each takes "
+            "every one of "
             "its shares; give each query an instanceName of its own, or leave the option out"
         )
     if told.message_model is not own.message_model:
@@ -179,7 +181,10 @@ class PlanWatcher(Protocol):
 
 
 class RunningMember:
-    """Implements :class:`~pyspark_rocketmq.group.member.QueueOwnership`. Start it, and stop it in any case."""
+    """Implements :class:`~pyspark_rocketmq.group.member.QueueOwnership`.
+
+    Start it, and stop it in any case.
+    """
 
     def __init__(
         self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock
@@ -199,7 +204,8 @@ class RunningMember:
         self._calls = calls
         self._clock = clock
         self._sleeps = SleepWatch(clock)
-        """Brokers' clocks go on while this machine sleeps, and so does the machine's time: all that was due meanwhile is."""
+        """Brokers' clocks go on while this machine sleeps, and so does the machine's time: all that was due
+        meanwhile is."""
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
@@ -217,7 +223,7 @@ class RunningMember:
         self._told: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """What the watcher was told last of queues to be given up."""
 
-    # --- life --------------------------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------------------
 
     def watched_by(self, watcher: PlanWatcher) -> None:
         """Tell ``watcher`` of plans; before :meth:`start`."""
@@ -230,8 +236,8 @@ class RunningMember:
     def stop(self, within_s: float) -> None:
         """Leave: nothing is planned any more, locks are given back, the others are told; idempotent.
 
-        Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock ends
-        60 s after its last renewal, a membership with the connection.
+        Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock
+        ends 60 s after its last renewal, a membership with the connection.
         """
         self.stop_soon()
         self._tell(lambda machine, _: machine.stop())
@@ -243,7 +249,7 @@ class RunningMember:
         """Leave within a second or so, without waiting for it; takes no lock, so a signal handler may call it."""
         self._is_stopping = True
 
-    # --- what the planner asks ----------------------------------------------------------------------------------
+    # --- what the planner asks ------------------------------------------------------------------------------
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """See :class:`QueueOwnership`."""
@@ -305,7 +311,7 @@ class RunningMember:
         with self._guard:
             return question(self._machine, self._sleeps.slept_s() + self._clock.monotonic_s())
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._is_stopping:
@@ -481,7 +487,8 @@ class RunningMember:
             )
         except RocketMQError as error:
             logger.warning(
-                "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s queues=%d: %s",
+                "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s "
+                "queues=%d: %s",
                 self._group,
                 peer_text(duty.broker_name),
                 len(duty.queues),

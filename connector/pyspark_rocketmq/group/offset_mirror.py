@@ -3,10 +3,11 @@
 The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
 
 Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
-Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the epoch
-it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it would hide that.
-Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else the
-broker has at the next claim was put there by somebody else (``consume.reconcile``).
+Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the
+epoch it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it
+would hide that.
+Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else
+the broker has at the next claim was put there by somebody else (``consume.reconcile``).
 Rule 4: a thread is there only while something is to be done; nothing must be closed.
 """
 
@@ -141,7 +142,7 @@ class OffsetMirror:
                 "offsets not shown to the brokers group=%s queues=%d", self._group, len(self._waiting)
             )
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:

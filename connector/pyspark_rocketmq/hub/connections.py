@@ -2,9 +2,10 @@
 
 One thread that reads and writes the lines of any number of connections.
 
-Everything about a connection is touched by that thread alone; whoever wants something of it from another thread leaves a
-call with it. No socket is ever waited for alone, and each connection has a deadline: it must have proved itself a few seconds after its
-beginning, must take what is sent to it, and must say something now and then.
+Everything about a connection is touched by that thread alone; whoever wants something of it from another
+thread leaves a call with it. No socket is ever waited for alone, and each connection has a deadline: it must
+have proved itself a few seconds after its beginning, must take what is sent to it, and must say something now
+and then.
 
 The other end of a connection to a query's hub: what planner and tasks have of it.
 """
@@ -124,7 +125,7 @@ class LineLoop:
         self._is_closing = True
         self.call(lambda: None)
 
-    # --- by the loop's thread, or before it was started ----------------------------------------------------------
+    # --- by the loop's thread, or before it was started -----------------------------------------------------
 
     def listen(self, listening: socket.socket, key: bytes) -> None:
         """Take connections of those who know ``key``."""
@@ -150,7 +151,7 @@ class LineLoop:
         link.sock.close()
         self._handler.lost(link)
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -335,7 +336,7 @@ class HubClient:
         """End the connection, soon."""
         self._loop.close()
 
-    # --- the connection's thread ---------------------------------------------------------------------------------
+    # --- the connection's thread ----------------------------------------------------------------------------
 
     def opened(self, link: Link) -> None:
         """See ``Handler``."""

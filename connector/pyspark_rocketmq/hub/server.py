@@ -1,6 +1,7 @@
 """A query's hub: the driver's end of the connections of its planner and its tasks.
 
-Decisions are :class:`~pyspark_rocketmq.hub.state.HubState`'s, which the hub's thread alone touches; other threads leave calls with it.
+Decisions are :class:`~pyspark_rocketmq.hub.state.HubState`'s, which the hub's thread alone touches; other
+threads leave calls with it.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class QueryHub:
         """End all connections; tasks stop after the call in hand."""
         self._loop.close()
 
-    # --- the driver, from any of its threads ---------------------------------------------------------------------
+    # --- the driver, from any of its threads ----------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> None:
         """See :meth:`HubState.slots_are`."""
@@ -123,7 +124,7 @@ class QueryHub:
         self._loop.call(ask)
         return answer.result(_ANSWER_S)
 
-    # --- the hub's thread ----------------------------------------------------------------------------------------
+    # --- the hub's thread -----------------------------------------------------------------------------------
 
     def opened(self, link: Link) -> None:
         """See ``Handler``: who it is it says next."""

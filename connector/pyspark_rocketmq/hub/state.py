@@ -1,20 +1,22 @@
 """Which queue of the batch under way is whose, who was told to give it up, and when it is free: without sockets, threads or time.
 
-The planner says what its plan holds and which of these queues it must give away. Tasks say which queues they begin with, and what
-has become of them. The driver says when a batch begins and ends, and what it has committed. What is to be done comes back as
-actions.
+The planner says what its plan holds and which of these queues it must give away. Tasks say which queues they
+begin with, and what has become of them. The driver says when a batch begins and ends, and what it has
+committed. What is to be done comes back as actions.
 
-Rule 1: a queue is *free* once nobody delivers it and everything that was delivered is committed, or is never going to be. Then the
-planner is told, with the number of its plan: what is told late of an older plan it disregards.
-Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot ask may begin only in a
-batch in which none must (``must_ask``).
-Rule 3: what a task hands over is the driver's from then on, whatever becomes of the task; another attempt of the task is told to leave these
-queues out.
-Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt of it says so: the call in
-hand may still run.
-Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch is *at work*: another task is not idle,
-and each has begun, or is about to. With a free slot for the next task they are, for two seconds; without one an idle task
-ends, as it may have the slot that is needed. Once told that it is to end, it does.
+Rule 1: a queue is *free* once nobody delivers it and everything that was delivered is committed, or is never
+going to be. Then the planner is told, with the number of its plan: what is told late of an older plan it
+disregards.
+Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot
+ask may begin only in a batch in which none must (``must_ask``).
+Rule 3: what a task hands over is the driver's from then on, whatever becomes of the task; another attempt of
+the task is told to leave these queues out.
+Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
+of it says so: the call in hand may still run.
+Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
+is *at work*: another task is not idle, and each has begun, or is about to. With a free slot for the next task
+they are, for two seconds; without one an idle task ends, as it may have the slot that is needed. Once told
+that it is to end, it does.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class HubState:
         """The driver's: committed, or to be."""
         self.is_stopping = False
 
-    # --- the planner ---------------------------------------------------------------------------------------------
+    # --- the planner ----------------------------------------------------------------------------------------
 
     def planner_came(self, peer: Hashable) -> list[Action]:
         """The planner is connected; who said so last is it."""
@@ -163,7 +165,7 @@ class HubState:
         self._leaving = queues
         return self._give_up()
 
-    # --- the driver ----------------------------------------------------------------------------------------------
+    # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:
         """What has become of the number of tasks that can run at the same time."""
@@ -225,7 +227,7 @@ class HubState:
         """Whether there are queues whose epochs are to be compared."""
         return bool(self._owner)
 
-    # --- tasks ---------------------------------------------------------------------------------------------------
+    # --- tasks ----------------------------------------------------------------------------------------------
 
     def task_begins(self, peer: Hashable, said: Beginning) -> list[Action]:
         """A task asks what to leave out."""
@@ -320,7 +322,7 @@ class HubState:
     def _is_orphaned(self) -> bool:
         return self._planner_lost_s == float("-inf")
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _tell_slots(self) -> list[Action]:
         """The planner is to make no more tasks."""

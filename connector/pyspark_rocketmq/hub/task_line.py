@@ -1,7 +1,7 @@
 """A task's end of the connection to its driver: what it is told of its queues, and what it gives away of them.
 
-One connection serves all tasks of a process, one after the other and at the same time. What the connection's thread writes and a
-task's thread reads are sets and flags that only grow, so neither waits for the other.
+One connection serves all tasks of a process, one after the other and at the same time. What the connection's
+thread writes and a task's thread reads are sets and flags that only grow, so neither waits for the other.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TaskOrders:
         self._is_certain = threading.Event()
         self._is_certain.set()
 
-    # --- the task's threads --------------------------------------------------------------------------------------
+    # --- the task's threads ---------------------------------------------------------------------------------
 
     def is_given_up(self, queue: MessageQueue) -> bool:
         """See ``RangeOrders``."""
@@ -157,8 +157,10 @@ class TaskOrders:
         self._is_certain.wait(_TAKEN_S)
         if self._in_doubt:
             raise RocketMQError(
-                f"The connection to the driver at {self._line.place} ended while {len(self._in_doubt)} parts of this task's result "
-                "were on their way to it, so whether it has them is not known. The task is run again and asks; look at the driver's "
+                f"The connection to the driver at {self._line.place} ended while {len(self._in_doubt)} parts "
+                "of this task's result "
+                "were on their way to it, so whether it has them is not known. The task is run again and "
+                "asks; look at the driver's "
                 "log if this goes on."
             )
 
@@ -192,7 +194,7 @@ class TaskOrders:
     def _send(self, message: Message) -> None:
         self._line.send(message)
 
-    # --- the connection's thread ---------------------------------------------------------------------------------
+    # --- the connection's thread ----------------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
         """Take in what the driver says to this task."""
@@ -335,7 +337,8 @@ def _line_to(address: HubAddress) -> _Line | None:
         made = _Line(address)
     except TransportError as error:
         logger.warning(
-            "the driver cannot be reached from this worker, so its queues change hands between two batches only: %s",
+            "the driver cannot be reached from this worker, so its queues change hands between two batches "
+            "only: %s",
             error,
         )
         with _guard:

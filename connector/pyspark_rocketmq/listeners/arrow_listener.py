@@ -1,6 +1,7 @@
 """Listeners that take a record batch, or a DataFrame.
 
-A listener that takes its messages as an Arrow record batch: nothing is made for a single message, neither to deliver it nor for its row.
+A listener that takes its messages as an Arrow record batch: nothing is made for a single message, neither to
+deliver it nor for its row.
 
 A listener that takes its messages as a pandas DataFrame.
 """
@@ -26,13 +27,15 @@ _POSITION = "queueOffset"
 class ArrowListener:
     """Wraps a function of a record batch and a context: ``ArrowListener(on_orders)``.
 
-    The batch has one row per message of one queue, in order, with the columns and types of ``format("rocketmq")``; it has at most
-    ``consume_message_batch_max_size`` (1 to 1024) rows, and the larger it is, the less a message costs.
-    The function returns a status, or a status and a record batch (or table) of rows with the output's columns and ``queueOffset``,
-    which says whose row each is and may be left out in a delivery of one message. Output columns that may be null may be left out. The status is that of
-    all messages of the batch, as with any listener; that of a concurrent listener may come from an ``async def``.
+    The batch has one row per message of one queue, in order, with the columns and types of
+    ``format("rocketmq")``; it has at most ``consume_message_batch_max_size`` (1 to 1024) rows, and the larger
+    it is, the less a message costs. The function returns a status, or a status and a record batch (or table)
+    of rows with the output's columns and ``queueOffset``, which says whose row each is and may be left out in
+    a delivery of one message. Output columns that may be null may be left out. The status is that of all
+    messages of the batch, as with any listener; that of a concurrent listener may come from an ``async def``.
 
-    A row whose types are not those of the output schema, or do not become them without loss, ends the query with a ``SchemaError``.
+    A row whose types are not those of the output schema, or do not become them without loss, ends the query
+    with a ``SchemaError``.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
@@ -85,14 +88,16 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
     if _POSITION not in rows.schema.names:
         if len(offsets) > 1:
             raise ListenerError(
-                f"The listener returned rows without column '{_POSITION}' for a delivery of {len(offsets)} messages; it "
+                f"The listener returned rows without column '{_POSITION}' for a delivery of {len(offsets)} "
+                "messages; it "
                 "says which message a row belongs to: take it over from the messages."
             )
         return rows.append_column(_POSITION, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows))
     given = rows.column(_POSITION)
     if not pa.types.is_integer(given.type) or given.null_count or not _are_all_in(given, offsets):
         raise ListenerError(
-            f"The listener returned a row whose '{_POSITION}' is none of its delivery, {offsets[0]} to {offsets[-1]}."
+            f"The listener returned a row whose '{_POSITION}' is none of its delivery, {offsets[0]} to "
+            f"{offsets[-1]}."
         )
     return rows
 
@@ -108,10 +113,10 @@ def _are_all_in(given: pa.Array, offsets: Any) -> bool:
 class PandasListener(ArrowListener):
     """Wraps a function of a DataFrame and a context: ``PandasListener(on_orders)``.
 
-    The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are instants in UTC.
-    The function returns a status, or a status and a DataFrame of rows with the output's columns and ``queueOffset``,
-    which says whose row each is and may be left out in a delivery of one message. NaN and NaT are nulls there. That of a
-    concurrent listener may be an ``async def``.
+    The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are
+    instants in UTC. The function returns a status, or a status and a DataFrame of rows with the output's
+    columns and ``queueOffset``, which says whose row each is and may be left out in a delivery of one
+    message. NaN and NaT are nulls there. That of a concurrent listener may be an ``async def``.
     """
 
     def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:

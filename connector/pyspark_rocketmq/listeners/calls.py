@@ -144,7 +144,10 @@ Settling = bool | Awaitable[bool]
 
 
 class ListenerWorkers(Protocol):
-    """What a run needs. Every call and every send-back that is begun ends in one event, unless it hangs or is settled by itself."""
+    """What a run needs.
+
+    Every call and every send-back that is begun ends in one event, unless it hangs or is settled by itself.
+    """
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """Begin a listener call; ``invoke`` says whether it has settled the call itself, so that no event is wanted."""
@@ -184,7 +187,8 @@ class _DaemonThreads:
         self._most = most
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle: deque[None] = deque()
-        """One for each idle thread: counted so, because a semaphore is written in Python and held by all of them at once."""
+        """One for each idle thread: counted so, because a semaphore is written in Python and held by all of
+        them at once."""
         self._started = 0
 
     def run(self, work: Callable[[], None]) -> None:

@@ -132,7 +132,8 @@ _listener_logger = getLogger("pyspark_rocketmq.listener")
 class DeliveryContext:
     """What the contexts of all deliveries have: the queue, and rows to emit; made anew for each delivery.
 
-    Rows given to :meth:`emit` reach the sink only when their message is acknowledged; they are dropped otherwise.
+    Rows given to :meth:`emit` reach the sink only when their message is acknowledged; they are dropped
+    otherwise.
     """
 
     __slots__ = (
@@ -164,7 +165,8 @@ class DeliveryContext:
         self._current = messages[0] if len(messages) == 1 else None
         self._emitted: list[Emitted] = []
         self.broken: SchemaError | None = None
-        """The engine's: why the first row that broke the output schema did, whatever the listener made of that error."""
+        """The engine's: why the first row that broke the output schema did, whatever the listener made of
+        that error."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns not given are null.
@@ -173,9 +175,10 @@ class DeliveryContext:
         ``for message in messages``, where it is the one the loop is at.
 
         Raises:
-            ListenerError: If it cannot be told which message the row belongs to, or it is not of this delivery.
-            SchemaError: If a column is not in the listener's output schema, or missing though it must not be null, or a value does not
-                fit its column. To catch it changes nothing: it ends the query.
+            ListenerError: If it cannot be told which message the row belongs to, or it is not of this
+                delivery.
+            SchemaError: If a column is not in the listener's output schema, or missing though it must not be
+                null, or a value does not fit its column. To catch it changes nothing: it ends the query.
         """
         output = self._output
         try:
@@ -194,7 +197,8 @@ class DeliveryContext:
             message = self._current
             if message is None:
                 raise ListenerError(
-                    "emit() was called outside a loop 'for message in messages', in a delivery of more than one "
+                    "emit() was called outside a loop 'for message in messages', in a delivery of more than "
+                    "one "
                     "message; say which message the row belongs to: context.emit(message, …)."
                 )
         self._emitted.append((message.queue_offset, *map(columns.get, output.names)))
@@ -240,7 +244,8 @@ class DeliveryContext:
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
         """The engine's: a list of ``messages`` for the listener, which tells this context which one a loop is at.
 
-        The listener may do with it what it likes: the engine goes by its own. Those of an ``ArrowListener`` stay in their batch.
+        The listener may do with it what it likes: the engine goes by its own. Those of an ``ArrowListener``
+        stay in their batch.
         """
         if type(messages) is ArrowMessages:
             return messages
@@ -253,7 +258,8 @@ class DeliveryContext:
     def broken_at(self, where: str) -> SchemaError:
         """The engine's, after a call that has left something in ``broken``: what ends the query; with ``where`` the delivery is (row D5)."""
         return SchemaError(
-            f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this micro-batch counts: "
+            f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this "
+            "micro-batch counts: "
             "correct the listener or its output schema, and start the query again."
         )
 
@@ -264,12 +270,15 @@ class DeliveryContext:
                 "context.emit(message, order_id=…)."
             )
         is_within = self._first_offset <= message.queue_offset <= self._last_offset
-        # The first comparison is cheap, and settles it for all but messages given back, which tell two topics.
+        # The first comparison is cheap, and settles it for all but messages given back, which tell two
+        # topics.
         is_here = message[:3] == self.message_queue or message.message_queue == self.message_queue
         if not is_within or not is_here:
             raise ListenerError(
-                f"emit() was given the message at {message.message_queue} queueOffset={message.queue_offset}, but "
-                f"this delivery is {self.message_queue} queueOffset={self._first_offset} to {self._last_offset}; "
+                f"emit() was given the message at {message.message_queue} "
+                f"queueOffset={message.queue_offset}, but "
+                f"this delivery is {self.message_queue} queueOffset={self._first_offset} to "
+                f"{self._last_offset}; "
                 "a row can only belong to a message that is acknowledged with it."
             )
 
@@ -290,8 +299,8 @@ class ConsumeOrderlyContext(DeliveryContext):
     def __init__(self, messages: Sequence[MessageExt], output: OutputColumns, accumulated: int = 0) -> None:
         super().__init__(messages, output)
         self.accumulated: Final = accumulated
-        """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With 0, whatever
-        else the listener holds of the queue was given back and comes again."""
+        """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With
+        0, whatever else the listener holds of the queue was given back and comes again."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1
@@ -308,8 +317,8 @@ class ConsumeConcurrentlyContext(DeliveryContext):
         self.ack_index = ACK_ALL
         """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
         self.delay_level_when_next_consume = BROKER_DECIDES
-        """When failed messages come again: 0: after 3 + their reconsume times; -1: never, they become dead letters;
-        else the broker's delay level."""
+        """When failed messages come again: 0: after 3 + their reconsume times; -1: never, they become dead
+        letters; else the broker's delay level."""
 
 
 class _Followed(list[MessageExt]):
@@ -334,5 +343,5 @@ MessageListenerConcurrently = Callable[
     [Sequence[MessageExt], ConsumeConcurrentlyContext],
     ConsumeConcurrentlyStatus | Awaitable[ConsumeConcurrentlyStatus | None] | None,
 ]
-"""Takes messages of one queue, many calls at the same time; may be ``async def``. None and an exception count as
-RECONSUME_LATER (row E2)."""
+"""Takes messages of one queue, many calls at the same time; may be ``async def``. None and an exception count
+as RECONSUME_LATER (row E2)."""

@@ -2,7 +2,8 @@
 
 What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver.
 
-How often something that happens again and again is told: in full at first, then as a count, at growing intervals.
+How often something that happens again and again is told: in full at first, then as a count, at growing
+intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final
 FIRST_PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
-"""Different things remembered; of more, the one that has not happened for longest is forgotten, and told anew."""
+"""Different things remembered; of more, the one that has not happened for longest is forgotten, and told
+anew."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class Repeated:
         """Whether to tell it now.
 
         Returns:
-            0: in full, it is new. A positive number: that it has happened so often since it was last told. None: not now.
+            0: in full, it is new. A positive number: that it has happened so often since it was last told.
+            None: not now.
         """
         told = self._told.get(key)
         if told is None:
@@ -65,7 +68,8 @@ MOST_CHARACTERS: Final = 300
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
 """What differs from one message to the next in the text of the same error."""
 _repeated = Repeated()
-"""Of this process: a message that fails is delivered again within a second, and each task reads other queues."""
+"""Of this process: a message that fails is delivered again within a second, and each task reads other queues.
+"""
 _guard = threading.Lock()
 """Over ``_repeated``."""
 

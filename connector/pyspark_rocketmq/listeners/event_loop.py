@@ -1,7 +1,8 @@
 """The event loop on which this process's asynchronous listeners run.
 
-One for all: what a listener has opened on it, such as a pool of connections, stays usable from batch to batch. It runs in
-a daemon thread, because a call that never returns must not keep its worker process from ending.
+One for all: what a listener has opened on it, such as a pool of connections, stays usable from batch to
+batch. It runs in a daemon thread, because a call that never returns must not keep its worker process from
+ending.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def listener_loop() -> asyncio.AbstractEventLoop:
 def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
     """Have the next call begin another loop, unless this one shows a sign of life within the time.
 
-    Whoever waited in vain cannot tell from that alone: a process that stood still finds all its times over when it goes on,
-    and what listeners have opened on a loop is of no use on another one.
+    Whoever waited in vain cannot tell from that alone: a process that stood still finds all its times over
+    when it goes on, and what listeners have opened on a loop is of no use on another one.
     """
     global _running  # noqa: PLW0603
     with suppress(TimeoutError):

@@ -2,23 +2,27 @@
 
 The forms a listener may have, and how each becomes the one that engines call.
 
-=========================  ==========================================================================================
-a function                 ``(messages, context) -> status``
-a generator function       yields rows: a dict of columns, or ``(message, dict)``; to end is success, or ``return status``
-:class:`ArrowListener`     ``(record batch, context) -> status`` or ``(status, record batch of rows)``
-:class:`PandasListener`    ``(frame, context) -> status`` or ``(status, frame of rows)``
-a class, or an object      with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if wanted: opened
+=========================
+========================================================================================== a function
+``(messages, context) -> status`` a generator function       yields rows: a dict of columns, or ``(message,
+dict)``; to end is success, or ``return status`` :class:`ArrowListener`     ``(record batch, context) ->
+status`` or ``(status, record batch of rows)`` :class:`PandasListener`    ``(frame, context) -> status`` or
+``(status, frame of rows)`` a class, or an object      with ``consume_message(messages, context)``, and
+``open(context)`` and ``close()`` if wanted: opened
                            once per worker process, closed when it was not needed for a while
 ``"module:name"``          any of these, imported where it is needed and not pickled
-=========================  ==========================================================================================
+=========================
+==========================================================================================
 
-A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the executors; there each range takes a lease of it.
+A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the
+executors; there each range takes a lease of it.
 
-Listeners that are opened: once per process, however many tasks use them, and closed when none has for a while.
+Listeners that are opened: once per process, however many tasks use them, and closed when none has for a
+while.
 
-Spark keeps a Python worker for the next task and ends one that was idle for a minute, without letting it finish
-anything. So a listener that nobody has used for half a minute is closed here, before that; it is opened again when it
-is needed again. One whose process is killed is not closed, which nothing could change.
+Spark keeps a Python worker for the next task and ends one that was idle for a minute, without letting it
+finish anything. So a listener that nobody has used for half a minute is closed here, before that; it is
+opened again when it is needed again. One whose process is killed is not closed, which nothing could change.
 """
 
 from __future__ import annotations
@@ -247,7 +251,8 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
     is_async_listener = is_async(consume_message or listener) or inspect.isasyncgenfunction(listener)
     if is_async_listener and origin.is_orderly:
         raise _unusable(
-            f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has one call at "
+            f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has "
+            "one call at "
             "a time"
         )
     if consume_message is not None:
@@ -257,7 +262,8 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
         return OpenedOnce(listener, ListenerContext(origin.consumer_group), origin.key)
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
-            f"{named(listener)} is no listener: it must be a function of messages and a context, or have a method "
+            f"{named(listener)} is no listener: it must be a function of messages and a context, or have a "
+            "method "
             "consume_message(messages, context)"
         )
     _check_parameters(listener, listener, given=2)
@@ -396,7 +402,8 @@ def _emit(row: object, context: DeliveryContext) -> None:
             context.emit(message, **columns)
         case _:
             raise ListenerError(
-                f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, dict) to say "
+                f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, "
+                "dict) to say "
                 "which message it belongs to."
             )
 

@@ -49,8 +49,8 @@ _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
 """Texts that messages one behind the other often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage collector looks at
-them all; many enough that reading a column costs next to nothing."""
+"""Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage
+collector looks at them all; many enough that reading a column costs next to nothing."""
 
 
 class ArrowMessages(Sequence[MessageExt]):
@@ -64,7 +64,8 @@ class ArrowMessages(Sequence[MessageExt]):
         told: Mapping[str, str],
     ) -> None:
         self.batch = batch
-        """Columns as in ``format("rocketmq")``; those of a retry queue have the topic that they were sent to first."""
+        """Columns as in ``format("rocketmq")``; those of a retry queue have the topic that they were sent to
+        first."""
         self._told = told
         self.queue = queue
         """The one they were read from."""
@@ -110,8 +111,8 @@ class ArrowMessages(Sequence[MessageExt]):
 class ArrivedMessages(Sequence[MessageExt]):
     """A range's messages, made a few hundred at a time, when they are to be delivered.
 
-    A hundred thousand objects made at once are three times as large as their columns, and the garbage collector goes
-    through them again and again, which takes as long as to make them.
+    A hundred thousand objects made at once are three times as large as their columns, and the garbage
+    collector goes through them again and again, which takes as long as to make them.
     """
 
     def __init__(
@@ -258,7 +259,8 @@ def _values(column: pa.Array, name: str) -> list[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if name in _TIMES:
-        # Milliseconds as in Java. Null where a producer claims a born time that Spark's timestamps cannot hold.
+        # Milliseconds as in Java. Null where a producer claims a born time that Spark's timestamps cannot
+        # hold.
         micros = column.cast(pa.int64()).fill_null(0).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):

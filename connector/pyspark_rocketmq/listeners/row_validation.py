@@ -2,13 +2,14 @@
 
 Whether a value that a listener emits fits its column, decided when it is emitted.
 
-Spark would find out only when it turns a whole batch into Arrow; at ``emit()`` the error names the value and its column. It ends the
-query (row D5): what breaks the schema does so at each delivery, and no message is at fault.
+Spark would find out only when it turns a whole batch into Arrow; at ``emit()`` the error names the value and
+its column. It ends the query (row D5): what breaks the schema does so at each delivery, and no message is at
+fault.
 
 The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 for a whole number, Arrow turns
-booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at first,
-inside arrays, maps and structs too, and only then Arrow is asked.  Whatever passes here, Spark converts, also next
-to any other value that passes.
+booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at
+first, inside arrays, maps and structs too, and only then Arrow is asked.  Whatever passes here, Spark
+converts, also next to any other value that passes.
 
 The engine's rows and Arrow: for engines that answer Spark in Arrow, and for rows that wait for a commit.
 """
@@ -164,8 +165,8 @@ _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ..
     (st.TimestampNTZType, (datetime,), ()),
     (st.DayTimeIntervalType, (timedelta,), ()),
 )
-"""Column type, what it takes, what of that it does not take; the first that fits. pandas.NaT is a datetime, but
-Arrow refuses it."""
+"""Column type, what it takes, what of that it does not take; the first that fits. pandas.NaT is a datetime,
+but Arrow refuses it."""
 
 
 def _check_of(data_type: st.DataType) -> _Check:
@@ -193,7 +194,8 @@ def _scalar(data_type: st.DataType) -> _Scalar:
         if isinstance(data_type, column_type):
             return _Scalar(classes, refused, to_arrow_type(data_type, timezone="UTC"))
     raise SchemaError(
-        f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary instead."
+        f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary "
+        "instead."
     )
 
 
@@ -314,7 +316,8 @@ class OutputColumns:
             kind = type(value)
             given = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
             raise SchemaError(
-                f"emit() was given {value!r:.80} of type {given} for column '{name}', which is of type {wanted} and "
+                f"emit() was given {value!r:.80} of type {given} for column '{name}', which is of type "
+                f"{wanted} and "
                 "cannot hold it. Convert the value in the listener, or change the output schema."
             )
 
@@ -322,7 +325,8 @@ class OutputColumns:
         """``rows``, which have a column ``queueOffset``, with exactly the columns of :attr:`rows`.
 
         Raises:
-            SchemaError: As of :meth:`check_names`, or if a column's type is not its own and does not become it without loss.
+            SchemaError: As of :meth:`check_names`, or if a column's type is not its own and does not become
+                it without loss.
         """
         wanted = self.rows.schema
         if rows.schema.equals(wanted) and not self.required:
@@ -361,14 +365,16 @@ class OutputColumns:
         unknown = set(names) - self.known
         if unknown:
             raise SchemaError(
-                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not have; "
+                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not "
+                "have; "
                 f"it has {', '.join(self.names)}."
             )
 
 
 def _missing(names: Sequence[str]) -> SchemaError:
     return SchemaError(
-        f"emit() was given no value for column(s) {', '.join(names)}, which the output schema says are never null."
+        f"emit() was given no value for column(s) {', '.join(names)}, which the output schema says are never "
+        "null."
     )
 
 
@@ -378,14 +384,16 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
     shown = types[field.name][0] if field.name in types else "bigint"
     if not _may_become(column.type, field.type):
         raise SchemaError(
-            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type {shown} and "
+            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type "
+            f"{shown} and "
             "cannot hold it. Cast it in the listener, or change the output schema."
         )
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:
         raise SchemaError(
-            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type {shown} and "
+            f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type "
+            f"{shown} and "
             f"cannot hold all of its values: {error}"
         ) from error
 

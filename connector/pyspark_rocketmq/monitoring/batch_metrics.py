@@ -1,7 +1,8 @@
 """What one micro-batch did and where each queue is after it, from Spark's progress and the consumer's report. Pure.
 
-Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source has; how far a
-consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of its plan.
+Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source
+has; how far a consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of
+its plan.
 Rule 2: lag is what :class:`QueueLag` says it is, here and in job ``offsets lag``.
 """
 
@@ -61,7 +62,8 @@ class BatchFigures:
     queues: tuple[QueueFigures, ...]
     """By queue: those of the batch, and those that the consumer has besides."""
     input_rows: int | None = None
-    """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages."""
+    """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages.
+    """
 
     @property
     def planned(self) -> int:

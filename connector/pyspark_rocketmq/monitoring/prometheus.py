@@ -89,7 +89,8 @@ class PrometheusEndpoint:
         Args:
             monitor: Whose figures.
             port: 0 takes a free one, see :attr:`port`.
-            host: Address to listen at: this machine only, unless another is given; the figures need no password.
+            host: Address to listen at: this machine only, unless another is given; the figures need no
+                password.
 
         Raises:
             OSError: If the port is taken.

@@ -2,9 +2,10 @@
 
 ``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
 
-Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the query's thread,
-before that. Both leave what they have here and go on: figures are made, brokers asked and listeners called on a thread
-of the monitor's own, so that a broker that is away delays neither Spark nor the query.
+Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the
+query's thread, before that. Both leave what they have here and go on: figures are made, brokers asked and
+listeners called on a thread of the monitor's own, so that a broker that is away delays neither Spark nor the
+query.
 
 When the next message of each queue was stored, asked of the brokers within a bound, and not twice.
 """
@@ -79,7 +80,8 @@ class StoredTimes:
 
     def _ask_one(self, position: tuple[MessageQueue, int]) -> float | None:
         queue, queue_offset = position
-        # A broker that did not answer is not asked for its other queues: a bound for each broker, not for each queue.
+        # A broker that did not answer is not asked for its other queues: a bound for each broker, not for
+        # each queue.
         if queue.broker_name in self._silent:
             return None
         try:
@@ -138,15 +140,16 @@ class QueryState:
 class QueryMonitor(StreamingQueryListener):
     """Figures of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, at INFO; :meth:`queries` for whoever asks; listeners for whoever wants to be told.
+    One log line for each micro-batch, at INFO; :meth:`queries` for whoever asks; listeners for whoever wants
+    to be told.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
         """Make a monitor; ``watch`` has it see something.
 
         Args:
-            options: The source's options, for how long messages of queries without a consumer have waited: their brokers
-                are asked with them. None: of such queries the lag is known in messages only.
+            options: The source's options, for how long messages of queries without a consumer have waited:
+                their brokers are asked with them. None: of such queries the lag is known in messages only.
             clock: The system's unless given.
 
         Raises:
@@ -203,7 +206,7 @@ class QueryMonitor(StreamingQueryListener):
             while len(self._reports) > _REPORTS_KEPT:
                 del self._reports[next(iter(self._reports))]
 
-    # --- Spark's listener ---------------------------------------------------------------------------------------------
+    # --- Spark's listener -----------------------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing: a query is known from its first micro-batch on."""
@@ -233,7 +236,7 @@ class QueryMonitor(StreamingQueryListener):
             return False
         return True
 
-    # --- the thread ---------------------------------------------------------------------------------------------------
+    # --- the thread -----------------------------------------------------------------------------------------
 
     def _take_in(
         self, progress: Mapping[str, Any], report: BatchReport | None, times: StoredTimes | None

@@ -2,9 +2,10 @@
 
 Java's ``RemoteBrokerOffsetStore``: one number per queue, written by whoever comes last. What that means:
 
-* *Nothing is fenced.* A member that lost a queue, or a batch that an operator's reset overtook, still stores its
-  offset. It never moves one back that it sees, but it does not see all: messages may come twice.
-* *No attempts, no suspension.* So it is no store for orderly consumers, and none for a sink that wants each row once.
+* *Nothing is fenced.* A member that lost a queue, or a batch that an operator's reset overtook, still stores
+  its offset. It never moves one back that it sees, but it does not see all: messages may come twice.
+* *No attempts, no suspension.* So it is no store for orderly consumers, and none for a sink that wants each
+  row once.
 * A broker that crashes forgets the last five seconds.
 * Every read costs a request per queue.
 """
@@ -89,7 +90,10 @@ class BrokerOffsetStore:
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process; store where unknown queues begin. Brokers know nothing of lives."""
+        """Remember the owner in this process; store where unknown queues begin.
+
+        Brokers know nothing of lives.
+        """
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
@@ -102,7 +106,8 @@ class BrokerOffsetStore:
     ) -> CommitResult:
         """Store the larger of each queue's offset and the stored one, whoever commits.
 
-        Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call it.
+        Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
+            it.
         """
         rows = self._checked(consumer_group, [commit.queue for commit in commits])
         # Only what is behind is let pass without the rules: they would call it a regression.
@@ -156,7 +161,8 @@ class BrokerOffsetStore:
     ) -> dict[MessageQueue, OffsetRow]:
         if consumer_group != self._group.consumer_group:
             raise OffsetError(
-                f"The offset store of group {self._group.consumer_group} at its brokers was asked to store offsets of "
+                f"The offset store of group {self._group.consumer_group} at its brokers was asked to store "
+                "offsets of "
                 f"group {consumer_group}. Nothing was stored: open that group's own."
             )
         return self._rows(self._group.read(queues))

@@ -1,19 +1,20 @@
 """The offset store as a Delta table: readable by anyone, with history and time travel.
 
-One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's rows →
-pure rule → overwrite of the group's partition in one commit.
+One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's
+rows → pure rule → overwrite of the group's partition in one commit.
 
 Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
 shared between threads.
 Rule 2: groups must not conflict, writers of one group always must. The literal partition predicate gives the
 first, the transaction id ``offsets:GROUP`` in every commit the second.
-Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide again.
+Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
+    again.
 
-Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them, by
-:mod:`pyspark_rocketmq.offsets.delta_history`.
+Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them,
+by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
-Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be used
-in a process that forks later, so nothing an executor imports may import this module.
+Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be
+used in a process that forks later, so nothing an executor imports may import this module.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ _PARTITION_BY = ("consumer_group",)
 _ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
 """Protocol 1/2: what delta-rs and delta-spark make by default and both read and write rightly."""
 _TABLE_PROPERTIES: Mapping[str, str | None] = {
-    # Old files stay listed in every checkpoint for so long; what is older than the log is in the history table.
+    # Old files stay listed in every checkpoint for so long; what is older than the log is in the history
+    # table.
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     # delta-spark refuses a log retention below the file retention.
     "delta.logRetentionDuration": "interval 1 hour",
@@ -94,8 +96,9 @@ _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0
 class DeltaOffsetStore(RuledOffsetStore):
     """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
 
-    A table that is there already must have exactly the columns of the design, or those of an earlier release, and
-    protocol 1/2: anything else is refused with SchemaError or OptionError. Safe against concurrent writers in any process.
+    A table that is there already must have exactly the columns of the design, or those of an earlier release,
+    and protocol 1/2: anything else is refused with SchemaError or OptionError. Safe against concurrent
+    writers in any process.
     """
 
     def __init__(
@@ -105,7 +108,8 @@ class DeltaOffsetStore(RuledOffsetStore):
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._known: dict[str, _Known] = {}
-        """The newest rows read or written of each group: whoever asks again at the same version need not read."""
+        """The newest rows read or written of each group: whoever asks again at the same version need not
+        read."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows)
         self._log_files = LogFiles(self._path)
         self._handles = threading.local()
@@ -167,7 +171,8 @@ class DeltaOffsetStore(RuledOffsetStore):
         found = self.rows_of_all(consumer_group, [change])
         if change.version not in found:
             raise OffsetError(
-                f"Version {change.version} of the offset table {self._path} is no longer kept for group {consumer_group}. "
+                f"Version {change.version} of the offset table {self._path} is no longer kept for group "
+                f"{consumer_group}. "
                 "`offsets history` lists what can be gone back to."
             )
         return found[change.version]
@@ -226,8 +231,10 @@ class DeltaOffsetStore(RuledOffsetStore):
                 continue
             return change.result
         raise OffsetCommitConflict(
-            f"The {action} for group {consumer_group} could not be stored in {self._path} in {len(_PAUSES_S) + 1} "
-            f"tries; the last error was: {failure} Check how many consumers write this group and that the table "
+            f"The {action} for group {consumer_group} could not be stored in {self._path} in "
+            f"{len(_PAUSES_S) + 1} "
+            f"tries; the last error was: {failure} Check how many consumers write this group and that the "
+            "table "
             "can be written; the batch may be tried again."
         ) from failure
 
@@ -290,9 +297,12 @@ class DeltaOffsetStore(RuledOffsetStore):
         table_id = str(table.metadata().id)
         if self._table_id not in (None, table_id):
             raise OffsetError(
-                f"The offset table {self._path} is another one than before: it was deleted and made anew, or replaced, while "
-                "this query ran. Nothing was stored in it. Put the former table back, or start the query again: it goes on "
-                "where the new table says, or, of a group that is not in it, where the sink is, or, without a sink, where "
+                f"The offset table {self._path} is another one than before: it was deleted and made anew, or "
+                "replaced, while "
+                "this query ran. Nothing was stored in it. Put the former table back, or start the query "
+                "again: it goes on "
+                "where the new table says, or, of a group that is not in it, where the sink is, or, without "
+                "a sink, where "
                 "the brokers know the group to be."
             )
         self._table_id = table_id
@@ -300,8 +310,10 @@ class DeltaOffsetStore(RuledOffsetStore):
 
     def _gone(self, action: str) -> str:
         return (
-            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. {action}Put the table back and "
-            "start the query again; started without it, the query goes on where its sink's table is, or, without a sink, "
+            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. {action}Put the "
+            "table back and "
+            "start the query again; started without it, the query goes on where its sink's table is, or, "
+            "without a sink, "
             "where the brokers know the group to be."
         )
 
@@ -317,7 +329,8 @@ class DeltaOffsetStore(RuledOffsetStore):
                 configuration=_TABLE_PROPERTIES,
             )
         except DeltaError:
-            # Another process made it in this moment; if that is not the reason, opening fails with the true one.
+            # Another process made it in this moment; if that is not the reason, opening fails with the true
+            # one.
             return DeltaTable(self._path)
         logger.info("offset table created path=%s", masked(self._path))
         return table

@@ -2,9 +2,9 @@
 
 What an offset table was, beyond what its own log remembers: a second Delta table in its folder ``_history``.
 
-The offset table's columns, and before them the version, time and action of the change they are the outcome of.
-Partitioned by day, so that forgetting a day touches no other. Anybody may read it: a group's progress over the days
-is one query away.
+The offset table's columns, and before them the version, time and action of the change they are the outcome
+of. Partitioned by day, so that forgetting a day touches no other. Anybody may read it: a group's progress
+over the days is one query away.
 
 What keeps an offset table small and quick, whoever writes it and however often.
 
@@ -94,7 +94,8 @@ class HistoryTable:
         """The group's changes before a version of the offset table, oldest first."""
         found = self._query(
             "SELECT DISTINCT version, changed_at, action FROM rows "  # noqa: S608 - quoted literals
-            f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY version"
+            f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY "
+            "version"
         )
         return [
             StoredChange(row["version"], row["changed_at"].timestamp(), consumer_group, row["action"])
@@ -169,7 +170,8 @@ def _to_table(moment: Moment) -> pa.Table:
 EVERY: Final = 100
 """Versions from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
-"""How many of the newest versions can be gone back to exactly; each makes every commit a little slower, by listing."""
+"""How many of the newest versions can be gone back to exactly; each makes every commit a little slower, by
+listing."""
 _FILES_KEPT_S: Final = 3600.0
 """For how long a reader may look at a snapshot of the table, at least."""
 _FORGET_EVERY: Final = 10

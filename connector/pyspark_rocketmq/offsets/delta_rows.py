@@ -4,13 +4,13 @@ Offset rows ↔ Arrow tables: the columns of the offset table, declared once.
 
 Which form of the offset table a release knows, and what was added since the first.
 
-A table says its form in a property; one without it has the first.  Old tables are read as they are and brought to
-the newest form by the first change; a table of a newer form is refused.
+A table says its form in a property; one without it has the first.  Old tables are read as they are and
+brought to the newest form by the first change; a table of a newer form is refused.
 
 Lists as Arrow arrays, without pandas.
 
-``pyarrow.array(list)`` loads pandas, to see whether it is given a Series: half a second of a core and 30 MiB in every
-process that plans, which needs pandas for nothing else.
+``pyarrow.array(list)`` loads pandas, to see whether it is given a Series: half a second of a core and 30 MiB
+in every process that plans, which needs pandas for nothing else.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ NEWEST_VERSION: Final = 4
 _ADDED = {"put_back": 3, "statistics": 3, "generation": 4, "last_message": 4, "shown": 4, "sinks": 4}
 """Column → the version it came with; all of them may be null."""
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
-"""Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on."""
+"""Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on.
+"""
 
 
 def check_version(path: str, configuration: Mapping[str, str]) -> int:
@@ -70,7 +71,8 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
     if text.isdecimal() and 1 <= int(text) <= NEWEST_VERSION:
         return int(text)
     raise SchemaError(
-        f"The offset table at {path} has version {text!r} ({VERSION_PROPERTY}), this release knows versions 1 to "
+        f"The offset table at {path} has version {text!r} ({VERSION_PROPERTY}), this release knows versions "
+        "1 to "
         f"{NEWEST_VERSION}. Use the release that wrote it, or name another path for the offset store."
     )
 

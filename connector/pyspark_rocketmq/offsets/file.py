@@ -1,14 +1,16 @@
 """The offset store as files of one machine, in Java's form.
 
-The offset store as files on this machine: a folder per group with ``offsets.json``, for broadcasting consumers.
+The offset store as files on this machine: a folder per group with ``offsets.json``, for broadcasting
+consumers.
 
-Java's ``LocalFileOffsetStore``: the same file name, the same ``offsetTable`` in it, the content before the last
-change in ``offsets.json.bak``. What Java does not keep stands beside the table in ``rows``; a file of Java's is taken
-over as it is.
+Java's ``LocalFileOffsetStore``: the same file name, the same ``offsetTable`` in it, the content before the
+last change in ``offsets.json.bak``. What Java does not keep stands beside the table in ``rows``; a file of
+Java's is taken over as it is.
 
-Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's. Other
-machines do not: this store is for a consumer that shares its queues with nobody.
-Rule 2: at every moment there is a whole file of the last change or of the one before it that was reported done.
+Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's.
+Other machines do not: this store is for a consumer that shares its queues with nobody.
+Rule 2: at every moment there is a whole file of the last change or of the one before it that was reported
+    done.
 Rule 3: a file that cannot be read is an error, never "no offsets": those would begin the group anew.
 
 A group's rows ↔ the bytes of ``offsets.json``. Pure.
@@ -104,7 +106,8 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
     version = document.integer("version", _VERSION)
     if version > _VERSION:
         raise SchemaError(
-            f"The offset file of group {consumer_group} has version {version}, this release knows {_VERSION}. "
+            f"The offset file of group {consumer_group} has version {version}, this release knows "
+            f"{_VERSION}. "
             "Use the release that wrote it, or name another path for the offset store."
         )
     known = {queue_from_json(row.members, _WHERE): row for row in document.objects("rows")}
@@ -123,7 +126,8 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
             values[field] = kept.members[key]
             if type(values[field]) not in kinds:
                 raise RemoteProtocolError(
-                    f"{_WHERE}: {key} of {queue} is {peer_text(repr(values[field]))}; that is no {kinds[0].__name__}."
+                    f"{_WHERE}: {key} of {queue} is {peer_text(repr(values[field]))}; that is no "
+                    f"{kinds[0].__name__}."
                 )
     return new_row(consumer_group, queue, next_offset)._replace(**values)
 
@@ -196,7 +200,8 @@ class FileOffsetStore(RuledOffsetStore):
                 ) from error
         if trouble is not None:
             raise OffsetError(
-                f"The offsets of group {consumer_group} in {main} cannot be understood, and {_bak(main).name} beside it "
+                f"The offsets of group {consumer_group} in {main} cannot be understood, and "
+                f"{_bak(main).name} beside it "
                 f"does not help: {trouble} Put a good copy there, or remove both to begin the group anew."
             ) from trouble
         return {}
@@ -228,7 +233,8 @@ class FileOffsetStore(RuledOffsetStore):
                 except BlockingIOError:
                     if self._clock.monotonic_s() >= give_up_at_s:
                         raise OffsetCommitConflict(
-                            f"The offsets of group {consumer_group} in {folder} were locked by another process for "
+                            f"The offsets of group {consumer_group} in {folder} were locked by another "
+                            "process for "
                             f"{_LOCK_TIMEOUT_S:g} s. Look for one that hangs; the batch may be tried again."
                         ) from None
                     self._sleep(_LOCK_PAUSE_S)

@@ -1,7 +1,7 @@
 """What a store with a memory tells of its past, and which of it is worth keeping. Pure.
 
-Recent versions are all there; of older ones the last of each minute is, every operator's reset, and what was before
-it, so that a mistake can be undone.
+Recent versions are all there; of older ones the last of each minute is, every operator's reset, and what was
+before it, so that a mistake can be undone.
 """
 
 from __future__ import annotations

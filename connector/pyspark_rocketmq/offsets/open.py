@@ -6,8 +6,8 @@ Nothing that the rules allow takes a row away, lowers its epoch, or moves it bac
 
 From the text of option ``offsetStore`` to a store, in whichever process needs one.
 
-The planner runs in a process of its own, so a store travels there as its ``spec``. Delta is loaded by name and
-only when asked for: executors import this module too, and delta-rs must not be in a process that forks.
+The planner runs in a process of its own, so a store travels there as its ``spec``. Delta is loaded by name
+and only when asked for: executors import this module too, and delta-rs must not be in a process that forks.
 
 An offset store in memory: for tests and for trying things out; gone with the process.
 """
@@ -68,8 +68,8 @@ _memory_stores_lock = Lock()
 def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetStore:
     """Return the store that ``spec`` names; ``group`` reaches the brokers, for the kind that needs them.
 
-    Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME`` (one
-    store per name and process).
+    Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME``
+    (one store per name and process).
 
     Raises:
         OptionError: If it names none, or needs brokers and there are none.
@@ -88,7 +88,11 @@ def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetS
             return _open_memory(parsed.place)
         case StoreKind.BROKER:
             if group is None:
-                problem = f"offsetStore={spec!r} needs a cluster and a group, which are not known here. Name a Delta table."
+                problem = (
+                    f"offsetStore={spec!r} needs a cluster and a group, which are not known here. "
+                    "Name "
+                    "a Delta table."
+                )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
 
@@ -112,8 +116,8 @@ def checked_rows(
 ) -> dict[MessageQueue, OffsetRow]:
     """The rows that were read, unless the store was put back since those of ``seen``.
 
-    What follows would look like the group's beginning, or fence nobody. Brokers as a store know no epochs, and show nothing
-    while all of them are away.
+    What follows would look like the group's beginning, or fence nobody. Brokers as a store know no epochs,
+    and show nothing while all of them are away.
 
     Raises:
         OffsetError: If it was.
@@ -131,10 +135,14 @@ def checked_rows(
         else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
     )
     raise OffsetError(
-        f"Offsets of group {consumer_group} are gone from {store!r}, which had {len(seen)} queues of it at the last look: it {what}. "
-        "Nothing was consumed since. Put the newest state back and start the query again. Started without it, the query goes on where "
-        "the store says: messages that it has passed since then are consumed again, and a sink leaves out the rows that it has. A "
-        "group that the store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers know the group "
+        f"Offsets of group {consumer_group} are gone from {store!r}, which had {len(seen)} queues of it at "
+        f"the last look: it {what}. "
+        "Nothing was consumed since. Put the newest state back and start the query again. Started without "
+        "it, the query goes on where "
+        "the store says: messages that it has passed since then are consumed again, and a sink leaves out "
+        "the rows that it has. A "
+        "group that the store knows nothing of goes on where its sink's table is, or, without a sink, where "
+        "the brokers know the group "
         "to be."
     )
 
@@ -150,7 +158,13 @@ def _of_one(before: OffsetRow, now: OffsetRow | None) -> str:
     if now is None:
         return f"{before.queue} was at {before.next_offset} and is not there"
     if now.epoch < before.epoch:
-        return f"{before.queue} was at {before.next_offset} in epoch {before.epoch} and is at {now.next_offset} in epoch {now.epoch}"
+        return (
+            f"{before.queue} was at {before.next_offset} in epoch {before.epoch} and is at "
+            f"{now.next_offset} in epoch {now.epoch}"
+        )
     if now.epoch == before.epoch and now.next_offset < before.next_offset:
-        return f"{before.queue} was at {before.next_offset} and is at {now.next_offset}, both in epoch {now.epoch}"
+        return (
+            f"{before.queue} was at {before.next_offset} and is at {now.next_offset}, both in epoch "
+            f"{now.epoch}"
+        )
     return ""

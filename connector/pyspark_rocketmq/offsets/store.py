@@ -12,9 +12,10 @@ This module knows no storage.  Its rules are in :mod:`pyspark_rocketmq.offsets.r
 
 Under which name the offset store and the sink know a consumer's progress.
 
-``GROUP``, ``NAMESPACE%GROUP``, and for each instance of a broadcasting group ``GROUP@INSTANCE``: groups of one name
-in two namespaces may share a store, and broadcasting instances have nothing in common but the group's name.
-A namespace ends at the first ``%``, as RocketMQ has it; neither names of groups nor of instances hold an ``@``.
+``GROUP``, ``NAMESPACE%GROUP``, and for each instance of a broadcasting group ``GROUP@INSTANCE``: groups of
+one name in two namespaces may share a store, and broadcasting instances have nothing in common but the
+group's name. A namespace ends at the first ``%``, as RocketMQ has it; neither names of groups nor of
+instances hold an ``@``.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class ProgressName(NamedTuple):
 NO_BATCH = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
 TAKEN_OVER = -2
-"""``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the queue's broker
-says that another member of the group has come."""
+"""``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the
+queue's broker says that another member of the group has come."""
 FIRST_LIVES: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
@@ -81,7 +82,8 @@ class OffsetRow(NamedTuple):
     query_id: str
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
-    """Batch that moved the row last; ``NO_BATCH`` after a reset, ``TAKEN_OVER`` when only a claim has set it."""
+    """Batch that moved the row last; ``NO_BATCH`` after a reset, ``TAKEN_OVER`` when only a claim has set it.
+    """
 
     @property
     def was_reset(self) -> bool:
@@ -91,18 +93,20 @@ class OffsetRow(NamedTuple):
     updated_at_s: float
     """Wall-clock seconds, whole microseconds."""
     put_back: str = ""
-    """How often messages from ``next_offset`` on were given back, JSON of spans ``[first, end, times]``; empty when
-    ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
+    """How often messages from ``next_offset`` on were given back, JSON of spans ``[first, end, times]``;
+    empty when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it.
+    """
     statistics: str = ""
     """How fast the owner has been lately, as ``consume.statistics`` writes it; JSON. A claim forgets it."""
     generation: int = 0
-    """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never else."""
+    """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never
+    else."""
     last_message: str = ""
-    """The newest message consumed in this life, or the last one that its beginning passed over, as ``consume.lives`` writes it;
-    empty when there was none."""
+    """The newest message consumed in this life, or the last one that its beginning passed over, as
+    ``consume.lives`` writes it; empty when there was none."""
     shown: str = ""
-    """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty when that was
-    never looked at."""
+    """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty
+    when that was never looked at."""
     sinks: str = ""
     """The sinks of the batch that moved the row last, as ``sinks.standing`` writes them; JSON. Empty without
     sinks, and once a reset or another member of the group has moved it."""
@@ -190,9 +194,10 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension, unless ``consume.reconcile`` says of the group's offsets
-        ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue since. An unknown queue
-        begins at ``starts[queue]``, in its first life unless ``generations`` names another.
+        A stored ``next_offset`` is kept, with its suspension, unless ``consume.reconcile`` says of the
+        group's offsets ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue
+        since. An unknown queue begins at ``starts[queue]``, in its first life unless ``generations`` names
+        another.
 
         Raises:
             OffsetError: If a start is negative.
@@ -205,7 +210,8 @@ class OffsetStore(Protocol):
     ) -> CommitResult:
         """Store what a batch achieved, where the stored epoch is the planned one.
 
-        Storing the same batch again never moves a queue back: a replay may get less far than the run before it.
+        Storing the same batch again never moves a queue back: a replay may get less far than the run before
+        it.
 
         Raises:
             OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
@@ -250,7 +256,9 @@ class OffsetStore(Protocol):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues anywhere, as an operator; running batches are fenced off. Return the moved queues' rows.
+        """Move queues anywhere, as an operator; running batches are fenced off.
+
+        Return the moved queues' rows.
 
         With ``under``, as a member: those alone whose stored epoch it says.
 

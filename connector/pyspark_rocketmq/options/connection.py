@@ -42,8 +42,10 @@ class ConnectionOptions(OptionSet):
         default=None,
         secret=True,
         doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
-        "together with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the consumer group; "
-        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` on the topic.",
+        "together with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the "
+        "consumer group; "
+        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` on the "
+        "topic.",
     )
     secret_key: str | None = everywhere_option(
         "secretKey",
@@ -70,7 +72,8 @@ class ConnectionOptions(OptionSet):
         parse=text_value,
         default=None,
         default_text="the system's authorities",
-        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read on "
+        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read "
+        "on "
         "the driver and on every executor: it must be at the same path on all of them.",
     )
     tls_cert_file: str | None = everywhere_option(
@@ -148,7 +151,8 @@ class ConnectionOptions(OptionSet):
         if self.namespace is None:
             return []
         return [
-            f"option '{key}' is longer than {limit} characters together with its namespace '{self.namespace}%'"
+            f"option '{key}' is longer than {limit} characters together with its namespace "
+            f"'{self.namespace}%'"
             for key, name, limit in names
             if len(self.namespace) + 1 + len(name) > limit
         ]

@@ -21,10 +21,12 @@ def consume_time(text: str) -> datetime:
     Raises:
         ValueError: With the end of a sentence.
 
-    Source: RocketMQ 5.3.3 ``UtilAll.parseDate``, which reads the machine's zone; zones are this package's addition.
+    Source: RocketMQ 5.3.3 ``UtilAll.parseDate``, which reads the machine's zone; zones are this package's
+        addition.
     """
     wrong = (
-        "is not a time written as yyyyMMddHHmmss, perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO "
+        "is not a time written as yyyyMMddHHmmss, perhaps with a zone (20261122180000+08:00, "
+        "20261122100000Z), or as ISO "
         "(2026-11-22T10:00, UTC unless it says otherwise)"
     )
     with suppress(ValueError):
@@ -63,7 +65,8 @@ class ConsumerOptions(OptionSet):
         parse=parse_consume_timestamp,
         default=None,
         default_text="half an hour ago",
-        doc="The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it names a zone; ISO: UTC.",
+        doc="The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it "
+        "names a zone; ISO: UTC.",
     )
     consume_message_batch_max_size: int = option(
         "consumeMessageBatchMaxSize",
@@ -98,7 +101,8 @@ class ConsumerOptions(OptionSet):
         parse=int_between(1, 86_400),
         default=900,
         unit="s",
-        doc="From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's messages are sent back then.",
+        doc="From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's "
+        "messages are sent back then.",
     )
     max_offsets_per_trigger: int = option(
         "maxOffsetsPerTrigger",
@@ -111,12 +115,14 @@ class ConsumerOptions(OptionSet):
         "mirrorOffsets",
         parse=boolean,
         default=True,
-        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the group.",
+        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
+        "group.",
     )
     orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - declares the field
         "orderlyEngine",
         parse=one_of(OrderlyEngineKind),
         default=OrderlyEngineKind.DIRECT,
-        doc="How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by queue with Spark's "
+        doc="How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
+        "queue with Spark's "
         "state.",
     )

@@ -208,7 +208,8 @@ _NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
     "assign": "startingOffsets",
     "includeheaders": "decodeProperties",
 }
-"""Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others."""
+"""Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others.
+"""
 
 
 _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
@@ -227,5 +228,8 @@ def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
     close = closest(key, known)
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):
-        hint += " Spark does not mask the value of an option of this name in SQL text and plans: if it is shown there, change it"
+        hint += (
+            " Spark does not mask the value of an option of this name in SQL text and plans: if it is "
+            "shown there, change it"
+        )
     return f"unknown option '{key}'{hint}"

@@ -12,12 +12,16 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 
 _HEAD = (
-    "Made from the options' declarations by `make docs`; do not edit. Keys are matched without regard to case. An option is used in a "
-    "`stream` that is read, a `batch` that is read, or a `write` of either; where it would mean nothing it is refused."
+    "Made from the options' declarations by `make docs`; do not edit. Keys are matched without regard to "
+    "case. An option is used in a "
+    "`stream` that is read, a `batch` that is read, or a `write` of either; where it would mean nothing it "
+    "is refused."
 )
 _OF_A_CONSUMER = (
-    "What a `PushConsumer` ([listeners.md](listeners.md)) takes as arguments in Python, and job `consume` as keys of `--option` and of "
-    "its `--conf` file. Its other arguments are options of reading under their Python names, such as `allocate_message_queue_strategy`, "
+    "What a `PushConsumer` ([listeners.md](listeners.md)) takes as arguments in Python, and job `consume` as "
+    "keys of `--option` and of "
+    "its `--conf` file. Its other arguments are options of reading under their Python names, such as "
+    "`allocate_message_queue_strategy`, "
     "and `options`, a map of those that have no argument."
 )
 

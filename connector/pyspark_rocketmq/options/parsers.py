@@ -83,7 +83,8 @@ def time_ms(text: str) -> int:
         return max(0, round(iso_time(text).timestamp() * 1000))
     if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
         raise ValueError(
-            "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as 2026-11-20T10:00 (UTC "
+            "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as "
+            "2026-11-20T10:00 (UTC "
             "unless it says otherwise)"
         )
     check_milliseconds(int(text))
@@ -267,7 +268,8 @@ def tag_expression(text: str) -> str:
         # As one tag it would match nothing, and a group would pass over every message.
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
-                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; for one that has "
+                f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; "
+                "for one that has "
                 f"such characters itself ask by SQL: TAGS = '{tag.strip()}'"
             )
     return expression

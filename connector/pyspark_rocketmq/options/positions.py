@@ -1,13 +1,15 @@
 """Where reading starts and ends: the options, and the values they take.
 
-The options of the source that say where reading begins and ends, declared once; the others are in ``options``.
+The options of the source that say where reading begins and ends, declared once; the others are in
+``options``.
 
-What options say of single topics and queues, as JSON: ``{"topic": X}`` or ``{"topic": {"brokerName": {"queueId": X}}}``.
+What options say of single topics and queues, as JSON: ``{"topic": X}`` or ``{"topic": {"brokerName":
+{"queueId": X}}}``.
 
 The values of the options that say where reading begins and ends: words, numbers, or JSON per topic or queue.
 
-Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for earliest and -1
-for latest, times in milliseconds since the epoch.
+Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for
+earliest and -1 for latest, times in milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class PositionsForm(NamedTuple):
         """Parse the JSON; ``default`` is for queues it does not name.
 
         Raises:
-            ValueError: With the end of the sentence ``option='…' …``, naming the wrong part and the right form.
+            ValueError: With the end of the sentence ``option='…' …``, naming the wrong part and the right
+                form.
         """
         by_queue: dict[MessageQueue, int] = {}
         by_topic: dict[str, int] = {}
@@ -207,7 +210,8 @@ def parse_starting_offsets(text: str) -> StartingOffsets:
     """Parse ``earliest``, ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name start at earliest.
 
     Raises:
-        ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the right form.
+        ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the
+            right form.
     """
     words = {
         "earliest": StartingOffsets.earliest(),
@@ -269,8 +273,10 @@ class PositionOptions(ConnectionOptions):
         parse=parse_starting_offsets,
         default=None,
         default_text="latest (stream), earliest (batch)",
-        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` (streams), "
-        '`group` (where the group `startingGroup` stands), or JSON per topic `{"topic": "latest"}` or per queue '
+        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
+        "(streams), "
+        '`group` (where the group `startingGroup` stands), or JSON per topic `{"topic": "latest"}` or per '
+        "queue "
         '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
         "Queues that appear later begin at their earliest offset.",
     )
@@ -278,8 +284,10 @@ class PositionOptions(ConnectionOptions):
         "startingGroup",
         parse=resource_name("consumer group", 255),
         default=None,
-        doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them or, with "
-        "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it has none "
+        doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them "
+        "or, with "
+        "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it "
+        "has none "
         "begin at their earliest offset.",
     )
     starting_timestamp: int | None = read_option(
@@ -302,8 +310,10 @@ class PositionOptions(ConnectionOptions):
         parse=one_of(NoMatchStrategy),
         default=NoMatchStrategy.LATEST,
         default_text="latest",
-        doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin with the "
-        "next one that comes, which is after that time, too, so that nothing is left out; or `error`, Kafka's default, "
+        doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin "
+        "with the "
+        "next one that comes, which is after that time, too, so that nothing is left out; or `error`, "
+        "Kafka's default, "
         "which finds times that lie in the future.",
     )
     ending_offsets: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
@@ -311,22 +321,26 @@ class PositionOptions(ConnectionOptions):
         parse=parse_ending_offsets,
         default=None,
         default_text="latest",
-        doc="Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` stands), or JSON per "
+        doc="Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` "
+        "stands), or JSON per "
         "topic or queue as in `startingOffsets`, without -2; queues not named end at latest.",
     )
     ending_group: str | None = batch_option(
         "endingGroup",
         parse=resource_name("consumer group", 255),
         default=None,
-        doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. As `startingGroup`, which "
-        "may be another group; of queues for which it has no offset, or stands before the beginning, nothing is read.",
+        doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
+        "As `startingGroup`, which "
+        "may be another group; of queues for which it has no offset, or stands before the beginning, nothing "
+        "is read.",
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp",
         parse=time_ms,
         default=None,
         unit="ms since the epoch",
-        doc="End before the first message stored at or after this time; a queue without one is read to its end.",
+        doc="End before the first message stored at or after this time; a queue without one is read to its "
+        "end.",
     )
     ending_offsets_by_timestamp: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
         "endingOffsetsByTimestamp",
@@ -363,7 +377,8 @@ class PositionOptions(ConnectionOptions):
     def problems_of_batch(self) -> list[str]:
         """Options that mean nothing to a batch."""
         problems = [
-            f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. Leave it out"
+            f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. "
+            "Leave it out"
             for key in self.given_but_not_for(Use.BATCH)
         ]
         starts = self.starting_offsets
@@ -371,7 +386,8 @@ class PositionOptions(ConnectionOptions):
             starts.default, *starts.by_topic.values(), *starts.by_queue.values()
         ):  # fmt: skip
             problems.append(
-                "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it is to begin"
+                "option 'startingOffsets' says latest (-1), where a batch read finds nothing; say where it "
+                "is to begin"
             )
         return problems
 
@@ -398,7 +414,8 @@ class PositionOptions(ConnectionOptions):
                 [topic for topic in sorted(named.topics) if not is_read(topic)] if named is not None else []
             )
             problems += [
-                f"option '{key}' names topic '{topic}', but this query reads {what_is_read or 'only topics of its pattern'}"
+                f"option '{key}' names topic '{topic}', but this query reads "
+                f"{what_is_read or 'only topics of its pattern'}"
                 for topic in others
             ]
         return problems
@@ -416,7 +433,8 @@ class PositionOptions(ConnectionOptions):
         problems = []
         if begins_at_group and reads_as_group:
             problems.append(
-                "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own offsets"
+                "option 'startingOffsets=group' does not go with 'consumerGroup', which goes on at its own "
+                "offsets"
             )
         for offsets, is_at_group, needs_key, key, group in (
             ("startingOffsets", begins_at_group, not reads_as_group, "startingGroup", self.starting_group),

@@ -12,11 +12,13 @@ from pyspark_rocketmq.options.parsers import parses
 _STORAGE_SCHEMES: Final = frozenset({"abfs", "abfss", "az", "adl", "file", "gs", "hdfs", "s3", "s3a"})
 """Schemes of URIs that name a place, not a kind of store."""
 _FORMS: Final = (
-    "Use a path, a storage URI or delta:PATH for a Delta table, broker: for the offsets that the group's brokers keep, "
+    "Use a path, a storage URI or delta:PATH for a Delta table, broker: for the offsets that the group's "
+    "brokers keep, "
     "file:PATH for a folder on this machine, or memory:NAME"
 )
 _FILE_IS_LOCAL: Final = (
-    "option 'offsetStore=file:…' keeps offsets on this machine only, where the other members of a CLUSTERING group do "
+    "option 'offsetStore=file:…' keeps offsets on this machine only, where the other members of a CLUSTERING "
+    "group do "
     "not see them; use a Delta table, or messageModel=BROADCASTING"
 )
 _BROKER_HAS_ONE: Final = (
@@ -24,7 +26,8 @@ _BROKER_HAS_ONE: Final = (
     "messageModel=BROADCASTING"
 )
 _BROKER_KEEPS_LITTLE: Final = (
-    "option 'offsetStore=broker:' keeps neither attempts nor suspensions nor who may commit, all of which an orderly "
+    "option 'offsetStore=broker:' keeps neither attempts nor suspensions nor who may commit, all of which an "
+    "orderly "
     "consumer needs; use a Delta table, or consumeOrderly=false"
 )
 

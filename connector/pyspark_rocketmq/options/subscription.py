@@ -58,7 +58,8 @@ def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
     """Parse the JSON, in its order.
 
     Raises:
-        ValueError: With the end of the sentence ``subscriptions='…' …``, naming the wrong part and the right form.
+        ValueError: With the end of the sentence ``subscriptions='…' …``, naming the wrong part and the right
+            form.
     """
     try:
         named = json.loads(text, object_pairs_hook=unique_members)

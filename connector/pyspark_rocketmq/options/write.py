@@ -82,7 +82,8 @@ class WriteOptions(ConnectionOptions):
         parse=text_value,
         default=None,
         default_text="the column `shardingKey`",
-        doc="The sharding key of all messages, which go to one queue. With neither option nor column, nor a queue, "
+        doc="The sharding key of all messages, which go to one queue. With neither option nor column, nor a "
+        "queue, "
         "batches of messages take turns over the queues.",
     )
     queue_id: int | None = write_option(
@@ -90,14 +91,16 @@ class WriteOptions(ConnectionOptions):
         parse=int_between(0, 65_535),
         default=None,
         default_text="the column `queueId`",
-        doc="The queue of all messages. On a topic of several brokers that have it, a column `brokerName` must say which.",
+        doc="The queue of all messages. On a topic of several brokers that have it, a column `brokerName` "
+        "must say which.",
     )
     delay_level: int | None = write_option(
         "delayLevel",
         parse=int_between(0, MAX_DELAY_LEVEL),
         default=None,
         default_text="the column `delayLevel`",
-        doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h); 0: not. "
+        doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 "
+        "h); 0: not. "
         "A column `deliverTimestamp` gives a moment in its place.",
     )
     properties: tuple[tuple[str, str], ...] = write_option(
@@ -105,7 +108,8 @@ class WriteOptions(ConnectionOptions):
         parse=parse_properties,
         default=(),
         default_text="none",
-        doc='Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` of the same '
+        doc='Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` '
+        "of the same "
         "name wins.",
     )
     producer_group: str = write_option(
@@ -119,36 +123,42 @@ class WriteOptions(ConnectionOptions):
         parse=int_between(1, 65_535),
         default=256,
         unit="messages",
-        doc="Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go one by one.",
+        doc="Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go "
+        "one by one.",
     )
     batch_bytes: int = write_option(
         "batchBytes",
         parse=int_between(1, 4 * 1024 * 1024),
         default=1024 * 1024,
         unit="bytes",
-        doc="Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message goes alone.",
+        doc="Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
+        "goes alone.",
     )
     max_message_size: int = write_option(
         "maxMessageSize",
         parse=int_between(1, MOST_MESSAGE_BYTES),
         default=MAX_MESSAGE_BYTES,
         unit="bytes",
-        doc="The largest body that a row may have, before it is compressed, as of Java's producer; a request takes no more either. "
-        "Raise it where the brokers' own `maxMessageSize` is larger, or where bodies are compressed. Readers of this package take 128 MiB.",
+        doc="The largest body that a row may have, before it is compressed, as of Java's producer; a request "
+        "takes no more either. "
+        "Raise it where the brokers' own `maxMessageSize` is larger, or where bodies are compressed. Readers "
+        "of this package take 128 MiB.",
     )
     max_in_flight_bytes: int = write_option(
         "maxInFlightBytes",
         parse=int_between(1, 2**40),
         default=32 * 1024 * 1024,
         unit="bytes",
-        doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
+        doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not "
+        "taken. "
         "At each queue one request of a task is under way at a time, which is what keeps the order.",
     )
     compression_type: BodyCompression = write_option(  # noqa: RUF009 - declares the field
         "compressionType",
         parse=one_of(BodyCompression),
         default=BodyCompression.NONE,
-        doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, `lz4` or `zstd` "
+        doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, "
+        "`lz4` or `zstd` "
         "(Java clients from 5.0 on), or `none`, as Java's batches are.",
     )
     compress_over_bytes: int = write_option(
@@ -156,7 +166,8 @@ class WriteOptions(ConnectionOptions):
         parse=int_between(0, 2**31 - 1),
         default=4096,
         unit="bytes",
-        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs `compressionType`. "
+        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
+        "`compressionType`. "
         "Shorter ones are, too, where they join a batch that is compressed.",
     )
     require_send_ok: bool = write_option(
@@ -170,15 +181,18 @@ class WriteOptions(ConnectionOptions):
         "sendLatencyFaultEnable",
         parse=boolean,
         default=False,
-        doc="Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) or failed for a while, "
+        doc="Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) "
+        "or failed for a while, "
         "2 to 30 s, as Java's producers do.",
     )
     check_sharding_keys: bool = write_option(
         "checkShardingKeys",
         parse=boolean,
         default=True,
-        doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their order is then "
-        "that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a batch in the driver's log and goes on: "
+        doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their "
+        "order is then "
+        "that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a batch in the "
+        "driver's log and goes on: "
         "its rows are stored, and a restart would send them again.",
     )
     write_id: str | None = write_option(
@@ -186,8 +200,10 @@ class WriteOptions(ConnectionOptions):
         parse=text_value,
         default=None,
         default_text="stream: the query's id; batch: a new one",
-        doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, in the same "
-        "partitions, written again under the same `writeId` have the same ones, so that readers can tell. Different rows "
+        doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
+        "in the same "
+        "partitions, written again under the same `writeId` have the same ones, so that readers can tell. "
+        "Different rows "
         "must not share one; those of different micro-batches, within `foreachBatch`, too, do not.",
     )
 

@@ -25,8 +25,8 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.send import ShardingKey
 
 _STORED_OVERHEAD: Final = 320
-"""Bytes a member may take in the broker's log beside what is sent: head, hosts, topic and the broker's own properties.
-The log's limit of one batch is that of one message."""
+"""Bytes a member may take in the broker's log beside what is sent: head, hosts, topic and the broker's own
+properties. The log's limit of one batch is that of one message."""
 
 Destination = MessageQueue | str
 """A queue, or a topic whose queues take turns."""
@@ -52,7 +52,8 @@ class Parcel:
     first: SinkRow | None = None
     last: SinkRow | None = None
     single: Message | None = None
-    """The one message in place of members: brokers take no batch of delayed ones, and a batch has no room for the largest."""
+    """The one message in place of members: brokers take no batch of delayed ones, and a batch has no room for
+    the largest."""
 
     def shown(self) -> str:
         """Which rows these are."""

@@ -1,11 +1,14 @@
 """Rows arranged by sharding key, and the check that no key came from two tasks.
 
-Rows arranged for the sink: those of one sharding key in one partition, in the order they have in the DataFrame.
+Rows arranged for the sink: those of one sharding key in one partition, in the order they have in the
+DataFrame.
 
-Which sharding keys a task sent, sampled so that tasks can be compared: a key is in the sample of each or of none.
+Which sharding keys a task sent, sampled so that tasks can be compared: a key is in the sample of each or of
+none.
 
-Of more keys than a sample holds, those with the smallest hashes stay; the comparison goes up to the smallest of the
-samples' greatest hashes.  A DataFrame that is not arranged by key has most of its keys in several tasks: one is found.
+Of more keys than a sample holds, those with the smallest hashes stay; the comparison goes up to the smallest
+of the samples' greatest hashes.  A DataFrame that is not arranged by key has most of its keys in several
+tasks: one is found.
 """
 
 from __future__ import annotations
@@ -85,13 +88,14 @@ _POSITION = "_rocketmqPosition"
 def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFrame:
     """The same rows, those of one ``shardingKey`` in one partition, in the order of ``rows``.
 
-    That order is the one in which ``rows.collect()`` gives them: to publish in the order of a column, sort by it first.
-    Rows without a key are spread.  It costs one shuffle, and a sort within each partition.
+    That order is the one in which ``rows.collect()`` gives them: to publish in the order of a column, sort by
+    it first. Rows without a key are spread.  It costs one shuffle, and a sort within each partition.
 
     Args:
         rows: Not a stream; of a stream, arrange the DataFrame that ``foreachBatch`` gets.
-        partitions: Tasks that will send; by default as many as Spark runs at once, or, through Spark Connect, which does not tell
-            that, ``spark.sql.shuffle.partitions``, of which adaptive execution joins small ones.
+        partitions: Tasks that will send; by default as many as Spark runs at once, or, through Spark Connect,
+            which does not tell that, ``spark.sql.shuffle.partitions``, of which adaptive execution joins
+            small ones.
 
     Raises:
         SchemaError: If ``rows`` is a stream, or has no column ``shardingKey``.
@@ -99,8 +103,10 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     """
     if rows.isStreaming:
         raise SchemaError(
-            "by_sharding_key() needs rows that are there already, and Spark sorts no stream: arrange and write the "
-            "DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it was shuffled."
+            "by_sharding_key() needs rows that are there already, and Spark sorts no stream: arrange and "
+            "write the "
+            "DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it was "
+            "shuffled."
         )
     if SHARDING_KEY.lower() not in map(str.lower, rows.columns):
         raise SchemaError(

@@ -138,7 +138,8 @@ def _unknown(name: str) -> str:
 
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
-"""A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if they do not fit."""
+"""A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if
+they do not fit."""
 
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
@@ -170,8 +171,9 @@ class SinkRow(NamedTuple):
 class RowKeys:
     """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
 
-    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Where Java has the time of the message, they
-    have almost zero, so that ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the month.
+    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Where Java has the time of the
+    message, they have almost zero, so that ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the
+    month.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
@@ -286,7 +288,8 @@ def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, 
     data = encode_properties(properties)
     if len(data) > MOST_PROPERTIES_BYTES:
         raise _BadRow(
-            f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} beside their own; "
+            f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} "
+            "beside their own; "
             "move large values into the body"
         )
     return data
@@ -311,7 +314,8 @@ def _topic(name: str | None, namespace: str | None) -> str:
         raise _BadRow(f"its topic '{peer_text(str(name))}' {problem}") from None
     if namespace is not None and len(namespace) + 1 + len(topic) > MAX_TOPIC_LENGTH:
         raise _BadRow(
-            f"its topic '{topic}' is longer than {MAX_TOPIC_LENGTH} characters together with its namespace '{namespace}%'"
+            f"its topic '{topic}' is longer than {MAX_TOPIC_LENGTH} characters together with its namespace "
+            f"'{namespace}%'"
         )
     return topic
 

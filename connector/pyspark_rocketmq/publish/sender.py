@@ -1,15 +1,17 @@
 """Requests under way: one at a time for each queue, in their order, and tried again until they are stored.
 
-Theory.  Everything here is done by the one thread that puts parcels in; the callbacks of sends only leave outcomes in
-``_outcomes``.  A parcel stays at the head of its queue's lane until it is acknowledged, so that nothing overtakes it.
-A retry after a lost answer may store a parcel twice, one copy behind the other.
+Theory.  Everything here is done by the one thread that puts parcels in; the callbacks of sends only leave
+outcomes in ``_outcomes``.  A parcel stays at the head of its queue's lane until it is acknowledged, so that
+nothing overtakes it. A retry after a lost answer may store a parcel twice, one copy behind the other.
 
-Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's queue (G3), also
-after a refusal that another broker may not share, until each has refused it, and from a queue that its topic has no more.
-Rule 2: a parcel that may go anywhere waits in a common line for a queue that has nothing to do, never behind a request that may
+Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's
+queue (G3), also after a refusal that another broker may not share, until each has refused it, and from a
+queue that its topic has no more.
+Rule 2: a parcel that may go anywhere waits in a common line for a queue that has nothing to do, never behind
+    a request that may
 hang: a broker that does not answer holds up what it was given, and nothing else.
-Rule 3: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told of may or may
-not be stored.
+Rule 3: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told
+of may or may not be stored.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class _Sending:
     due_s: float = 0.0
     """When it may be tried (next)."""
     choices: Sequence[MessageQueue] = ()
-    """Where it may go; of one for a queue of its own, none. Brokers that refused it are not among them any more."""
+    """Where it may go; of one for a queue of its own, none. Brokers that refused it are not among them any
+    more."""
     failed_broker: str | None = None
     """Where its last attempt failed; another one is next, if there is any."""
 
@@ -89,7 +92,8 @@ class Outbox:
             send_timeout_s: How long one send may take.
             retry_timeout_s: How long a parcel is tried, from its first attempt on.
             require_send_ok: Whether a parcel that is stored less durably than it should be is a failure.
-            faults: Notes how brokers do; those it advises against are avoided by parcels that may go anywhere.
+            faults: Notes how brokers do; those it advises against are avoided by parcels that may go
+                anywhere.
             outcomes: Where callbacks leave what became of a send; a queue of its own if not given.
             instead_of: Asked after a refusal: the queues there are now, if that one is gone; else none.
         """
@@ -255,6 +259,7 @@ class Outbox:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
             raise RowNotSent(
                 parcel.shown(),
-                f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. Mend the "
+                f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
+                "Mend the "
                 "broker, or set requireSendOk=false.",
             )

@@ -2,12 +2,13 @@
 
 The writers of ``format("rocketmq")``: what every task does with its rows, and what the driver sees of it.
 
-Order.  A task sends its rows in the order in which it gets them: those of one sharding key go to one queue, one request
-after another.  Nothing orders two tasks, and Spark lets a Python sink not ask for an arrangement of the rows: that all rows
-of a key come to one task is up to the DataFrame (``by_sharding_key``), and is checked afterwards.
+Order.  A task sends its rows in the order in which it gets them: those of one sharding key go to one queue,
+one request after another.  Nothing orders two tasks, and Spark lets a Python sink not ask for an arrangement
+of the rows: that all rows of a key come to one task is up to the DataFrame (``by_sharding_key``), and is
+checked afterwards.
 
-Delivery.  At least once: a task ends when all its messages are acknowledged, and a task, batch or query that runs again
-sends its rows again, under the same UNIQ_KEYs.
+Delivery.  At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
+runs again sends its rows again, under the same UNIQ_KEYs.
 
 What one task of the sink does: rows in, messages out, until all are acknowledged.
 
@@ -50,8 +51,8 @@ SeenRoutes = Mapping[str, TopicRoute]
 def seen_routes(options: WriteOptions) -> SeenRoutes:
     """The route of option ``topic`` if it can be had at once; topics of a column are looked up by the tasks.
 
-    All tasks of a write, and those that are run again, spread sharding keys over the queues of this one look, whichever of
-    the topic's brokers restarts meanwhile.
+    All tasks of a write, and those that are run again, spread sharding keys over the queues of this one look,
+    whichever of the topic's brokers restarts meanwhile.
     """
     if options.topic is None:
         return {}
@@ -245,7 +246,8 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
         query_id, batch_id = (_task().getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
         if query_id is None or batch_id is None:
             raise RocketMQError(
-                "Spark does not tell which micro-batch this is, without which a message sent again could not be told "
+                "Spark does not tell which micro-batch this is, without which a message sent again could not "
+                "be told "
                 "from a new one. Write with foreachBatch and df.write instead."
             )
         return self._sink.send(iterator, self._write_id or query_id, int(batch_id))
@@ -253,8 +255,8 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Warn if the order of sharding keys was not kept.
 
-        The batch is stored, and no task knows the keys of another before it is. A failure would have every restart of the
-        query send it again, and fail again.
+        The batch is stored, and no task knows the keys of another before it is. A failure would have every
+        restart of the query send it again, and fail again.
         """
         wrong = self._sink.out_of_order(messages)
         if wrong is not None:

@@ -2,10 +2,12 @@
 
 Which ranges of queues are replayed, in which steps, and where their messages go. Pure.
 
-A range on its way into a topic, and how far it has come if its run has ended: told by the target queue itself. Pure.
+A range on its way into a topic, and how far it has come if its run has ended: told by the target queue
+itself. Pure.
 
-A range goes to one queue, in order, by one sender, each batch after the one before is stored.  So what is stored of it is
-always its beginning, and the highest source offset found in the target tells how long that is.
+A range goes to one queue, in order, by one sender, each batch after the one before is stored.  So what is
+stored of it is always its beginning, and the highest source offset found in the target tells how long that
+is.
 
 A stored message as it is sent again. Pure.
 """
@@ -24,14 +26,17 @@ from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 
 REPLAYED_FROM: Final = "REPLAYED_FROM"
-"""Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader drops doubles."""
+"""Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader
+drops doubles."""
 REPLAYED_BY: Final = "REPLAYED_BY"
-"""Property of a replayed message: the run that began to send it, by which a later one finds what is stored of its steps."""
+"""Property of a replayed message: the run that began to send it, by which a later one finds what is stored of
+its steps."""
 KEPT_AS: Final = "REPLAYED_BY_BEFORE"
-"""Property of a replayed message whose original had a ``REPLAYED_BY`` of its own, another run's or its producer's: what it said."""
+"""Property of a replayed message whose original had a ``REPLAYED_BY`` of its own, another run's or its
+producer's: what it said."""
 _LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
-"""The msgId stays, as where Java sends a message on that it has consumed: ``MessageClientIDSetter.setUniqID`` gives one only to
-a message without."""
+"""The msgId stays, as where Java sends a message on that it has consumed: ``MessageClientIDSetter.setUniqID``
+gives one only to a message without."""
 
 
 def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
@@ -92,7 +97,8 @@ class Sending:
                 name,
                 self.target_offset,
                 f"offsets below {bounds.max_offset} only",
-                "The topic was made anew or has lost its latest messages, and the record of what was replayed into it does "
+                "The topic was made anew or has lost its latest messages, and the record of what was "
+                "replayed into it does "
                 "not hold any more: replay with another record.",
             )
         if highest is not None:
@@ -104,7 +110,8 @@ class Sending:
                     name,
                     self.target_offset,
                     gone,
-                    f"Whether messages of {self.source} were among those that the target has deleted since cannot be told. Set "
+                    f"Whether messages of {self.source} were among those that the target has deleted since "
+                    "cannot be told. Set "
                     "failOnDataLoss=false to send them all, or replay with another record.",
                 )
             logger.warning("replay begins anew, its target has only %s: %s", gone, self.source)
@@ -146,7 +153,8 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     total = sum(one.count for one in ranges)
     if total > most * MAX_STEPS:
         problem = (
-            f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, or replay less "
+            f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, "
+            "or replay less "
             "at once"
         )
         raise OptionError((problem,), where="replay")

@@ -1,8 +1,8 @@
 """Which ranges were replayed into which topic, in a Delta table that anyone can read: what makes a second run add nothing.
 
-Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and one after all is
-stored.  Where the second one is missing the target says what is stored (:mod:`pyspark_rocketmq.replay.ranges`), and a later
-run writes the row.
+Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and
+one after all is stored.  Where the second one is missing the target says what is stored
+(:mod:`pyspark_rocketmq.replay.ranges`), and a later run writes the row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _STORED: Final = "stored"
 class ReplayRecord:
     """Of one target topic.
 
-    What was chosen of a source topic, by tags or SQL92, is part of what was replayed: other messages of the same range are others.
+    What was chosen of a source topic, by tags or SQL92, is part of what was replayed: other messages of the
+    same range are others.
     """
 
     def __init__(
@@ -125,7 +126,8 @@ class ReplayRecord:
             write_deltalake(self._path, pa.Table.from_arrays(columns, schema=_SCHEMA), mode="append")
         except STORAGE_ERRORS as error:
             raise RocketMQError(
-                f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in {self._path}: {error} "
+                f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in "
+                f"{self._path}: {error} "
                 f"{consequence}"
             ) from error
 
@@ -150,7 +152,8 @@ class ReplayRecord:
             return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise RocketMQError(
-                f"The record of what was replayed could not be read from {self._path}: {error} Check that the storage can be "
+                f"The record of what was replayed could not be read from {self._path}: {error} Check that "
+                "the storage can be "
                 "reached and that it is a table a replay has made."
             ) from error
 

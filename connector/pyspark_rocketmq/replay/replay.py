@@ -2,9 +2,9 @@
 
 Rule 1: what is replayed is fixed when it is planned: neither new messages nor new queues join in on the way.
 Rule 2: no group is named, so none is touched; brokers see pulls of ``pyspark-rocketmq-source``.
-Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each step is a MERGE by
-position, in one commit. A topic has no such thing: each step is recorded before it is sent and after it is stored, and what
-became of one whose run ended in between is looked up in the target itself.
+Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each
+step is a MERGE by position, in one commit. A topic has no such thing: each step is recorded before it is sent
+and after it is stored, and what became of one whose run ended in between is looked up in the target itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from pyspark_rocketmq.wire.namespace import without_namespace
 logger = logging.getLogger(__name__)
 
 _TASKS_END_S: Final = 2.0
-"""For so long a Python worker goes on whose task was cancelled (Spark's default of ``spark.python.task.killTimeout``)."""
+"""For so long a Python worker goes on whose task was cancelled (Spark's default of
+``spark.python.task.killTimeout``)."""
 
 OnStep = Callable[[int, int], None]
 """Told how many offsets are done, and of how many, before the first step and after each."""
@@ -64,8 +65,8 @@ class ReplaySummary:
     recorded: int
     """Of these, replayed into the same topic by earlier runs and left out."""
     written: int
-    """Rows added to the table, or messages sent: less than planned where a filter left some out, a run before had written
-    them to the table, or offsets hold no message."""
+    """Rows added to the table, or messages sent: less than planned where a filter left some out, a run before
+    had written them to the table, or offsets hold no message."""
     steps: int
     seconds: float
 
@@ -85,7 +86,8 @@ class Replay:
         Args:
             spark: A classic session, for a table one with Delta Lake.
             options: Those of ``spark.read.format("rocketmq")``: what to read, from where to where, how.
-            offsets_per_step: About how many offsets are read between two commits; a run that fails leaves whole steps.
+            offsets_per_step: About how many offsets are read between two commits; a run that fails leaves
+                whole steps.
 
         Raises:
             OptionError: If an option is wrong, or is one of streams.
@@ -120,7 +122,10 @@ class Replay:
         )
         missing = [name for name in POSITION_COLUMNS if name not in names.fieldNames()]
         if missing:
-            problem = f"option 'includeColumns' leaves out {', '.join(missing)}, by which a table is kept free of doubles"
+            problem = (
+                f"option 'includeColumns' leaves out {', '.join(missing)}, by which a table is kept "
+                "free of doubles"
+            )
             raise OptionError((problem,))
         check_delta(self._spark)
         DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
@@ -146,19 +151,22 @@ class Replay:
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
         """Send the messages to ``topic``, each queue's to one queue in their order, with keys, tags and properties.
 
-        Delays, transactions and what else brokers wrote about the first delivery are left out; ``REPLAYED_FROM`` is added.
+        Delays, transactions and what else brokers wrote about the first delivery are left out;
+        ``REPLAYED_FROM`` is added.
 
         Args:
             topic: Must exist, unless its brokers create topics; none of those that are read.
-            record: Path or URI of the Delta table that tells later runs what was replayed; made if missing. Not for two runs
-                to one topic at the same time.
+            record: Path or URI of the Delta table that tells later runs what was replayed; made if missing.
+                Not for two runs to one topic at the same time.
             on_step: Told of progress.
 
         Raises:
             OptionError: If the topic is one of those that are read, or the session runs tasks twice.
             StorageNotShared: If ``record`` is a folder that other machines do not have.
-            DataLoss: If an earlier run ended within a step and the target does not tell any more what it had sent.
-            RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not sent again.
+            DataLoss: If an earlier run ended within a step and the target does not tell any more what it had
+                sent.
+            RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not
+                sent again.
         """
         check_speculation(self._spark)
         options = self._options
@@ -169,7 +177,8 @@ class Replay:
         }
         if topic in {queue.topic for queue in partitions}:
             problem = (
-                f"topic '{topic}' is read and cannot be written to as well; to have its consumers read messages again, reset "
+                f"topic '{topic}' is read and cannot be written to as well; to have its consumers read "
+                "messages again, reset "
                 "their group's offsets"
             )
             raise OptionError((problem,), where="options of a replay")
@@ -290,6 +299,7 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
             [f"lacks {', '.join(less)}"] * bool(less) + [f"has {', '.join(more)} besides"] * bool(more)
         )
         raise SchemaError(
-            f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose the columns with "
+            f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose "
+            "the columns with "
             "includeColumns and propertyColumns as the table has them, or another table."
         )

@@ -89,7 +89,9 @@ class TargetTopic:
     """Asked by the driver."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
-        """Ask for the topic's queues; they stay the same from here on. Looks for them as long as ``retryTimeoutMs``.
+        """Ask for the topic's queues; they stay the same from here on.
+
+        Looks for them as long as ``retryTimeoutMs``.
 
         Raises:
             RocketMQError: If it has none.

@@ -1,11 +1,13 @@
 """What a replay's tasks run: read a range, send it once, look for what is stored.
 
-What the tasks of a replay run: a range each, read as a batch reads it; given on, or sent to the target topic in order.
+What the tasks of a replay run: a range each, read as a batch reads it; given on, or sent to the target topic
+in order.
 
-The functions go to ``mapInArrow`` over one number for each task, and hold the ranges: what was planned is what is read, however
-often Spark evaluates the step and whatever has happened to the topic since.
+The functions go to ``mapInArrow`` over one number for each task, and hold the ranges: what was planned is
+what is read, however often Spark evaluates the step and whatever has happened to the topic since.
 
-Sends a range's messages to one queue: each once, whatever becomes of a request or of the task before this one.
+Sends a range's messages to one queue: each once, whatever becomes of a request or of the task before this
+one.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ Row = tuple[int, Message]
 class QueueSender:
     """For one range.
 
-    After a request of which it is not known whether it was stored, the queue is looked at before anything is sent again; before
-    that a moment passes, in which a request that was still on its way can arrive.
+    After a request of which it is not known whether it was stored, the queue is looked at before anything is
+    sent again; before that a moment passes, in which a request that was still on its way can arrive.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class QueueSender:
         try:
             self._send(missing)
         except RocketMQError as error:
-            # Where no connection could be made nothing was sent; a broker that answers has nothing left to do.
+            # Where no connection could be made nothing was sent; a broker that answers has nothing left to
+            # do.
             self._is_unsure = self._is_unsure or not isinstance(error, ConnectFailed)
             self._is_on_its_way = isinstance(error, TransportError) and self._is_unsure
             raise
@@ -198,7 +201,8 @@ class Resending:
             max_msg_nums=1,
         )
         for stored in decode_stored_messages(brokers.pull(how.address, pull).body):
-            # An inner batch holds more than this message; a body that could not be decoded was given on as it is.
+            # An inner batch holds more than this message; a body that could not be decoded was given on as it
+            # is.
             whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH
             if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
                 return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
@@ -209,7 +213,8 @@ class Resending:
 class ResendRanges:
     """Sends the messages of the task's range to one queue, each batch after the one before is stored, and each once.
 
-    A batch is tried for ``retryTimeoutMs``. A task that is run again goes on where the target says that the one before has come.
+    A batch is tried for ``retryTimeoutMs``. A task that is run again goes on where the target says that the
+    one before has come.
     """
 
     parts: Sequence[Resending]
@@ -224,7 +229,8 @@ class ResendRanges:
         """How many are stored, a row for each task.
 
         Raises:
-            RocketMQError: If a message could not be read or sent, or was stored less durably than its broker is set up for.
+            RocketMQError: If a message could not be read or sent, or was stored less durably than its broker
+                is set up for.
         """
         context = TaskContext.get()
         is_repeated = context is not None and context.attemptNumber() > 0
@@ -280,7 +286,8 @@ class ResendRanges:
         if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
             origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
             raise RocketMQError(
-                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the last of the request): "
+                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the "
+                "last of the request): "
                 f"{outcome} Raise maxMessageSize at the brokers of the target, or replay without it."
             ) from outcome
         if isinstance(outcome, RocketMQError):
@@ -303,8 +310,10 @@ class _Target:
         result = self._resend.store(self._producer, messages, self._part)
         if result.status is not SendStatus.SEND_OK:
             raise RocketMQError(
-                f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, less durably than "
-                "the broker is set up for. See to its disk or its replica and replay again: what is stored then is not sent twice."
+                f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, "
+                "less durably than "
+                "the broker is set up for. See to its disk or its replica and replay again: what is stored "
+                "then is not sent twice."
             )
         # What comes next is looked for from here on.
         self._sending = replace(self._sending, target_offset=result.queue_offset)

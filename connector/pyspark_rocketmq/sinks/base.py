@@ -2,12 +2,14 @@
 
 What a query needs of a place for its rows: the promise that makes rows arrive exactly once.
 
-A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and moves it in the
-transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the watermarks, tasks write
-what is not below them, ``commit`` makes their work and the new watermarks visible together, or neither.  Whatever is
-killed, run again or run twice in between, each row is there once (``consume.watermark``).
+A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and
+moves it in the transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the
+watermarks, tasks write what is not below them, ``commit`` makes their work and the new watermarks visible
+together, or neither.  Whatever is killed, run again or run twice in between, each row is there once
+(``consume.watermark``).
 
-Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not survive a fork.
+Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
+survive a fork.
 
 Exactly once into a sink: which rows are new, and how far the sink got per queue.
 
@@ -22,9 +24,9 @@ batch id cannot tell what the sink holds; only a position per queue can. The sin
 Whatever was acknowledged, replayed or lost in between, the sink then holds the rows of exactly the messages
 below its watermark. Offsets are committed after that, so the offset store is never ahead of the sink.
 
-A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made anew or a
-broker lost the end of its log, other messages come under offsets that were there before: that is the next life, which
-has a watermark of its own and begins without one, so that all its rows are written.
+A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
+anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
+the next life, which has a watermark of its own and begins without one, so that all its rows are written.
 
 Rows that a sink has already, by its watermarks: they are dropped before they are written. Runs in tasks.
 
@@ -86,7 +88,8 @@ def drop_known_rows(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int
         queue = MessageQueue(*queue_fields)
         if queue not in watermarks:
             raise SchemaError(
-                f"A row of {queue} at offset {lowest_offset} cannot be written: the queue is not part of this "
+                f"A row of {queue} at offset {lowest_offset} cannot be written: the queue is not part of "
+                "this "
                 "batch. Output rows must carry the position of the message that produced them."
             )
         if lowest_offset < watermarks[queue]:
@@ -195,7 +198,8 @@ class SinkBatch(Protocol):
             The version of a table that has versions; None without one, or when there was nothing to do.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was added.
+            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
+                added.
         """
         ...
 
@@ -205,7 +209,10 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Where its watermarks are: two sinks of one place cannot serve one query. Known for sure when it is prepared."""
+        """Where its watermarks are: two sinks of one place cannot serve one query.
+
+        Known for sure when it is prepared.
+        """
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -231,8 +238,8 @@ class Sink(Protocol):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch of no other than these queues, each in the life of this generation.
 
-        A generation grows where a queue's offsets begin again (``consume.watermark``). The sink has nothing of a life
-        whose rows it never got, whatever it has of the one before it.
+        A generation grows where a queue's offsets begin again (``consume.watermark``). The sink has nothing
+        of a life whose rows it never got, whatever it has of the one before it.
         """
         ...
 

@@ -1,13 +1,16 @@
 """Exactly once into a database of the user's: rows and watermarks in one transaction of it.
 
-The batch's rows come to the driver, where a function of the user's writes them through the very transaction that moves
-the watermarks: made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver will do.
+The batch's rows come to the driver, where a function of the user's writes them through the very transaction
+that moves the watermarks: made for micro-batches, not for a backfill of millions at once.  Any DB-API 2
+driver will do.
 
-Rule 1: a watermark is moved only from what it was when the batch began.  Whoever moves it second, a query that was
-believed dead for example, waits for the first one's transaction and then finds no such row: it is refused.
+Rule 1: a watermark is moved only from what it was when the batch began.  Whoever moves it second, a query
+that was believed dead for example, waits for the first one's transaction and then finds no such row: it is
+refused.
 Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks tells what became of it.
-Rule 3: rows first, watermarks last.  Where the user's function breaks the transaction, a watermark never stands beside
-rows that are missing, and the open attempt that is left stops every batch until somebody has looked.
+Rule 3: rows first, watermarks last.  Where the user's function breaks the transaction, a watermark never
+stands beside rows that are missing, and the open attempt that is left stops every batch until somebody has
+looked.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ _PLACEHOLDERS = ("?", "%s")
 class DatabaseSink:
     """A database that rows are added to exactly once.
 
-    A table of it (``watermark_table``) holds how far it has come: one row per group and queue, made by ``prepare``.
+    A table of it (``watermark_table``) holds how far it has come: one row per group and queue, made by
+    ``prepare``.
     """
 
     def __init__(
@@ -62,10 +66,13 @@ class DatabaseSink:
 
         Args:
             connect: Opens a connection without autocommit, on the driver; a new one for each transaction.
-            write: Called with a cursor and the rows that are not there yet, an Arrow table with the position of each
-                row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and the listener's columns.
-            placeholder: How the driver writes parameters in SQL: ``?`` (sqlite3) or ``%s`` (psycopg, PyMySQL).
-            watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its own.
+            write: Called with a cursor and the rows that are not there yet, an Arrow table with the position
+                of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and the
+                listener's columns.
+            placeholder: How the driver writes parameters in SQL: ``?`` (sqlite3) or ``%s`` (psycopg,
+                PyMySQL).
+            watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
+                own.
             sleep: How to wait between the tries of a transaction.
 
         Raises:
@@ -101,7 +108,8 @@ class DatabaseSink:
         """Make the table of watermarks if it is missing; the rows' own tables are the user's.
 
         Raises:
-            OptionError: If the table cannot be made or has another form, or if connections commit by themselves.
+            OptionError: If the table cannot be made or has another form, or if connections commit by
+                themselves.
         """
         self.table.prepare(self.sleep)
         self._schema = schema
@@ -187,9 +195,10 @@ class DatabaseBatch:
         """Write the rows and move the watermarks in one transaction.
 
         Raises:
-            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was added.
-            SinkConflict: If the transaction kept failing, what the user's function raised included, or if that
-                function committed by itself.
+            SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
+                added.
+            SinkConflict: If the transaction kept failing, what the user's function raised included, or if
+                that function committed by itself.
             OffsetError: If a queue was not named to ``begin``, or there are rows although no queue grew.
         """
         unknown = [str(queue) for queue in acked if queue not in self._writer.watermarks]
@@ -199,7 +208,8 @@ class DatabaseBatch:
         if not grown:
             if written:
                 raise OffsetError(
-                    f"Group {self._group}: {sum(len(each.table()) for each in written)} rows come without progress of any queue. Nothing "
+                    f"Group {self._group}: {sum(len(each.table()) for each in written)} rows come without "
+                    "progress of any queue. Nothing "
                     "was added. Rows of messages that were not acknowledged must not be written."
                 )
             return
@@ -223,8 +233,10 @@ class DatabaseBatch:
             else:
                 return
         raise SinkConflict(
-            f"{len(rows)} rows of group {self._group} could not be written into the database in {len(PAUSES_S) + 1} "
-            f"tries; the last error was: {type(failure).__name__}: {failure}. The batch may run again: rows that are there by "
+            f"{len(rows)} rows of group {self._group} could not be written into the database in "
+            f"{len(PAUSES_S) + 1} "
+            f"tries; the last error was: {type(failure).__name__}: {failure}. The batch may run again: rows "
+            "that are there by "
             "then are left out."
         ) from failure
 
@@ -260,7 +272,8 @@ class DatabaseBatch:
 
     def _moved(self, queue: MessageQueue) -> SinkMoved:
         return SinkMoved(
-            f"Another consumer of group {self._group} wrote rows of {queue} into the database while this batch ran. "
+            f"Another consumer of group {self._group} wrote rows of {queue} into the database while this "
+            "batch ran. "
             "Nothing of this batch was added. If it happens often, two queries own the same queues."
         )
 
@@ -269,8 +282,10 @@ def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, ge
     """The next offset of the queue's generation whose row is not there."""
     if watermark.generation > generation:
         raise SinkMoved(
-            f"The database has rows of {queue} of generation {watermark.generation}, and group {consumer_group} was to write some of "
-            f"generation {generation}: its offsets began again, and another consumer has followed them. Nothing was added."
+            f"The database has rows of {queue} of generation {watermark.generation}, and group "
+            f"{consumer_group} was to write some of "
+            f"generation {generation}: its offsets began again, and another consumer has followed them. "
+            "Nothing was added."
         )
     return watermark.next_offset if watermark.generation == generation else 0
 
@@ -280,9 +295,12 @@ def _committed_by_itself(
 ) -> SinkConflict:
     where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
     return SinkConflict(
-        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it was at its end: "
-        "write(cursor, rows) commits by itself (commit(), `with connection:`, executescript(), or a statement that commits implicitly, as "
-        "CREATE TABLE does in MySQL), or its connection does. Rows may be in the database without their watermarks, and would "
+        f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
+        "was at its end: "
+        "write(cursor, rows) commits by itself (commit(), `with connection:`, executescript(), or a "
+        "statement that commits implicitly, as "
+        "CREATE TABLE does in MySQL), or its connection does. Rows may be in the database without their "
+        "watermarks, and would "
         "come a second time. Have the function leave commits alone, remove the rows of "
         f"{where or 'all queues'}, and then run: {table.forget_attempts_statement(consumer_group)}"
     )

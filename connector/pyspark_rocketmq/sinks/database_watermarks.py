@@ -1,11 +1,12 @@
 """The table in a user's database that says how far a group's rows are there: its form, its statements, its transactions.
 
-One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a new one) and the
-id of the attempt that stored it.  Two more kinds of rows have no topic:
+One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a
+new one) and the id of the attempt that stored it.  Two more kinds of rows have no topic:
 
-* the row without a group is the table's identity, so that two sinks which share one table are told from two which do not;
-* an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.  Nobody
-  ever sees one, unless that function committed by itself.
+* the row without a group is the table's identity, so that two sinks which share one table are told from two
+  which do not;
+* an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
+  Nobody ever sees one, unless that function committed by itself.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class WatermarkTable:
             else:
                 return
         problem = (
-            f"the table of watermarks {self.name} cannot be used: {type(failure).__name__}: {failure}. It needs this form, and the "
+            f"the table of watermarks {self.name} cannot be used: {type(failure).__name__}: {failure}. It "
+            "needs this form, and the "
             f"rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
         )
         raise OptionError((problem,), where="database sink") from failure
@@ -131,7 +133,8 @@ class WatermarkTable:
         """What it has of the group."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
-            # A database may take small and capital letters for one: another group's rows say nothing of this one's.
+            # A database may take small and capital letters for one: another group's rows say nothing of this
+            # one's.
             found = [
                 row for each in cursor.fetchall() if (row := _Row(*each)).consumer_group == consumer_group
             ]
@@ -163,7 +166,8 @@ class WatermarkTable:
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
         """Find out whether the block ends the cursor's transaction.
 
-        An error follows if it did. If it committed, the attempt is among ``Stored.open_attempts`` from then on.
+        An error follows if it did. If it committed, the attempt is among ``Stored.open_attempts`` from then
+        on.
 
         Raises:
             RuntimeError: If the transaction is no more what it was when the block began.
@@ -175,7 +179,8 @@ class WatermarkTable:
             cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
         except Exception as error:
             raise RuntimeError(
-                f"the savepoint set before write(cursor, rows) was called cannot be released after it: {error} "
+                "the savepoint set before write(cursor, rows) was called cannot be released after it: "
+                f"{error} "
                 "The function must neither commit nor roll back, nor go on after an error of the database"
             ) from error
         cursor.execute(self._sql.delete_one, (consumer_group, "", attempt, 0))
@@ -253,9 +258,12 @@ class WatermarkTable:
                     connection.rollback()
         if self._remove_what_stayed(probe):
             problem = (
-                "what a connection of connect() wrote was there although it was rolled back: it commits each statement by itself "
-                f"(autocommit), or {self.name} is of a kind without transactions. Rows and watermarks could not be one "
-                "transaction. Connect without autocommit (psycopg and MySQL: autocommit=False; sqlite3: neither "
+                "what a connection of connect() wrote was there although it was rolled back: it commits each "
+                "statement by itself "
+                f"(autocommit), or {self.name} is of a kind without transactions. Rows and watermarks could "
+                "not be one "
+                "transaction. Connect without autocommit (psycopg and MySQL: autocommit=False; sqlite3: "
+                "neither "
                 "isolation_level=None nor autocommit=True; MySQL's tables: ENGINE=InnoDB)"
             )
             raise OptionError((problem,), where="database sink")
@@ -292,7 +300,8 @@ class WatermarkTable:
 
     def _refuse(self, what: str) -> None:
         problem = (
-            f"the table of watermarks {self.name} {what}. Make it anew, or name another one by watermark_table=…; it must be of this "
+            f"the table of watermarks {self.name} {what}. Make it anew, or name another one by "
+            "watermark_table=…; it must be of this "
             f"form: {self._sql.create}"
         )
         raise OptionError((problem,), where="database sink")

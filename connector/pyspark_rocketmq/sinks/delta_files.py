@@ -2,12 +2,12 @@
 
 Writes rows as Parquet files into a Delta table's folder; runs in tasks and knows nothing of the table's log.
 
-Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and go
-with VACUUM.
+Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and
+go with VACUUM.
 
 Rule 1: no delta-rs here. Task processes are forked, and delta-rs must not be in a process that forks.
-Rule 2: rows below their queue's watermark are in the table already and are dropped before they are written: that is
-what makes a replay harmless.
+Rule 2: rows below their queue's watermark are in the table already and are dropped before they are written:
+that is what makes a replay harmless.
 
 File statistics as Delta's log wants them: row count, null counts, least and greatest values by column.
 

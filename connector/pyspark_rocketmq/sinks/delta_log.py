@@ -2,14 +2,14 @@
 
 A sink table's log as one thread of the driver sees it: newest snapshot, watermarks, history, commits.
 
-Rule 1: watermarks read at a table version stay true for that version. One read of an id costs delta-rs about a
-millisecond, so ids that are known are carried on by the ``txn`` actions of the commits in between.
+Rule 1: watermarks read at a table version stay true for that version. One read of an id costs delta-rs about
+a millisecond, so ids that are known are carried on by the ``txn`` actions of the commits in between.
 Rule 2: not shared between threads, because a commit is checked against the snapshot this object stands at.
 
 What a batch brings for a merge: its newest row of each key.
 
-The batch's rows pass through the driver, for delta-rs merges there: made for micro-batches, not for a backfill of
-millions at once.
+The batch's rows pass through the driver, for delta-rs merges there: made for micro-batches, not for a
+backfill of millions at once.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _ROW = "__row"
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The last row of each key: of one queue the one of the highest queue offset, and of a message the one emitted last.
 
-    Messages of one key belong into one queue; between queues there is no order, and the one that sorts last wins. A key
-    with a null in it is equal to none, so all its rows stay.
+    Messages of one key belong into one queue; between queues there is no order, and the one that sorts last
+    wins. A key with a null in it is equal to none, so all its rows stay.
     """
     for name in keys:
         index = rows.schema.get_field_index(name)
@@ -72,7 +72,8 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
     """The rows with "" where one of these partition columns has a text that the table keeps as null; columns that have such.
 
-    Delta has no empty text as a partition's value, and delta-rs none that is the name of the folder of rows without one.
+    Delta has no empty text as a partition's value, and delta-rs none that is the name of the folder of rows
+    without one.
     """
     blank = []
     for name in columns:
@@ -97,8 +98,10 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
         for value in rows.column(name).cast(pa.string()).unique().to_pylist():
             if value is not None and not is_folder_name(f"{name}={quote(value, safe='')}"):
                 raise SchemaError(
-                    f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, which is too long for the name "
-                    "of a folder: local file systems take 255 bytes, URL-encoded. A merge cannot write it; partition the table by "
+                    f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, "
+                    "which is too long for the name "
+                    "of a folder: local file systems take 255 bytes, URL-encoded. A merge cannot write it; "
+                    "partition the table by "
                     "another column, or shorten the value."
                 )
 
@@ -147,7 +150,8 @@ _SOURCE, _TARGET = "source", "target"
 _HISTORY_STEPS = (20, 500, sys.maxsize)
 """How many commits of the history are read, step by step."""
 _ASKED_ONE_BY_ONE = 32
-"""Of more ids than that, delta-rs' look-ups, each of which goes through the log, take longer than to read all ids at once."""
+"""Of more ids than that, delta-rs' look-ups, each of which goes through the log, take longer than to read all
+ids at once."""
 _FOLLOWED_COMMITS = 20
 """After more commits than that, reading the ids anew is quicker than reading the commits."""
 
@@ -174,8 +178,8 @@ class TableLog:
     def is_still_there(self) -> bool:
         """Whether the log has the very commit that was the newest one at the last look.
 
-        It has not when the table was deleted, made anew or put back to an earlier state.  delta-rs does not notice when
-        another table has as many commits, and would add a commit to the log of that one.
+        It has not when the table was deleted, made anew or put back to an earlier state.  delta-rs does not
+        notice when another table has as many commits, and would add a commit to the log of that one.
         """
         return self._log_files.commit_file(self._tip.version) == self._tip
 
@@ -184,7 +188,8 @@ class TableLog:
         found = self._filesystem.get_file_info([f"{self._folder}/{file.path}" for file in files])
         pairs = zip(files, found, strict=True)
         return [
-            f"{file.path} ({'not there' if info.size is None else f'{info.size} bytes'} instead of {file.size} bytes)"
+            f"{file.path} ({'not there' if info.size is None else f'{info.size} bytes'} instead of "
+            f"{file.size} bytes)"
             for file, info in pairs
             if info.size != file.size
         ]
@@ -230,7 +235,8 @@ class TableLog:
             try:
                 found = self.all_transactions()
             except (OSError, ValueError, KeyError):
-                # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
+                # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs
+                # knows.
                 found = None
             if found is not None:
                 self._versions.update((app_id, found.get(app_id)) for app_id in unknown)

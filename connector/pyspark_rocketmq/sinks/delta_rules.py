@@ -1,6 +1,7 @@
 """May files be added, do rows fit, whose commit is it: decisions without I/O.
 
-May files be added to this table by us, and do our rows fit?  Pure judgement of a sink table's form and history.
+May files be added to this table by us, and do our rows fit?  Pure judgement of a sink table's form and
+history.
 
 The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
 skipped: such tables are left to Spark's own writer.
@@ -18,9 +19,9 @@ batch id cannot tell what the sink holds; only a position per queue can. The sin
 Whatever was acknowledged, replayed or lost in between, the sink then holds the rows of exactly the messages
 below its watermark. Offsets are committed after that, so the offset store is never ahead of the sink.
 
-A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made anew or a
-broker lost the end of its log, other messages come under offsets that were there before: that is the next life, which
-has a watermark of its own and begins without one, so that all its rows are written.
+A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
+anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
+the next life, which has a watermark of its own and begins without one, so that all its rows are written.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from pyspark_rocketmq.model import MessageQueue
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
     """The Delta transaction's application id that carries the watermark of one life of a queue as its version.
 
-    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second life on ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``.
-    Unique per group and life: RocketMQ allows no colon in groups and topics, and the queue id is digits, so colons in
-    a broker name stay between them.
+    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second life on
+    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. Unique per group and life: RocketMQ allows no colon in
+    groups and topics, and the queue id is digits, so colons in a broker name stay between them.
     """
     first = f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"
     return f"{first}.{generation}" if generation else first
@@ -96,7 +97,8 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
     """Refuse a table that rows of ``wanted``'s columns do not fit.
 
-    The table may have columns that are computed, and with ``may_differ`` others in which the rows then have nulls.
+    The table may have columns that are computed, and with ``may_differ`` others in which the rows then have
+    nulls.
 
     Raises:
         SchemaError: If columns, types or partitioning differ; every difference is named.
@@ -116,7 +118,8 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
     if differences:
         can_evolve = not may_differ and asked.keys() != found.keys()
         remedy = (
-            " Or let the sink add columns that the table lacks, and have nulls in those that only the table has: "
+            " Or let the sink add columns that the table lacks, and have nulls in those that only the table "
+            "has: "
             "DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
             if can_evolve
             else ""
@@ -135,9 +138,12 @@ def given_columns(form: TableForm) -> frozenset[str]:
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
     """The error for a table with such features, where Spark's writer cannot be used either."""
     problem = (
-        f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. Spark's own "
-        f"writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them (ALTER TABLE ... DROP "
-        "FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under another path and copy from there."
+        f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
+        "Spark's own "
+        f"writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them (ALTER TABLE "
+        "... DROP "
+        "FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under another path and copy from "
+        "there."
     )
     return OptionError((problem,), where="Delta sink")
 
@@ -155,7 +161,8 @@ def check_wanted(path: str, wanted: TableForm) -> None:
     )
     if differences:
         raise SchemaError(
-            f"Rows for the Delta table {path} must carry the position of their message: {'; '.join(differences)}."
+            f"Rows for the Delta table {path} must carry the position of their message: "
+            f"{'; '.join(differences)}."
         )
     problems = tuple(
         f"partition column {name!r} has type {types.get(name, 'none: the rows have no such column')}; "
@@ -200,7 +207,8 @@ def restored_to(entry: Mapping[str, Any]) -> int:
     """The version that a RESTORE brought back.
 
     Raises:
-        ValueError: If it was named by a time: which version that was, each writer of Delta tables decides for itself.
+        ValueError: If it was named by a time: which version that was, each writer of Delta tables decides for
+            itself.
     """
     parameters = entry["operationParameters"]
     if parameters.get("version") is None:

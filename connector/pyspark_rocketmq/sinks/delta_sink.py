@@ -3,22 +3,25 @@
 Exactly once into a Delta table: every commit carries the rows and, per queue, how far the table has come.
 
 A replayed batch may end elsewhere than its first run, because a listener may fail the second time; so "this
-batch id is done" would lose or repeat rows. Instead the table's own transaction ids hold a *watermark* per queue
-(``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are dropped, rows and new watermarks are
-committed together. That holds for any listener, after a kill at any point, and with a lost checkpoint.
+batch id is done" would lose or repeat rows. Instead the table's own transaction ids hold a *watermark* per
+queue (``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are dropped, rows and new
+watermarks are committed together. That holds for any listener, after a kill at any point, and with a lost
+checkpoint.
 
-* Where a queue's offsets begin again, the id names the life (``…:QUEUE.1``), which begins without a watermark.
+* Where a queue's offsets begin again, the id names the life (``…:QUEUE.1``), which begins without a
+  watermark.
 * Two consumers that write one queue conflict, since both carry its id: the second one is refused.
-* Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them written
-  again, delete the rows and call :meth:`DeltaSink.rewind`.
-* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch; :meth:`DeltaSink.follow_restore`.
+* Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them
+  written again, delete the rows and call :meth:`DeltaSink.rewind`.
+* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch;
+  :meth:`DeltaSink.follow_restore`.
 
 Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
 
 One micro-batch's commit into a Delta table: its rows and how far its queues have come, or nothing.
 
-A commit that lost against another change of the table, or whose outcome is not known, is looked for in the log before it
-is tried again: it may have been stored.
+A commit that lost against another change of the table, or whose outcome is not known, is looked for in the
+log before it is tried again: it may have been stored.
 """
 
 from __future__ import annotations
@@ -102,8 +105,8 @@ class DeltaBatch:
 
         Raises:
             SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
-            SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing was
-                added; the batch may run again.
+            SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing
+                was added; the batch may run again.
             OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
@@ -111,13 +114,15 @@ class DeltaBatch:
         if unknown:
             raise OffsetError(
                 f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so what the table "
-                f"{self._table.path} holds of it is not known. Nothing was added. Name every queue at the beginning."
+                f"{self._table.path} holds of it is not known. Nothing was added. Name every queue at the "
+                "beginning."
             )
         grown = advance(self.watermarks, acked)
         if not grown and files:
             raise OffsetError(
                 f"Group {self._consumer_group}: {sum(file.num_records for file in files)} rows for "
-                f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages that were "
+                f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages "
+                "that were "
                 "not acknowledged must not be written."
             )
         if not grown:
@@ -134,9 +139,12 @@ class DeltaBatch:
                 return
             self._sleep(pause_s)
         raise StorageNotShared(
-            f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for the driver: "
-            f"{'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset was moved. Driver and executors "
-            "see different folders under this path, or something removes files there: put the table on storage that all "
+            f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for "
+            "the driver: "
+            f"{'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset was moved. "
+            "Driver and executors "
+            "see different folders under this path, or something removes files there: put the table on "
+            "storage that all "
             "machines share (an object store, HDFS, a mount), and start the query again."
         )
 
@@ -158,13 +166,15 @@ class DeltaBatch:
                 if made_at is not None:
                     return made_at
             except (*STORAGE_ERRORS, PySparkException, Py4JError) as exc:
-                # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries again.
+                # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries
+                # again.
                 logger.info(
                     "sink commit to be tried again path=%s: %s", masked(self._table.path), masked(str(exc))
                 )
                 failure = exc
         raise SinkConflict(
-            f"{len(files)} files of group {self._consumer_group} could not be committed to {self._table.path} in "
+            f"{len(files)} files of group {self._consumer_group} could not be committed to "
+            f"{self._table.path} in "
             f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what else changes this table; "
             "the batch may run again."
         ) from failure
@@ -175,7 +185,8 @@ class DeltaBatch:
             self._sleep(pause_s)
         if not self._log.is_still_there():
             raise SinkMoved(
-                f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state while this batch "
+                f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state "
+                "while this batch "
                 "ran. Nothing of this batch was added."
             )
         if pause_s is not None:
@@ -223,13 +234,16 @@ class DeltaBatch:
         if moved:
             raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
-                f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are there by "
-                "now are left out. If it happens often, two queries own the same queues: check that each queue is "
+                f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are "
+                "there by "
+                "now are left out. If it happens often, two queries own the same queues: check that each "
+                "queue is "
                 "locked at the broker, or that the queries use different groups."
             )
         if bool(self._table.check_unaltered(self._log.form())) != self._is_by_spark:
             raise SinkMoved(
-                f"The Delta table {path} was given features, or lost some, that decide how rows are written, while this "
+                f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
+                "while this "
                 "batch ran. Nothing of this batch was added. Run the batch again."
             )
         return None
@@ -255,10 +269,11 @@ class DeltaSink:
         Args:
             path: Folder or storage URI of the table; made by ``prepare`` when missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
-            merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row whose
-                key has a null is always added. The batch's rows pass through the driver.
-            schema_evolution: Add columns that the rows have and the table has not, as Delta's ``mergeSchema``; columns
-                that only the table has are null in new rows. Types and partitioning never change.
+            merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row
+                whose key has a null is always added. The batch's rows pass through the driver.
+            schema_evolution: Add columns that the rows have and the table has not, as Delta's
+                ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
+                never change.
             sleep: How to wait between the tries of a commit.
         """
         self._sleep = sleep
@@ -294,9 +309,10 @@ class DeltaSink:
         """Make the table if it is missing, else check that rows of ``schema`` can be added to it.
 
         Raises:
-            SchemaError: If columns, types or partitioning differ, or the message's position is not among them.
-            OptionError: If the table has features that forbid adding files, partition columns cannot be such, or a
-                merge key is no column.
+            SchemaError: If columns, types or partitioning differ, or the message's position is not among
+                them.
+            OptionError: If the table has features that forbid adding files, partition columns cannot be such,
+                or a merge key is no column.
         """
         self._table.prepare(schema)
 
@@ -368,7 +384,8 @@ class DeltaSink:
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self.path} could not be read: {exc} "
-                "Check that the table's folder _delta_log can be read and has all files since its last checkpoint."
+                "Check that the table's folder _delta_log can be read and has all files since its last "
+                "checkpoint."
             ) from exc
 
     def _last_lives(self, log: TableLog, consumer_group: str, newest: GroupCommit) -> dict[Life, int]:
@@ -379,12 +396,12 @@ class DeltaSink:
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
 
-        The group's offsets in ``store`` go back to where the restored version was, then the watermarks. Stop the query
-        before. Stopped in between, the table is refused as before, and this may be called again.
+        The group's offsets in ``store`` go back to where the restored version was, then the watermarks. Stop
+        the query before. Stopped in between, the table is refused as before, and this may be called again.
 
         Raises:
-            OffsetError: If no RESTORE came after the group's last commit, or if the log does not say or have the
-                restored version.
+            OffsetError: If no RESTORE came after the group's last commit, or if the log does not say or have
+                the restored version.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
         """
@@ -396,9 +413,12 @@ class DeltaSink:
             targets = {life.queue: before.get(app_id(consumer_group, *life), 0) for life in lives}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
-                f"How far group {consumer_group} was in the version to which {self.path} was restored cannot be told "
-                f"from the table's log: {exc} Look it up in the rows, stop the query, and give it both to the offset "
-                "store's reset and to DeltaSink.rewind, in this order: group, {queue: highest queueOffset + 1}."
+                f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
+                "be told "
+                f"from the table's log: {exc} Look it up in the rows, stop the query, and give it both to "
+                "the offset "
+                "store's reset and to DeltaSink.rewind, in this order: group, {queue: highest queueOffset + "
+                "1}."
             ) from exc
         if then is log:
             raise OffsetError(
@@ -487,8 +507,10 @@ class DeltaSink:
         if not left_out:
             return None
         return (
-            f"The Delta table {self.path} was restored at version {restored_at}, after group {consumer_group} wrote to it "
-            f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run DeltaSink({self.path!r})"
+            f"The Delta table {self.path} was restored at version {restored_at}, after group "
+            f"{consumer_group} wrote to it "
+            f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run "
+            f"DeltaSink({self.path!r})"
             f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
         )
 

@@ -8,12 +8,15 @@ Commits by Spark's own writer, to Delta tables that delta-rs must not write.
 
 It keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
 
-Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue.  So a commit carries the
-watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP`` how many commits the group has
-made: that number fences.  Of two that begin at the same one, the second conflicts or is skipped, which is looked for.
+Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue.  So a
+commit carries the watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP``
+how many commits the group has
+made: that number fences.  Of two that begin at the same one, the second conflicts or is skipped, which is
+    looked for.
 
-The newest commit of a group says where it is.  It is found in the log's history; where the log has been cleaned up since,
-which takes 30 days without a batch, the number is still there and nothing tells the watermarks: that is refused.
+The newest commit of a group says where it is.  It is found in the log's history; where the log has been
+cleaned up since, which takes 30 days without a batch, the number is still there and nothing tells the
+watermarks: that is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +62,8 @@ class GroupCommit:
     number: int = 0
     """How many commits Spark has made for the group."""
     is_by_spark: bool = False
-    """Whether its newest commit was made by Spark: the watermarks are those of every queue the group ever wrote, and
-    transaction ids say nothing."""
+    """Whether its newest commit was made by Spark: the watermarks are those of every queue the group ever
+    wrote, and transaction ids say nothing."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> GroupCommit | None:
@@ -219,7 +222,8 @@ class SinkTable:
         log = open_log(self.path)
         if log is None:
             raise SchemaError(
-                f"There is no Delta table at {self.path}. Put it back if it was there before, and start the query again."
+                f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
+                "query again."
             )
         self._thread.log = log
         return log
@@ -236,9 +240,12 @@ class SinkTable:
         newest = log.newest_commit(consumer_group) if number else None
         if number and newest is None:
             raise SinkConflict(
-                f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that tells how far "
-                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest queueOffset + "
-                "1}) for every queue, and start the query again; and keep the log longer than the group may stand "
+                f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that "
+                "tells how far "
+                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest "
+                "queueOffset + "
+                "1}) for every queue, and start the query again; and keep the log longer than the group may "
+                "stand "
                 "still (delta.logRetentionDuration)."
             )
         made = GroupCommit.of(newest) if newest is not None else None
@@ -258,22 +265,32 @@ class SinkTable:
         if restored_at is None:
             return
         raise SinkConflict(
-            f"The Delta table {self.path} was restored at version {restored_at}, after group {consumer_group} wrote to "
-            "it last: rows may be gone, while the watermarks still say that they are there and would keep them from "
-            "being written again. To have the messages consumed again whose rows are gone, stop every query of the "
-            f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset store, "
-            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, restore the "
-            "version before it first: then nothing is consumed again. To accept the gap, stop them and run in Python: "
-            f"`from pyspark_rocketmq import DeltaSink; sink = DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, "
-            f"{{life.queue: offset for life, offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
-            "and all that brokers have, stop them, remove the table, and move the group by `offsets reset --to earliest`."
+            f"The Delta table {self.path} was restored at version {restored_at}, after group "
+            f"{consumer_group} wrote to "
+            "it last: rows may be gone, while the watermarks still say that they are there and would keep "
+            "them from "
+            "being written again. To have the messages consumed again whose rows are gone, stop every query "
+            "of the "
+            f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's "
+            "offset store, "
+            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, "
+            "restore the "
+            "version before it first: then nothing is consumed again. To accept the gap, stop them and run "
+            "in Python: "
+            f"`from pyspark_rocketmq import DeltaSink; sink = DeltaSink({self.path!r}); "
+            f"sink.rewind({consumer_group!r}, "
+            f"{{life.queue: offset for life, offset in sink.watermarks({consumer_group!r}).items()}})`. To "
+            "start over with an empty sink "
+            "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
+            "--to earliest`."
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
         """Refuse a table that rows as prepared can no longer be added to; what leaves it to Spark's writer."""
         if self._wanted is None:
             raise SchemaError(
-                f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema first."
+                f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
+                "first."
             )
         check_columns(self.path, form, self._wanted, may_differ=self.schema_evolution)
         return self.refused(form)
@@ -331,7 +348,8 @@ def _check_names(path: str, names: Sequence[str]) -> None:
         other = by_lower.setdefault(name.lower(), name)
         if other != name:
             raise SchemaError(
-                f"The Delta table {path} cannot have both columns {other!r} and {name!r}, which differ in case only. Rename one in the "
+                f"The Delta table {path} cannot have both columns {other!r} and {name!r}, which differ in "
+                "case only. Rename one in the "
                 "listener's output schema."
             )
 
@@ -342,11 +360,13 @@ def _check_keys(keys: Sequence[str], schema: pa.Schema) -> None:
     unknown = [name for name in keys if name not in columns]
     if unknown:
         problems.append(
-            f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have {', '.join(columns)}. Add "
+            f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have "
+            f"{', '.join(columns)}. Add "
             "the column to the listener's output schema, or name another."
         )
     problems += [
-        f"merge key '{name}' is {schema.field(name).type}; a list, struct or map cannot be a key. Name columns of single values."
+        f"merge key '{name}' is {schema.field(name).type}; a list, struct or map cannot be a key. Name "
+        "columns of single values."
         for name in keys
         if name in columns and pa.types.is_nested(schema.field(name).type)
     ]

@@ -1,7 +1,7 @@
 """Several sinks of one query: each has watermarks of its own, so that each gets its rows exactly once.
 
-They commit one after the other, and the offsets move after the last.  Killed in between, the batch runs again: a sink that
-has it already drops its rows, the others add them.
+They commit one after the other, and the offsets move after the last.  Killed in between, the batch runs
+again: a sink that has it already drops its rows, the others add them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Route:
             return rows
         unknown = [name for name in self.columns if name not in rows.names]
         if unknown:
-            problem = f"columns names {', '.join(unknown)}, which the rows do not have; they have {', '.join(rows.names)}"
+            problem = (
+                f"columns names {', '.join(unknown)}, which the rows do not have; they have "
+                f"{', '.join(rows.names)}"
+            )
             raise OptionError((problem,), where="route to a sink")
         kept = {*POSITION_COLUMNS, *self.columns}
         return pa.schema([field for field in rows if field.name in kept])
@@ -62,7 +65,8 @@ class Route:
             rows.empty_table().filter(self.where)
         except (pa.ArrowException, TypeError) as error:
             problem = (
-                f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names differ by case): "
+                f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names "
+                "differ by case): "
                 f"{str(error).partition(' in ')[0].rstrip('.')}"
             )
             raise OptionError((problem,), where="route to a sink") from error
@@ -75,8 +79,8 @@ class SeveralSinks:
         """Send all rows to each sink, or those that its route says.
 
         Raises:
-            OptionError: If there is none, or if two have one place: the first one's commit would move the watermarks
-                of the other, whose rows were never written then.
+            OptionError: If there is none, or if two have one place: the first one's commit would move the
+                watermarks of the other, whose rows were never written then.
         """
         self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
         if not self._routes:
@@ -116,7 +120,8 @@ class SeveralSinks:
         twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
         if twice:
             problem = (
-                f"{twice!r} have one place, so the first one's commit would have the other drop its rows; name each Delta table "
+                f"{twice!r} have one place, so the first one's commit would have the other drop its rows; "
+                "name each Delta table "
                 "once, and give each DatabaseSink a watermark_table=… of its own"
             )
             raise OptionError((problem,), where="several sinks")

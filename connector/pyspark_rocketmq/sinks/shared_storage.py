@@ -1,7 +1,7 @@
 """Whether paths of a table name one folder on all machines, and tables that lie within each other: asked before a query starts.
 
-A path without a scheme is each machine's own disk, unless all of them have mounted the same storage there.  Which of the two
-it is can be seen: the driver puts an empty file beside the table, and tasks look for it.
+A path without a scheme is each machine's own disk, unless all of them have mounted the same storage there.
+Which of the two it is can be seen: the driver puts an empty file beside the table, and tasks look for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pyspark_rocketmq.errors import OptionError, StorageNotShared
 logger = logging.getLogger(__name__)
 
 _LOOK_TIMEOUT_S: Final = 60.0
-"""For so long the start of a query waits for executors that could look; after that the first batch finds out."""
+"""For so long the start of a query waits for executors that could look; after that the first batch finds out.
+"""
 _MOST_LOOKS: Final = 200
 _HIDDEN: Final = ("_", ".")
 """How a folder's name begins that Delta's VACUUM leaves alone."""
@@ -78,7 +79,8 @@ def _relation(one: str, other: str) -> str:
     if within == inner or within.startswith(_HIDDEN):
         return ""
     return (
-        f"lie within each other: what looks after the outer table ({outer}) removes files that it does not know, those of the "
+        f"lie within each other: what looks after the outer table ({outer}) removes files that it does not "
+        "know, those of the "
         "inner one; put them beside each other, or the inner one into a folder whose name begins with _"
     )
 
@@ -109,9 +111,12 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
         for marker, host in missing.items():
             name = markers[marker]
             raise StorageNotShared(
-                f"{name}={folders[name]!r} is another folder on {host} than on the driver's machine {socket.gethostname()}, or none: what "
-                "an executor writes there is not seen by the driver, and what the driver writes not by another machine. Name storage that "
-                "all machines share: an object store, HDFS, or a folder where all of them have mounted the same storage."
+                f"{name}={folders[name]!r} is another folder on {host} than on the driver's machine "
+                f"{socket.gethostname()}, or none: what "
+                "an executor writes there is not seen by the driver, and what the driver writes not by "
+                "another machine. Name storage that "
+                "all machines share: an object store, HDFS, or a folder where all of them have mounted the "
+                "same storage."
             )
 
 
@@ -148,7 +153,8 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
     except TimedOut:
         context.cancelJobGroup(group)
         logger.warning(
-            "whether all machines share the tables' folders was not found out within %g s, for no executor was there; the first "
+            "whether all machines share the tables' folders was not found out within %g s, for no executor "
+            "was there; the first "
             "commit will tell",
             _LOOK_TIMEOUT_S,
         )

@@ -1,9 +1,10 @@
 """Does a sink have all that a group's offsets say it has?  Pure: rows of the offset store and watermarks in, a verdict out.
 
-Data are committed before offsets, so a sink is never behind a row that a batch with this sink has moved.  Where it is, it was
-deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and its rows are gone.
-Each row therefore remembers the sinks of the batch that moved it last, with what tells one table from another.  A row that an
-operator has reset, or that went on where another member of the group had come, remembers none: its gap is wanted.
+Data are committed before offsets, so a sink is never behind a row that a batch with this sink has moved.
+Where it is, it was deleted, replaced, restored from a backup, or failed over to a replica that lacked its
+last commits, and its rows are gone. Each row therefore remembers the sinks of the batch that moved it last,
+with what tells one table from another.  A row that an operator has reset, or that went on where another
+member of the group had come, remembers none: its gap is wanted.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ class SinkStanding(NamedTuple):
     name: str
     """What it is found by, the same in the next run of a query."""
     identity: str | None
-    """Which table it is, of all that ever were there; empty if this kind of sink cannot tell, None if nothing is there."""
+    """Which table it is, of all that ever were there; empty if this kind of sink cannot tell, None if nothing
+    is there."""
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue that was asked about, in the life that was asked about; 0, or missing, where it has no row."""
+    """Next offset of each queue that was asked about, in the life that was asked about; 0, or missing, where
+    it has no row."""
     path: str = ""
     """For commands; empty if it is no Delta table."""
 
@@ -108,7 +111,8 @@ def forgotten_by(
 ) -> dict[MessageQueue, int]:
     """How many messages rows are behind sinks that have them already, by queue.
 
-    After a batch that was killed before its offsets were stored, and after an offset store was put back; not after a reset.
+    After a batch that was killed before its offsets were stored, and after an offset store was put back; not
+    after a reset.
     """
     farthest = {
         queue: max((each.watermarks.get(queue, 0) for each in standings if _is_known(row, each)), default=0)
@@ -140,10 +144,14 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
     back = _way_back(lost, at_brokers)
     return (
         " ".join(_what_is_missing(consumer_group, each) for each in lost)
-        + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query again. Otherwise stop "
-        "every query of the group and choose one of three: have the messages consumed again that the sink lacks, as far as brokers "
-        f"still have them: {back}; start over with an empty sink and all that brokers have: remove the sink's table, and "
-        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: `offsets accept-gap {group}`."
+        + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query "
+        "again. Otherwise stop "
+        "every query of the group and choose one of three: have the messages consumed again that the sink "
+        "lacks, as far as brokers "
+        f"still have them: {back}; start over with an empty sink and all that brokers have: remove the "
+        "sink's table, and "
+        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: `offsets "
+        f"accept-gap {group}`."
     )
 
 
@@ -161,7 +169,8 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
     standing = lost.standing
     queues = sorted(lost.behind)
     listed = "; ".join(
-        f"{queue}: the sink is at {standing.watermarks.get(queue, 0)}, the group at {lost.behind[queue].next_offset}"
+        f"{queue}: the sink is at {standing.watermarks.get(queue, 0)}, the group at "
+        f"{lost.behind[queue].next_offset}"
         for queue in queues[:_SHOWN_QUEUES]
     )
     more = f"; and {len(queues) - _SHOWN_QUEUES} more queues" if len(queues) > _SHOWN_QUEUES else ""
@@ -169,12 +178,19 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
         why = "it is not there any more"
     elif lost.is_another:
         why = (
-            f"it is another table (id {standing.identity}) than the one that was written to (id {lost.remembered}): deleted and made "
+            f"it is another table (id {standing.identity}) than the one that was written to (id "
+            f"{lost.remembered}): deleted and made "
             "anew, or replaced"
         )
     else:
-        why = "it was made anew, restored to an earlier state, or failed over to a replica without its last commits"
-    return f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. {listed}{more}."
+        why = (
+            "it was made anew, restored to an earlier state, or failed over to a replica without its last "
+            "commits"
+        )
+    return (
+        f"The sink {standing.name} lacks rows of messages that group {consumer_group} has passed; {why}. "
+        f"{listed}{more}."
+    )
 
 
 def _identity_in(text: str, standing: SinkStanding) -> str | None:

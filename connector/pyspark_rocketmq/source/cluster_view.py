@@ -1,15 +1,16 @@
 """Queues, bounds, and starting and ending positions of all topics, as the planner sees them.
 
-What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting positions.
+What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting
+positions.
 
-Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never one
-per queue.  Knows nothing of Spark, groups or offsets.
+Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never
+one per queue.  Knows nothing of Spark, groups or offsets.
 
 Bounds of a group's retry queues for members that may read them, but may not ask for a topic's statistics.
 
-To a broker with access control a retry topic is its group, and statistics need the right ``Get`` where consuming needs
-``Sub`` alone.  Every answer to a pull tells the queue's bounds, so a pull from the end asks for them; what it brings when
-something has come since is the price.
+To a broker with access control a retry topic is its group, and statistics need the right ``Get`` where
+consuming needs ``Sub`` alone.  Every answer to a pull tells the queue's bounds, so a pull from the end asks
+for them; what it brings when something has come since is the price.
 
 SQL92 conditions, which brokers are asked about before they are believed to filter by them.
 """
@@ -127,7 +128,8 @@ class RetryBounds:
         if target is not None:
             # The broker has forgotten it with this answer.
             logger.warning(
-                "reset of a retry queue not followed, reset it again with the right Get on the group group=%s %s "
+                "reset of a retry queue not followed, reset it again with the right Get on the group "
+                "group=%s %s "
                 "target=%d",
                 self._group,
                 queue,
@@ -141,8 +143,8 @@ FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.
 """How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
 _SILENT_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 30.0
-"""A broker that did not answer costs each plan a second at most for so long; then it is given the whole time once more, in
-case it is only slow."""
+"""A broker that did not answer costs each plan a second at most for so long; then it is given the whole time
+once more, in case it is only slow."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
 """A broker's, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
@@ -217,7 +219,8 @@ class ClusterView:
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
         if self._matching is not None:
-            # Those that were there and are not named any more are asked for all the same: their brokers may be away.
+            # Those that were there and are not named any more are asked for all the same: their brokers may
+            # be away.
             self._routes.follow(self._matching.look(deadline) | self._seen.keys())
         routes = self._routes.look(deadline)
         self._seen.update(routes.by_topic)
@@ -310,7 +313,8 @@ class ClusterView:
         )
         for topic, broker_name in sorted(switched_off - self._switched_off):
             logger.warning(
-                "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: mqadmin "
+                "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: "
+                "mqadmin "
                 "updateTopicPerm, or the broker's brokerPermission",
                 topic,
                 peer_text(broker_name),
@@ -365,8 +369,10 @@ class ClusterView:
         if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
             raise OptionError(
                 tuple(
-                    f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), where it is to "
-                    "begin; correct the time, or set startingOffsetsByTimestampStrategy=latest to begin with the next one."
+                    f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), "
+                    "where it is to "
+                    "begin; correct the time, or set startingOffsetsByTimestampStrategy=latest to begin with "
+                    "the next one."
                     for queue in unmatched
                 )
             )
@@ -406,7 +412,8 @@ class ClusterView:
             found = {queue: offset for queue, offset in known.items() if offset >= 0}
         if queues and not found and len(queues) == len(snapshot.bounds):
             logger.warning(
-                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is its name right? It "
+                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is "
+                "its name right? It "
                 "was looked up %s",
                 group,
                 len(queues),
@@ -463,7 +470,8 @@ class ClusterView:
                 raise
             return self._retry_bounds.ask(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write. A proxy has none.
+        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write.
+        # A proxy has none.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)

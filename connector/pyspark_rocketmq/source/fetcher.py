@@ -1,12 +1,13 @@
 """Any number of queue ranges over one connection per broker, by one thread.
 
-It sends pulls in bursts and takes in all that has come; what it hands out is decoded while the broker works on the pulls
-that are out.  What an answer means for its range is decided by
-:mod:`~pyspark_rocketmq.source.range_fetcher`; how pulls travel, by :mod:`~pyspark_rocketmq.client.pull_connection`.
+It sends pulls in bursts and takes in all that has come; what it hands out is decoded while the broker works
+on the pulls that are out.  What an answer means for its range is decided by
+:mod:`~pyspark_rocketmq.source.range_fetcher`; how pulls travel, by
+:mod:`~pyspark_rocketmq.client.pull_connection`.
 
 1. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
-2. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed over all
-   ranges; but one pull always may be, lest everything wait for it.
+2. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed
+   over all ranges; but one pull always may be, lest everything wait for it.
 3. Back-pressure: nothing happens until the caller wants more.
 4. A failure is its range's alone; a broken connection is a failure of those that had pulls on it.
 """
@@ -35,7 +36,8 @@ from pyspark_rocketmq.wire.requests.pull import PullResult
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a worker's memory."""
+"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
+worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
 """``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
 
@@ -134,8 +136,8 @@ class PullPipeline:
                 elif not has_sent and not self._in_flight:
                     self._wait()
         finally:
-            # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a line is
-            # closed.
+            # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a
+            # line is closed.
             for place, line in self._lines.items():
                 give_back_line(line, self._clock, place.settings)
             self._lines.clear()
@@ -144,7 +146,7 @@ class PullPipeline:
     def _in_flight(self) -> int:
         return sum([line.in_flight for line in self._lines.values()])
 
-    # --- receiving -------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
         waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
@@ -218,7 +220,7 @@ class PullPipeline:
             pull.of.lost(pull.step, pull.to, error)
         return {pull.of for pull in unanswered}
 
-    # --- sending ---------------------------------------------------------------------------------------------
+    # --- sending --------------------------------------------------------------------------------------------
 
     def _send(self) -> bool:
         """Send what may be sent, in bursts: one by one pulls cost the broker and this process twice as much."""
@@ -287,7 +289,7 @@ class PullPipeline:
             return self._lose_line(place, error)
         return set()
 
-    # --- handing out -----------------------------------------------------------------------------------------
+    # --- handing out ----------------------------------------------------------------------------------------
 
     def _is_ready(self) -> bool:
         """Whether there is enough to be handed out."""
@@ -304,7 +306,8 @@ class PullPipeline:
 
     def _hand_out(self) -> list[Arrival]:
         """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
-        # Asked once for each: another thread may stop a range at any moment, and its last arrival must be one.
+        # Asked once for each: another thread may stop a range at any moment, and its last arrival must be
+        # one.
         looked_at = [(entry, entry[1].is_over) for entry in self._open]
         ready = [
             (entry, is_over) for entry, is_over in looked_at if is_over or entry[1].window.takeable_bytes

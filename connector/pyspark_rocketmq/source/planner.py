@@ -1,10 +1,11 @@
 """Plans micro-batches: asks, decides by `consume.planning`, waits where Spark cannot.
 
-Plans micro-batches: asks the cluster and the progress, lets ``consume.plan`` decide, waits where Spark cannot.
+Plans micro-batches: asks the cluster and the progress, lets ``consume.plan`` decide, waits where Spark
+cannot.
 
 Lives in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
-nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs its
-queues this micro-batch and not the query; only what the user must act on is raised.
+nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs
+its queues this micro-batch and not the query; only what the user must act on is raised.
 
 How large the messages of a queue are, about: seen by pulling a few before a plan that is limited in bytes.
 """
@@ -184,8 +185,8 @@ class MicroBatchPlanner:
     def addresses(self, broker_names: Collection[str]) -> Mapping[str, BrokerAddress]:
         """Where ``broker_names`` are read from: as of the look the newest plan was made with, if that has them all.
 
-        A plan that is run again after a restart may name a broker that is down now; it is waited for as long as
-        ``retryTimeoutMs``, after which its address is missing.
+        A plan that is run again after a restart may name a broker that is down now; it is waited for as long
+        as ``retryTimeoutMs``, after which its address is missing.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
@@ -209,13 +210,13 @@ class MicroBatchPlanner:
     def latest(self, start: Offset) -> Offset:
         """The offset that holds the next plan, or ``start`` when there is nothing to do.
 
-        With AvailableNow this waits for suspended queues and for brokers that are down: returning ``start`` would
-        end the query before it has drained.
+        With AvailableNow this waits for suspended queues and for brokers that are down: returning ``start``
+        would end the query before it has drained.
 
         Raises:
             DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
-            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, for as long as
-                ``retryTimeoutMs``.
+            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, for as
+                long as ``retryTimeoutMs``.
         """
         seq, previous = self.plan_of(start)
         patience: Deadline | None = None
@@ -263,8 +264,10 @@ class MicroBatchPlanner:
         more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
         raise OffsetError(
             f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
-            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. Look in the log for why the listener gives messages back; mend it, set "
-            "maxReconsumeTimes so that such messages become dead letters, skip them by job 'offsets skip', or raise drainTimeoutMs."
+            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. Look in the log for why the listener gives messages "
+            "back; mend it, set "
+            "maxReconsumeTimes so that such messages become dead letters, skip them by job 'offsets skip', "
+            "or raise drainTimeoutMs."
         )
 
     def _waits_for_more(self, plan: Plan) -> bool:
@@ -289,7 +292,8 @@ class MicroBatchPlanner:
             return None
         return RocketMQError(
             f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
-            f"{self._options.consumer_group} were locked by another one for {self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
+            f"{self._options.consumer_group} were locked by another one for "
+            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
             "or raise retryTimeoutMs."
         )
 
@@ -388,8 +392,10 @@ class MicroBatchPlanner:
         for had in held_up:
             if had not in self._held_up:
                 logger.error(
-                    "The listener has had %d messages from offset %d on without a COMMIT, and pullThresholdForQueue allows "
-                    "no more: the queue stands still. COMMIT after fewer messages, or raise pullThresholdForQueue. group=%s %s",
+                    "The listener has had %d messages from offset %d on without a COMMIT, and "
+                    "pullThresholdForQueue allows "
+                    "no more: the queue stands still. COMMIT after fewer messages, or raise "
+                    "pullThresholdForQueue. group=%s %s",
                     had.count,
                     had.start,
                     self._options.consumer_group,
@@ -407,7 +413,8 @@ class MicroBatchPlanner:
                 found = snapshot.unreachable.get(queue.broker_name) or snapshot.absent.get(queue.topic)
                 return found or TransportError(
                     queue.broker_name,
-                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's route. "
+                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
+                    "route. "
                     "Start the broker, or the query again if the topic was made smaller",
                 )
         return None

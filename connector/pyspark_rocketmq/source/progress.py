@@ -39,7 +39,8 @@ class ProgressSource(Protocol):
     """The side of planning that differs between a plain stream and a consumer group."""
 
     begins_in_checkpoint: ClassVar[bool]
-    """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen."""
+    """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen.
+    """
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
@@ -64,8 +65,8 @@ class ProgressSource(Protocol):
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
         """The ranges the next offset holds; empty when there is nothing to run.
 
-        Gaps in ``plan`` are to be skipped, and their corrected offsets remembered at once: an offset past the end
-        is measured against the end of this moment, and a later look would correct it past newer messages.
+        Gaps in ``plan`` are to be skipped, and their corrected offsets remembered at once: an offset past the
+        end is measured against the end of this moment, and a later look would correct it past newer messages.
         """
         ...
 
@@ -142,8 +143,9 @@ class CheckpointProgress:
 class GroupProgress:
     """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
 
-    A queue is claimed once in every term of its ownership; afterwards the row's owner tells whether it is still
-    ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
+    A queue is claimed once in every term of its ownership; afterwards the row's owner tells whether it is
+    still ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next
+    plan (row F5).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
@@ -175,7 +177,8 @@ class GroupProgress:
             default_start: Where they begin if the options do not say.
             clock: Measures what is left out or stands still.
             is_sole_owner: Whether nobody else may ever claim these rows, as those of a broadcasting instance.
-            broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without such.
+            broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without
+                such.
             reset_watch: Hears of resets made at the brokers; None if there are none to follow.
             life_watch: Sees whether offsets began again; None where that is not looked for.
             fail_on_data_loss: Whether that ends the query.
@@ -311,7 +314,8 @@ class GroupProgress:
         ranges = tuple(new for new in wanted if new.queue in valid)
         for queue in self._left_out.planned(valid, self._clock.monotonic_s()):
             logger.error(
-                "queue not planned for %g s although it is held and has messages, claiming it anew group=%s %s",
+                "queue not planned for %g s although it is held and has messages, claiming it anew group=%s "
+                "%s",
                 LONGEST_LEFT_OUT_S,
                 self._group,
                 queue,
@@ -322,8 +326,9 @@ class GroupProgress:
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
         """Those whose queue is held, and whose epoch is the stored one.
 
-        A plan in Spark's log is run again after a restart. By then the queue may belong to another member, who
-        would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach the sink
+        A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
+        who would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach
+        the sink
         either: the watermark would pass messages that the new position brings again.
         """
         rows = self._store.read(self._group)
@@ -335,7 +340,8 @@ class GroupProgress:
                     kept.append(old)
                 else:
                     logger.info(
-                        "logged range not run again before its queue is locked, to be planned anew group=%s %s",
+                        "logged range not run again before its queue is locked, to be planned anew group=%s "
+                        "%s",
                         self._group,
                         old.queue,
                     )
@@ -379,7 +385,8 @@ class GroupProgress:
         for queue in self._resets.keys() - held:
             # Its new owner may have been told of a later one.
             logger.warning(
-                "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s target=%d",
+                "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s "
+                "target=%d",
                 self._group,
                 queue,
                 self._resets.pop(queue),

@@ -20,7 +20,8 @@ Rows = Mapping[MessageQueue, OffsetRow]
 class QueueClaims:
     """What happens between the grant of a queue and its first plan (C3).
 
-    With ``broker_offsets`` the group may be a mixed one; without, as for a broadcasting consumer, the store is all.
+    With ``broker_offsets`` the group may be a mixed one; without, as for a broadcasting consumer, the store
+    is all.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class QueueClaims:
         for queue, row in claimed.items():
             before = rows.get(queue)
             if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
-                # Forward a Java member has consumed; back somebody has reset the group while nobody of it was there.
+                # Forward a Java member has consumed; back somebody has reset the group while nobody of it was
+                # there.
                 logger.log(
                     logging.INFO if row.next_offset > before.next_offset else logging.WARNING,
-                    "offset at the broker followed, another has put it there group=%s %s stored=%d broker_offset=%d",
+                    "offset at the broker followed, another has put it there group=%s %s stored=%d "
+                    "broker_offset=%d",
                     self._group,
                     queue,
                     before.next_offset,
@@ -104,7 +107,8 @@ class QueueClaims:
             return known
         for queue, offset in forgotten.items():
             logger.warning(
-                "broker has forgotten the group's last offset, which is shown to it again group=%s %s stored=%d "
+                "broker has forgotten the group's last offset, which is shown to it again group=%s %s "
+                "stored=%d "
                 "broker_offset=%d",
                 self._group,
                 queue,
@@ -147,9 +151,10 @@ class QueueClaims:
     ) -> dict[MessageQueue, int]:
         """Where queues without a row begin, without those of which that cannot be said yet.
 
-        Where messages that were given back come again the group begins with the first, whatever the options say: each
-        of them has failed in this very group (``RebalancePushImpl.computePullFromWhereWithException``; for
-        CONSUME_FROM_TIMESTAMP Java begins at the end there, and loses what was given back before it looked).
+        Where messages that were given back come again the group begins with the first, whatever the options
+        say: each of them has failed in this very group
+        (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at
+        the end there, and loses what was given back before it looked).
         """
         begun = {queue.topic for queue in (*rows, *at_broker)}
         nobodys = [queue for queue in unknown if queue not in at_broker]
@@ -158,8 +163,8 @@ class QueueClaims:
         ]
         starts = {queue: snapshot.bounds[queue].min_offset for queue in set(nobodys).difference(by_option)}
         if by_option and snapshot.unreachable:
-            # Where a group begins is decided once, for all queues: those of a broker that comes later would look
-            # like queues made later, which begin at their earliest offset (A2).
+            # Where a group begins is decided once, for all queues: those of a broker that comes later would
+            # look like queues made later, which begin at their earliest offset (A2).
             logger.warning(
                 "group=%s begins in %s when all brokers answer; waiting for %s",
                 self._group,
@@ -173,8 +178,8 @@ class QueueClaims:
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
         """Where a new group begins, told to the brokers for all queues of a topic before any of them is claimed.
 
-        Members that begin at the same time share the queues between them: whoever comes second would take its own for
-        queues made later. The same goes for a Java member with other ideas of where to begin.
+        Members that begin at the same time share the queues between them: whoever comes second would take its
+        own for queues made later. The same goes for a Java member with other ideas of where to begin.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
@@ -196,8 +201,10 @@ class QueueClaims:
         if messages <= 0:
             return
         logger.warning(
-            "group %s is new to %s and begins behind the first message, as consumeFromWhere or startingOffsets says "
-            "(RocketMQ's default: at the end): it passes over %d stored messages. To consume them, stop the query and "
+            "group %s is new to %s and begins behind the first message, as consumeFromWhere or "
+            "startingOffsets says "
+            "(RocketMQ's default: at the end): it passes over %d stored messages. To consume them, stop the "
+            "query and "
             "reset the group's offsets to the earliest (offsets reset --to earliest)",
             self._group,
             ", ".join(sorted({queue.topic for queue in positions})),

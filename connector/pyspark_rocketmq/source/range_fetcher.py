@@ -38,9 +38,11 @@ _FILTERED_SEGMENT: Final = 800
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
-"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota is full again soon."""
+"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota is full again soon.
+"""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
-"""A micro-batch ends when its slowest range does, so a broker in trouble keeps other brokers' queues waiting."""
+"""A micro-batch ends when its slowest range does, so a broker in trouble keeps other brokers' queues waiting.
+"""
 
 _GONE: Final[Mapping[int, type[DataLoss]]] = {
     ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
@@ -72,14 +74,15 @@ class QueueReset(OffsetError):
 class RangePull:
     """The pulls of one range; survives trouble for ``retry_timeout_s``, in consumer mode 10 s at most.
 
-    The caller reports every pull of ``steps()`` once, by ``take_in`` or ``lost``, and calls ``settle`` when all that
-    came at once is reported.
+    The caller reports every pull of ``steps()`` once, by ``take_in`` or ``lost``, and calls ``settle`` when
+    all that came at once is reported.
     """
 
     def __init__(self, partition: QueuePartition, clock: Clock, *, depth: int) -> None:
         self.partition = partition
         self.skipped = range(0)
-        """The offsets passed over, and told of, because the broker no longer has them; empty without such a gap."""
+        """The offsets passed over, and told of, because the broker no longer has them; empty without such a
+        gap."""
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
         self.in_flight = 0
@@ -246,9 +249,9 @@ class RangePull:
     def _meet_reset(self, step: PullStep, target: int) -> RocketMQError | None:
         """The broker says that the offset has moved, although it is there.
 
-        A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the queue so,
-        once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be planned anew from
-        the target; who has no group passes it, but more than once is trouble.
+        A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the
+        queue so, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be
+        planned anew from the target; who has no group passes it, but more than once is trouble.
         """
         queue = self.partition.planned.queue
         if self.partition.with_marker:
@@ -256,7 +259,8 @@ class RangePull:
         if self._has_met_reset:
             return SystemBusy(
                 int(PullStatus.OFFSET_ILLEGAL),
-                f"offset {step.queue_offset} moved, again and again, although the queue has it; somebody may be "
+                f"offset {step.queue_offset} moved, again and again, although the queue has it; somebody may "
+                "be "
                 "resetting the group's offsets all the time",
                 request=f"PULL_MESSAGE {queue}",
                 address=self.partition.address,
@@ -286,12 +290,14 @@ class RangePull:
             self.lost(step, MASTER_ID, kind(where, step.queue_offset, available))
         elif not is_ahead and self.partition.with_marker:
             lost_tail = TailLost(
-                f"{planned.queue}: {self.partition.address} has offsets {available}, so the range that was planned "
+                f"{planned.queue}: {self.partition.address} has offsets {available}, so the range that was "
+                "planned "
                 f"to {planned.end} has lost its tail."
             )
             self.lost(step, MASTER_ID, lost_tail)
         else:
-            # A corrected offset before the one asked for: the log lost its tail, and the rest of the range with it.
+            # A corrected offset before the one asked for: the log lost its tail, and the rest of the range
+            # with it.
             goes_on = min(result.next_begin_offset, planned.end) if is_ahead else planned.end
             self._tell_gap(step.queue_offset, goes_on, available)
             self._advance(step, goes_on, b"")

@@ -2,34 +2,38 @@
 
 Spark's offset of one micro-batch: the plan itself, as JSON.
 
-Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``
-with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when it is empty.  Of plans
-of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq``
-grows with every batch, because Spark compares offsets as text and a suspended queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal texts.
+Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times":
+1}}}}}`` with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when
+it is empty.  Of plans of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a
+replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a
+suspended queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal
+texts.
 
 A plan of more than 256 queues is packed, ten thousand of them into 60 KB where the JSON above has 600:
-``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and, behind it, columns of whole numbers.
-The line is ``{"brokers": [[topic, brokerName, queues], …], "putBack": {index: text}}``; the columns are the queue id, as a
-difference to the one before, ``from``, ``to`` as a difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then
-the next ones, up to eight, since most of these are 0.
+``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and,
+behind it, columns of whole numbers. The line is ``{"brokers": [[topic, brokerName, queues], …], "putBack":
+{index: text}}``; the columns are the queue id, as a difference to the one before, ``from``, ``to`` as a
+difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then the next
+ones, up to eight, since most of these are 0.
 
 Reads one queue range on an executor: pulls in flight, answers in order, columns out.
 
-Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
-in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
+Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left
+out in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
 offsets by :mod:`pyspark_rocketmq.source.reader`.
 
 What a task gets: one queue range and how to read it.
 
 A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
 
-A consumer that takes the source's rows in the very next operator would have every message decoded in one Python
-process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
-the place of its messages, and is read once it has arrived.
+A consumer that takes the source's rows in the very next operator would have every message decoded in one
+Python process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a
+range travels in the place of its messages, and is read once it has arrived.
 
-The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as these ranges have offsets,
-are null: Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that
-costs least. Short ranges share a task, and a ticket (:mod:`~pyspark_rocketmq.consume.planning`).
+The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as
+these ranges have offsets, are null: Spark counts a stream's rows as its input (``numInputRows``), and users
+watch that. Once counted they are dropped, where that costs least. Short ranges share a task, and a ticket
+(:mod:`~pyspark_rocketmq.consume.planning`).
 """
 
 from __future__ import annotations
@@ -81,7 +85,8 @@ class QueuePartition(InputPartition):
     request_timeout_s: float
     retry_timeout_s: float
     keeps_undecodable: bool = False
-    """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error."""
+    """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error.
+    """
     is_sql92: bool = False
     max_bytes: int | None = None
     """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
@@ -161,7 +166,8 @@ def partitions_of(
 
 
 MOST_COUNTED = 10_000_000
-"""Rows of a ticket at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may say any number."""
+"""Rows of a ticket at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan
+may say any number."""
 TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
 
 
@@ -261,13 +267,15 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
     """
     if "v" not in offset:
         raise OffsetError(
-            f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another source's. Use the "
+            f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another "
+            "source's. Use the "
             "checkpoint location of this query, or a new one."
         )
     if offset["v"] not in {_VERSION, _PACKED_VERSION}:
         raise OffsetError(
             f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads versions "
-            f"{_VERSION} and {_PACKED_VERSION}. Use the release that wrote it, or a new checkpoint location: a consumer group continues "
+            f"{_VERSION} and {_PACKED_VERSION}. Use the release that wrote it, or a new checkpoint location: "
+            "a consumer group continues "
             "from its offset store."
         )
     try:
@@ -288,8 +296,10 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
         zlib.error,
     ) as error:
         raise OffsetError(
-            f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. Use a new checkpoint "
-            "location: a consumer group continues from its offset store, any other query where startingOffsets says."
+            f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. "
+            "Use a new checkpoint "
+            "location: a consumer group continues from its offset store, any other query where "
+            "startingOffsets says."
         ) from error
 
 

@@ -2,8 +2,8 @@
 
 Reads one queue range on an executor: pulls in flight, answers in order, columns out.
 
-Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left out
-in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
+Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left
+out in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
 offsets by :mod:`pyspark_rocketmq.source.reader`.
 
 A generator that runs ahead in a thread of its own: the next is made while the caller uses what it has.
@@ -12,13 +12,14 @@ Finds the offsets missing from a queue's messages: without a filter every offset
 
 A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
 
-A consumer that takes the source's rows in the very next operator would have every message decoded in one Python
-process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a range travels in
-the place of its messages, and is read once it has arrived.
+A consumer that takes the source's rows in the very next operator would have every message decoded in one
+Python process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a
+range travels in the place of its messages, and is read once it has arrived.
 
-The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as these ranges have offsets,
-are null: Spark counts a stream's rows as its input (``numInputRows``), and users watch that. Once counted they are dropped, where that
-costs least. Short ranges share a task, and a ticket (:mod:`~pyspark_rocketmq.consume.planning`).
+The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as
+these ranges have offsets, are null: Spark counts a stream's rows as its input (``numInputRows``), and users
+watch that. Once counted they are dropped, where that costs least. Short ranges share a task, and a ticket
+(:mod:`~pyspark_rocketmq.consume.planning`).
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class _End(NamedTuple):
 def run_ahead(made: Generator[T], *, name: str) -> Generator[T]:
     """The same values, each made while the caller has the one before; never more than one ahead.
 
-    The generator is run and closed by a daemon thread, which ends with it or soon after the caller closes this one.
-    What has been yielded is not kept. An error comes where the value would have come.
+    The generator is run and closed by a daemon thread, which ends with it or soon after the caller closes
+    this one. What has been yielded is not kept. An error comes where the value would have come.
     """
     ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
     has_left = threading.Event()
@@ -145,15 +146,16 @@ _SHARE_BYTES: Final = 8 << 20
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an operator's
-    reset ends the range where it was reached, with the marker row there: the micro-batch goes on with the other queues, and the rest is
-    planned again, after a reset from where the marker row says. So does a range that has become as large as it may, and
-    one that has come to a message that cannot be decoded.
+    In consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an
+    operator's reset ends the range where it was reached, with the marker row there: the micro-batch goes on
+    with the other queues, and the rest is planned again, after a reset from where the marker row says. So
+    does a range that has become as large as it may, and one that has come to a message that cannot be
+    decoded.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
-        UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a group
-            only where it is the range's first.
+        UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a
+            group only where it is the range's first.
         RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
     """
     for _, batch in read_queues([partition]):
@@ -163,7 +165,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch]:
     """Short ranges of a group, pulled and decoded at once; the rows of one, as of :func:`read_queue`, come before those of the next.
 
-    Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as ``read_queue`` says.
+    Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as
+    ``read_queue`` says.
 
     Raises:
         RocketMQError: As ``read_queue``, for the first range that fails.
@@ -191,7 +194,8 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
     """Several ranges at once, over one connection per broker; each range's batches as of :func:`read_queue`.
 
     Raises:
-        RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given out.
+        RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given
+            out.
     """
     readers = [_RangeReader(partition) for partition in partitions]
     while unread := [reader for reader in readers if not reader.is_done]:
@@ -356,8 +360,8 @@ class _RangeReader:
         """Its row, or none: it may be none of this range, or the range ends before it.
 
         Raises:
-            UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first message
-                has come to it.
+            UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first
+                message has come to it.
         """
         partition, expected = self.partition, self._expected
         planned, wanted = partition.planned, _what_to_decode(partition)
@@ -498,7 +502,8 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
         if is_new is None:
             raise RemoteProtocolError(
                 f"{planned.queue}: {partition.address} gave queue offsets that are not ascending from "
-                f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged consume queue."
+                f"{expected} on; nothing of this pull is used. Look at the broker's log for a damaged "
+                "consume queue."
             )
         messages, offsets = messages.filter(pa.array(is_new)), offsets[is_new]
     if len(offsets) and offsets[-1] >= planned.end:
@@ -514,8 +519,8 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
 def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
     """Which messages were not there before; None if one comes late that was not.
 
-    Filtered pulls scan into their neighbours' offsets, and an inner batch begins before the offset asked for: such
-    messages come again, or were read with an earlier batch.
+    Filtered pulls scan into their neighbours' offsets, and an inner batch begins before the offset asked for:
+    such messages come again, or were read with an earlier batch.
     """
     highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
     is_new: npt.NDArray[np.bool_] = offsets > highest_before

@@ -2,10 +2,11 @@
 
 The reader Spark talks to: a thin shell around the planner (source runner) and the queue reader (executors).
 
-Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before the
-first call in the source runner.
+Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before
+the first call in the source runner.
 
-Bounded read: from the starting positions to the ending ones, by default what is stored when the query is planned.
+Bounded read: from the starting positions to the ending ones, by default what is stored when the query is
+planned.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class RocketMQBatchReader(DataSourceReader):
         """One partition per queue with messages, or more if asked for.
 
         Raises:
-            RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be wrong.
+            RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be
+                wrong.
         """
         clock = SystemClock()
         view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
@@ -171,7 +173,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One partition per range of ``end`` that may be run; more if asked for without a group, fewer if ranges are handed over."""
         planned = self._planner.runnable(end)
         if self._options.consumer_group is not None:
-            # Ranges of a broker that is away are left out: their progress is in the store, and the others go on.
+            # Ranges of a broker that is away are left out: their progress is in the store, and the others go
+            # on.
             addresses = self._planner.addresses(())
             planned = [new for new in planned if new.queue.broker_name in addresses]
         else:

@@ -2,17 +2,18 @@
 
 Columns of the source, from one list, and the three that consumer mode adds.
 
-``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row: ranges, acks, offsets
-and watermarks go by them.  A message that the group has given back is read from a queue of its retry topic; the topic
-it was sent to first is then in ``originTopic``, which is null in every other row, and a listener gets the message under
-that topic.
+``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row: ranges, acks,
+offsets and watermarks go by them.  A message that the group has given back is read from a queue of its retry
+topic; the topic it was sent to first is then in ``originTopic``, which is null in every other row, and a
+listener gets the message under that topic.
 
-Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter may
-leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
-``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its message
-rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an operator has moved the group
-meanwhile, ``ended`` if it is not as long as it was planned, ``bounds`` if the broker told where the queue begins and ends, and
-``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter
+may leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
+``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its
+message rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an operator has moved the group
+meanwhile, ``ended`` if it is not as long as it was planned, ``bounds`` if the broker told where the queue
+begins and ends, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a
+message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
 
 A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
 
@@ -107,7 +108,8 @@ def marker_row(
 ) -> pa.RecordBatch:
     """The one row that ends a planned range, of which ``rows`` message rows were read by ``pulls``.
 
-    With ``reset_to`` the queue is to be planned from there next; ``bounds`` are its smallest offset and its end.
+    With ``reset_to`` the queue is to be planned from there next; ``bounds`` are its smallest offset and its
+    end.
     """
     values = {
         "topic": planned.queue.topic,
@@ -153,13 +155,16 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
     """The range a marker row speaks of.
 
     Raises:
-        RocketMQError: If ``rows``, the message rows that came with the marker row, are not as many as were read.
+        RocketMQError: If ``rows``, the message rows that came with the marker row, are not as many as were
+            read.
     """
     facts = json.loads(text)
     if rows != facts["rows"]:
         raise RocketMQError(
-            f"{queue}: {facts['rows']} messages were read of the range {facts['from']} to {facts['to']}, but {rows} "
-            "rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before consume_orderly(): "
+            f"{queue}: {facts['rows']} messages were read of the range {facts['from']} to {facts['to']}, but "
+            f"{rows} "
+            "rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before "
+            "consume_orderly(): "
             "the whole range is acknowledged."
         )
     return QueueRange(

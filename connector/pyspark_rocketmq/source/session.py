@@ -2,17 +2,19 @@
 
 What a Spark session must be like.
 
-In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that can run us.
+In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that
+can run us.
 
 Two traps of Spark's thread that runs a query: one at its first start after a kill, one when it is stopped.
 
-*Start.* Killed while Spark writes the first entry of a query's offset log, a checkpoint holds nothing but a temporary file,
-and Spark 4.2 refuses every restart with it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). To switch that check off for one query
-is not possible: it is read from the session some time after the start.
+*Start.* Killed while Spark writes the first entry of a query's offset log, a checkpoint holds nothing but a
+temporary file, and Spark 4.2 refuses every restart with it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). To
+switch that check off for one query is not possible: it is read from the session some time after the start.
 
-*Stop.* A query that is stopped in the middle of a batch finds out what ended the batch by a regular expression that takes a
-step deeper for every character (``StreamExecution.PROXY_ERROR``). Over the text of a whole Java stack trace it overflows the
-stack, the thread dies, and whoever waits for the query waits for ever.
+*Stop.* A query that is stopped in the middle of a batch finds out what ended the batch by a regular
+expression that takes a step deeper for every character (``StreamExecution.PROXY_ERROR``). Over the text of a
+whole Java stack trace it overflows the stack, the thread dies, and whoever waits for the query waits for
+ever.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ def is_classic(spark: object) -> TypeGuard[SparkSession]:
 
 def is_speculative(spark: SparkSession) -> bool:
     """Whether Spark starts a second copy of a slow task."""
-    # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows the copy alone.
+    # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows
+    # the copy alone.
     settings = spark.sparkContext.getConf() if is_classic(spark) else spark.conf
     return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
 
@@ -137,7 +140,8 @@ def check_speculation(spark: SparkSession) -> None:
     """
     if is_speculative(spark):
         problem = (
-            "spark.speculation is on: a second copy of a slow task would give the listener the same messages, or send the "
+            "spark.speculation is on: a second copy of a slow task would give the listener the same "
+            "messages, or send the "
             "same rows, at the same time, out of their order; start the session with spark.speculation=false"
         )
         raise OptionError((problem,), where="Spark session")
@@ -155,8 +159,10 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
         )
     if not is_classic(spark):
         raise RocketMQError(
-            f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the driver is (spark-submit, "
-            "or a notebook without Connect); format('rocketmq') by itself can be read and written through Spark Connect."
+            f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the "
+            "driver is (spark-submit, "
+            "or a notebook without Connect); format('rocketmq') by itself can be read and written through "
+            "Spark Connect."
         )
 
 
@@ -169,8 +175,10 @@ def check_delta(spark: SparkSession) -> None:
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
     if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
         raise RocketMQError(
-            "This Spark session has no Delta Lake. Start it with configure_spark_with_delta_pip(builder).getOrCreate() of package "
-            "delta, or with Delta's jars in spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "This Spark session has no Delta Lake. Start it with "
+            "configure_spark_with_delta_pip(builder).getOrCreate() of package "
+            "delta, or with Delta's jars in spark.jars, and with "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
         )
 
@@ -196,7 +204,8 @@ def _check(executable: str) -> None:
     )
     if not Path(executable).is_absolute() and "/" in executable:
         advice = (
-            "The query is planned on the driver's machine, with the same Python: unpack the environment's archive in the "
+            "The query is planned on the driver's machine, with the same Python: unpack the environment's "
+            "archive in the "
             f"folder the driver is started in, {Path.cwd()}. {advice}"
         )
     try:
@@ -210,7 +219,8 @@ def _check(executable: str) -> None:
     if probe.returncode != 0:
         reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
         raise RocketMQError(
-            f"Spark would start its workers with '{executable}', which cannot import what they need ({reason}). {advice}"
+            f"Spark would start its workers with '{executable}', which cannot import what they need "
+            f"({reason}). {advice}"
         )
 
 

@@ -1,8 +1,9 @@
 """An instance of a broadcasting group has one query at a time: two would share its progress, and each miss messages.
 
-Brokers know who is alive: a member that ended, however it did, is forgotten with its connection.  Members of one
-instance name on one machine have one client id; on two machines they are told by the rows of the offset store they
-share.  Two that start in the same moment are found out later, by the epoch of their rows (``GroupProgress``).
+Brokers know who is alive: a member that ended, however it did, is forgotten with its connection.  Members of
+one instance name on one machine have one client id; on two machines they are told by the rows of the offset
+store they share.  Two that start in the same moment are found out later, by the epoch of their rows
+(``GroupProgress``).
 """
 
 from __future__ import annotations
@@ -60,9 +61,12 @@ def await_sole_owner(
 def second_owner(name: str, member: str) -> OffsetError:
     """Why a query must not consume under the progress ``name``."""
     return OffsetError(
-        f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive and consumes under the same "
-        "instanceName. Both would share one progress, and each would miss messages that only the other gets. Nothing was lost. "
-        "Stop one of them, or give each query an instanceName of its own, on each machine too. Of a machine that was "
+        f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive "
+        "and consumes under the same "
+        "instanceName. Both would share one progress, and each would miss messages that only the other gets. "
+        "Nothing was lost. "
+        "Stop one of them, or give each query an instanceName of its own, on each machine too. Of a machine "
+        "that was "
         "lost, brokers forget the members within two minutes: start again then."
     )
 

@@ -2,8 +2,8 @@
 
 Queues that were read and are not to be seen any more: deleted for good, or only out of sight.
 
-Name servers forget a topic whose brokers are all away, so that a topic without a route says nothing.  Deleted is what a
-living broker that had it denies to have.
+Name servers forget a topic whose brokers are all away, so that a topic without a route says nothing.  Deleted
+is what a living broker that had it denies to have.
 
 The topics whose names match a pattern, looked up now and then.
 """
@@ -75,7 +75,8 @@ class MatchingTopics:
             logger.info("topics of pattern %s: %s", self._pattern.pattern, ", ".join(sorted(found)) or "none")
             if not found:
                 logger.warning(
-                    "no topic matches topicPattern=%r, so nothing is read; a pattern must match the whole name, as '.*' does",
+                    "no topic matches topicPattern=%r, so nothing is read; a pattern must match the whole "
+                    "name, as '.*' does",
                     self._pattern.pattern,
                 )
         self._known = found
@@ -124,7 +125,10 @@ class VanishedQueues:
         self._ask_at_s = 0.0
 
     def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
-        """Those of ``missing`` that are gone; their ends are where each would be read next. At most 5 s old."""
+        """Those of ``missing`` that are gone; their ends are where each would be read next.
+
+        At most 5 s old.
+        """
         queues = {planned.queue for planned in missing}
         now_s = self._clock.monotonic_s()
         if queues != self._asked_for or now_s >= self._ask_at_s:
@@ -164,5 +168,8 @@ class VanishedQueues:
         end = self._brokers.max_offset(address, old.queue)
         if old.end >= end:
             return Vanished(old.queue, None)
-        available = f"the topic has fewer queues now, and this one, which reaches to {end} at {address}, cannot be read"
+        available = (
+            f"the topic has fewer queues now, and this one, which reaches to {end} at {address}, "
+            "cannot be read"
+        )
         return Vanished(old.queue, QueueRemoved(str(old.queue), old.end, available))

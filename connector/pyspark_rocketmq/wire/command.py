@@ -13,7 +13,8 @@ Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``.
 
 The signature of RocketMQ's access control, the same for version 1.0 and 2.0.
 
-Source: RocketMQ 5.3.3 ``AclClientRPCHook.doBeforeRequest``, ``AclUtils.combineRequestContent``, ``AclSigner``.
+Source: RocketMQ 5.3.3 ``AclClientRPCHook.doBeforeRequest``, ``AclUtils.combineRequestContent``,
+    ``AclSigner``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ SIGNATURE: Final = "Signature"
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
     """Base64(HMAC-SHA1(secretKey, values || body)).
 
-    The values are those of all ext fields but Signature, in ascending order of their names, without separators.
-    Code, opaque and version are not covered: a request can be replayed.
+    The values are those of all ext fields but Signature, in ascending order of their names, without
+    separators. Code, opaque and version are not covered: a request can be replayed.
     """
     # Names are ASCII, so Java's order of UTF-16 units is the order of str.
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
@@ -93,7 +94,8 @@ class RemotingCommand:
         """As of any dataclass, with credentials masked: a failed assertion or a log must not show them."""
         fields = {name: "***" if name in _CREDENTIALS else text for name, text in self.ext_fields.items()}
         return (
-            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, remark={self.remark!r}, "
+            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, "
+            f"remark={self.remark!r}, "
             f"ext_fields={fields}, body={self.body!r:.200}, serialize_type={self.serialize_type.name})"
         )
 
@@ -189,7 +191,7 @@ def decode_parts(mark: int, header: bytes, body: bytes) -> RemotingCommand:
     raise RemoteProtocolError(f"Serialize type {serialize_type} is neither 0 (JSON) nor 1 (ROCKETMQ).")
 
 
-# --- JSON header ---------------------------------------------------------------------------------------------
+# --- JSON header --------------------------------------------------------------------------------------------
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -282,7 +284,7 @@ def _json_text(name: str, value: object) -> str:
     raise RemoteProtocolError(f"Ext field {name!r} is neither text nor a number: {brief(value)}.")
 
 
-# --- binary header -------------------------------------------------------------------------------------------
+# --- binary header ------------------------------------------------------------------------------------------
 
 _BINARY_FIXED: Final = struct.Struct(">hBhii")
 _LIGHT_HEADER_BYTES: Final = 512 * 1024
@@ -297,7 +299,8 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     """``i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32+remark | i32+ext fields``."""
     if command.code > _MAX_BINARY_CODE:
         raise LocalProtocolError(
-            f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be sent "
+            f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be "
+            "sent "
             "with it. Send this request with the JSON header."
         )
     try:
@@ -362,7 +365,8 @@ def _check_header_memory(header: bytes, at: int) -> None:
     needed = len(header) * (1 + width) + fields * _BYTES_PER_FIELD
     if needed > _MAX_HEADER_MEMORY:
         raise RemoteProtocolError(
-            f"A binary header of {len(header)} bytes with {fields} fields would take up to {needed} bytes of memory; at "
+            f"A binary header of {len(header)} bytes with {fields} fields would take up to {needed} bytes of "
+            "memory; at "
             f"most {_MAX_HEADER_MEMORY} are spent on one."
         )
 
@@ -399,7 +403,7 @@ def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int
     return int.from_bytes(header[at : at + width], "big"), at + width
 
 
-# --- both ----------------------------------------------------------------------------------------------------
+# --- both ---------------------------------------------------------------------------------------------------
 
 
 def _int32(command: RemotingCommand, name: str, value: int) -> int:

@@ -2,17 +2,18 @@
 
 Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
-What Java's consumer shows is shown: several frames behind one another, skippable ones, and sizes far beyond a frame of
-the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a topic may send them, so what comes
-out is bounded twice: of one body, and for the messages of an answer together by :class:`ExpansionBudget`.
+What Java's consumer shows is shown: several frames behind one another, skippable ones, and sizes far beyond a
+frame of the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a topic may send
+them, so what comes out is bounded twice: of one body, and for the messages of an answer together by
+:class:`ExpansionBudget`.
 
 Where the frames of a compressed body begin and end: LZ4 and Zstandard bodies may have several.
 
-Java's streams read one frame behind the other and skip the skippable ones, so a body is what its frames hold together.
-Only lengths are read here; the decompressors check all else.
+Java's streams read one frame behind the other and skip the skippable ones, so a body is what its frames hold
+together. Only lengths are read here; the decompressors check all else.
 
-Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame format 1.6,
-RFC 8878.
+Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame
+format 1.6, RFC 8878.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ _U32: Final = struct.Struct("<I")
 _WORD: Final = 4
 _LZ4_PLAIN_BLOCK: Final = 1 << 31
 _ZSTD_RLE: Final = 2
-"""Bits of a block's header that say so: its size is that of what it becomes. The decompressor knows the other kinds."""
+"""Bits of a block's header that say so: its size is that of what it becomes. The decompressor knows the other
+kinds."""
 _ZSTD_SHORTEST_FRAME: Final = 5
 """Java waits for more behind the last frame until it has as many bytes, and takes fewer for the end."""
 
 MAX_FRAMES: Final = 65_536
-"""Of one body, skippable ones included; Java has no bound, but each frame costs some microseconds and may hold nothing."""
+"""Of one body, skippable ones included; Java has no bound, but each frame costs some microseconds and may
+hold nothing."""
 Frames = Iterator[tuple[int, int]]
 """Begin and end (exclusive) of each frame that holds data."""
 
@@ -156,7 +159,8 @@ def _follows(name: str, count: int, at: int) -> str:
 
 
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
-"""Of all bodies of a short answer: a broker gives at most 32 messages of at most 4 MiB by its default limits."""
+"""Of all bodies of a short answer: a broker gives at most 32 messages of at most 4 MiB by its default limits.
+"""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
 """Of one body, decompressed; Java has no bound, but its producers send no more than 4 MiB if not told to."""
 _ZLIB_LEVEL: Final = 5
@@ -166,7 +170,8 @@ MAX_EXPANSION: Final = 64
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
 """Of one inner batch, decompressed."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
-"""How often an inner batch counts: a member of 22 bytes becomes a row of ten times as many. A batch alone is never too large."""
+"""How often an inner batch counts: a member of 22 bytes becomes a row of ten times as many. A batch alone is
+never too large."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
@@ -192,10 +197,12 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     """Return the body as it was sent; ``body`` itself when the compressed bit is clear or it is empty.
 
     Raises:
-        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by what is
-            no frame, or expands to more than ``MAX_BODY_BYTES``, an inner batch to more than ``MAX_BATCH_BYTES``.
+        RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by
+            what is no frame, or expands to more than ``MAX_BODY_BYTES``, an inner batch to more than
+            ``MAX_BATCH_BYTES``.
 
-    Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``, ``ZstdCompressor``.
+    Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``,
+        ``ZstdCompressor``.
     """
     if not sys_flag & MessageSysFlag.COMPRESSED or not body:
         return body
@@ -229,7 +236,8 @@ class ExpansionBudget:
             self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)
             if self.left < 0:
                 raise RemoteProtocolError(
-                    f"The message bodies of an answer expand to more than {self._limit} bytes. If they are what was "
+                    f"The message bodies of an answer expand to more than {self._limit} bytes. If they are "
+                    "what was "
                     "sent, pull fewer messages at once: lower pullBatchSize."
                 )
         return expanded
@@ -308,7 +316,8 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
 
 def _zstd_result(frame: bytes, most: int) -> bytes:
     """Decompress in one go, which needs no window beside a result of known size."""
-    # Making one costs more than using it, and no two threads may use the same at a time; list operations are atomic.
+    # Making one costs more than using it, and no two threads may use the same at a time; list operations are
+    # atomic.
     try:
         decompressor = _idle_zstd.pop()
     except IndexError:

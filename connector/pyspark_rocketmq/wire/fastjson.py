@@ -2,25 +2,28 @@
 
 Typed reading of JSON bodies: every wrong shape is the peer's error, said with body and field.
 
-As in Java's reader a null field is an absent one, unknown fields are ignored, and scalars are taken for each other:
-Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts.
+As in Java's reader a null field is an absent one, unknown fields are ignored, and scalars are taken for each
+other: Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as
+texts.
 
-Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``, ``StringCodec``,
-``EnumDeserializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``; a map or array is not taken for a text here.
+Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
+``StringCodec``, ``EnumDeserializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``; a map or array is
+not taken for a text here.
 
 JSON as fastjson writes it: bare integers and whole objects as map keys.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. What *is* JSON between those keys, the keys
-included, is left to the C scanner: this module steps in only where the scanner refuses, and there handles one
-map or array, so braces and quotes inside strings are never looked at.
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. What *is* JSON between those keys, the
+keys included, is left to the C scanner: this module steps in only where the scanner refuses, and there
+handles one map or array, so braces and quotes inside strings are never looked at.
 
 Source: fastjson 1.2.83 ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
 
 What JSON may cost in memory: sixteen million bytes of ``{},`` become objects of four hundred million.
 
-So a text is weighed before it is read, by what it can become at most: its characters three times (as text, as text
-again where fastjson's keys ask for a second look, as strings), and an object for each mark that brings one.
+So a text is weighed before it is read, by what it can become at most: its characters three times (as text, as
+text again where fastjson's keys ask for a second look, as strings), and an object for each mark that brings
+one.
 
 Showing a peer's value in an error text: short, and at a bounded cost.
 
@@ -53,7 +56,8 @@ def brief(value: object) -> str:
 
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
-"""Bytes, twice the longest frame; a table of some twenty thousand queues, or a list of a hundred thousand topics."""
+"""Bytes, twice the longest frame; a table of some twenty thousand queues, or a list of a hundred thousand
+topics."""
 
 _LIGHT_BYTES: Final = 512 * 1024
 """Texts up to here stay below the limit whatever is in them."""
@@ -75,7 +79,8 @@ def check_json_size(data: bytes) -> None:
     needed = len(data) * _COPIES * width + _BYTES_PER_MARK * sum(map(data.count, _MARKS))
     if needed > MAX_JSON_MEMORY:
         raise RemoteProtocolError(
-            f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most {MAX_JSON_MEMORY} "
+            f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most "
+            f"{MAX_JSON_MEMORY} "
             f"are spent on one. It begins {data[:80]!r}."
         )
 
@@ -83,9 +88,9 @@ def check_json_size(data: bytes) -> None:
 _MAX_ODD_DEPTH: Final = 32
 """Nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
-"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position (the
-error counts lines), so without a bound a hostile body could cost the square of its length; a route of 3000 brokers
-in the old form stays below."""
+"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position
+(the error counts lines), so without a bound a hostile body could cost the square of its length; a route of
+3000 brokers in the old form stays below."""
 
 
 class ObjectMap(tuple[tuple[Any, Any], ...]):
@@ -99,12 +104,12 @@ def loads(data: bytes) -> Any:
 
     Returns:
         What ``json.loads`` returns, and for the odd maps: bare integer keys as text (``{0:1}`` reads like
-        ``{"0":1}``), a map with an object or array among its keys as an :class:`ObjectMap`.  An *empty* map is
-        always a dict.  Of a text key given twice the last counts.
+        ``{"0":1}``), a map with an object or array among its keys as an :class:`ObjectMap`.  An *empty* map
+        is always a dict.  Of a text key given twice the last counts.
 
     Raises:
-        RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would take too
-            much memory.
+        RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would
+            take too much memory.
     """
     check_json_size(data)
     try:
@@ -135,7 +140,7 @@ def dumps_standard(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-# --- reading -------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -236,7 +241,7 @@ class _Reader:
         return json.JSONDecodeError(message, self._text, at)
 
 
-# --- writing -------------------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------------------
 
 _write_scalar: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -415,7 +420,7 @@ def as_object(value: object, where: str) -> JsonObject:
     return JsonObject(where, value)
 
 
-# --- scalars; None where a text says that there is nothing -----------------------------------------------------
+# --- scalars; None where a text says that there is nothing --------------------------------------------------
 
 
 def _as_integer(value: object, where: str) -> int | None:

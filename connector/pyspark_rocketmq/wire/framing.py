@@ -161,8 +161,8 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large one is doubled
-        # when it is full: many peers may announce much and bring little.
+        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large
+        # one is doubled when it is full: many peers may announce much and bring little.
         self._body_room = min(self._body_missing, _TRUSTED_BYTES)
         self._body = BytesIO(bytes(self._body_room))
 

@@ -1,7 +1,8 @@
 """Namespaces of version 1: the names of topics and groups with their namespace in front, as servers see them.
 
-A namespace exists only in the clients: ``orders`` of namespace ``shop`` is the topic ``shop%orders`` to every server,
-and the retry topic of its group ``billing`` is ``%RETRY%shop%billing``.  Users never see the longer names.
+A namespace exists only in the clients: ``orders`` of namespace ``shop`` is the topic ``shop%orders`` to every
+server, and the retry topic of its group ``billing`` is ``%RETRY%shop%billing``.  Users never see the longer
+names.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/NamespaceUtil``, ``TopicValidator.isSystemTopic``,
 ``MixAll.isSysConsumerGroup``.

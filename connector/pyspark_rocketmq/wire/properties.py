@@ -59,11 +59,12 @@ OF_ONE_DELIVERY: Final = frozenset(
         "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#",
     }
 )  # fmt: skip
-"""What clients and brokers wrote about a message's delivery, much of which a broker would act upon: a message that was read and
-is sent again is not delayed, retried or prepared anew, and a new delay of its own holds. UNIQ_KEY is among them: who sends rows
-of a DataFrame gives each a key of its own.
+"""What clients and brokers wrote about a message's delivery, much of which a broker would act upon: a message
+that was read and is sent again is not delayed, retried or prepared anew, and a new delay of its own holds.
+UNIQ_KEY is among them: who sends rows of a DataFrame gives each a key of its own.
 
-Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has TIMER_OUT_MS."""
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has
+    TIMER_OUT_MS."""
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -152,6 +153,7 @@ def _check_entry(name: str, value: str) -> None:
     for text in (name, value):
         if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
             raise LocalProtocolError(
-                f"Message property {name!r} contains U+0001 or U+0002, which separate properties on the wire; "
+                f"Message property {name!r} contains U+0001 or U+0002, which separate properties on the "
+                "wire; "
                 "remove them."
             )

@@ -1,9 +1,9 @@
 """Sends that are not waited for one by one: each has a future, and there are never too many under way.
 
-Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives up a request whose
-time is over, or by the one thread of a producer that repeats attempts.  So every future is done within a second after the
-producer's send time-out, or after as long again if its repetition waited for others'.  What is added to a future with
-``add_done_callback`` runs on that thread and must not block.
+Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives
+up a request whose time is over, or by the one thread of a producer that repeats attempts.  So every future is
+done within a second after the producer's send time-out, or after as long again if its repetition waited for
+others'.  What is added to a future with ``add_done_callback`` runs on that thread and must not block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class _SendFuture(Future[SendResult]):
             self._done_callbacks.clear()
             self.set_exception(
                 RocketMQError(
-                    "This process was forked while the message was under way; its parent is told what became of it."
+                    "This process was forked while the message was under way; its parent is told what became "
+                    "of it."
                 )
             )
 
@@ -49,8 +50,8 @@ class _SendFuture(Future[SendResult]):
 class AsyncSends:
     """Sends messages of one producer without waiting. Shared by any number of threads.
 
-    Attempts are repeated as :meth:`Producer.send_async` says; two messages under way for one queue may be stored in either order.
-    For order there are :meth:`Producer.send_ordered` and the data source's sink.
+    Attempts are repeated as :meth:`Producer.send_async` says; two messages under way for one queue may be
+    stored in either order. For order there are :meth:`Producer.send_ordered` and the data source's sink.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
     """
@@ -120,7 +121,10 @@ class AsyncSends:
         return future
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every future is done; False if that took longer. Not from a future's callback, which it waits for, too."""
+        """Wait until every future is done; False if that took longer.
+
+        Not from a future's callback, which it waits for, too.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: self._undone == 0, timeout_s)
 

@@ -1,14 +1,17 @@
 """Which queue a send tries, when it is tried again, which brokers it avoids meanwhile.
 
-Which brokers a producer avoids for a while: those that were slow or failed. Pure but for its lock; the clock is given.
+Which brokers a producer avoids for a while: those that were slow or failed. Pure but for its lock; the clock
+is given.
 
-A broker is *available* when the time for which it is avoided is over, and *reachable* unless its last answer was a refusal.
-Neither ever leaves a producer without a queue: available ones are preferred, then reachable ones, then any.
+A broker is *available* when the time for which it is avoided is over, and *reachable* unless its last answer
+was a refusal. Neither ever leaves a producer without a queue: available ones are preferred, then reachable
+ones, then any.
 
-Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``. Java's detector, a thread that probes brokers and
-is off by default, is not here.
+Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``. Java's detector, a thread that
+probes brokers and is off by default, is not here.
 
-The attempts of one send that nobody waits for. Decides alone; who sends, looks for queues and has threads is given.
+The attempts of one send that nobody waits for. Decides alone; who sends, looks for queues and has threads is
+given.
 
 Source: RocketMQ 5.3.3 ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
 
@@ -45,7 +48,8 @@ from pyspark_rocketmq.wire.requests.send import (
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
-"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a bug."""
+"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a
+bug."""
 _WAIT_S: Final = 1.0
 
 
@@ -211,8 +215,8 @@ logger = logging.getLogger(__name__)
 class AsyncAttempts:
     """Of one message.
 
-    An attempt that was not answered is repeated while there is time; a broker's refusal is not, whatever it says.  All attempts
-    share one time, so one that used it up has no successor.
+    An attempt that was not answered is repeated while there is time; a broker's refusal is not, whatever it
+    says.  All attempts share one time, so one that used it up has no successor.
     """
 
     send: Callable[[MessageQueue, OnSend], None]

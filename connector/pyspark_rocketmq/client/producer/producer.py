@@ -3,16 +3,18 @@
 A producer: routes, queue choice, ids and compression around the broker calls.
 
 Order.  A message with a sharding key, or with a given queue, goes to that queue or not at all: trying another
-queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is the
-order of the queue only if each send is answered before the next one for that queue begins, which all blocking
-methods here see to.
+queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is
+the order of the queue only if each send is answered before the next one for that queue begins, which all
+blocking methods here see to.
 
-A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that create it by
-themselves do so one by one, each at its own first message.  As Java's, a producer that found no topic sends as if all had it,
-for as long as it trusts a route; then it goes by those that have, and so does every producer that comes later.
+A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that
+create it by themselves do so one by one, each at its own first message.  As Java's, a producer that found no
+topic sends as if all had it, for as long as it trusts a route; then it goes by those that have, and so does
+every producer that comes later.
 
-Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name server that restarts
-moves no key; sends to a broker that is away fail until it is back, and may be tried again.
+Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name
+server that restarts moves no key; sends to a broker that is away fail until it is back, and may be tried
+again.
 
 UNIQ_KEYs for the messages a producer sends: who, when, and a counter.
 """
@@ -167,10 +169,11 @@ class Producer(Closing):
             retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
             compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
-            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB of what is sent if they are not
-                told otherwise (their ``maxMessageSize``), and readers of this package 128 MiB.
-            send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or failed, as
-                :class:`FaultTable` says.
+            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB of what
+                is sent if they are not told otherwise (their ``maxMessageSize``), and readers of this package
+                128 MiB.
+            send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or
+                failed, as :class:`FaultTable` says.
             settings: Credentials and TLS of the producer's own connections.
             pool: Connections to use instead of own ones; they stay open when the producer is closed.
             clock: The system's if not given.
@@ -247,10 +250,10 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is stored.
 
-        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns, and a
-        failed attempt is repeated on another broker if there is one; a repeated message may be stored twice,
-        both times with the same UNIQ_KEY. A number as ``sharding_key`` goes where Java sends a Long of it, a ``JavaInteger``
-        where it sends an Integer; they differ in negative ones.
+        With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns,
+        and a failed attempt is repeated on another broker if there is one; a repeated message may be stored
+        twice, both times with the same UNIQ_KEY. A number as ``sharding_key`` goes where Java sends a Long of
+        it, a ``JavaInteger`` where it sends an Integer; they differ in negative ones.
 
         Raises:
             RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
@@ -275,15 +278,16 @@ class Producer(Closing):
     ) -> None:
         """Send one message without waiting for its answer; ``on_result`` is called exactly once.
 
-        An attempt that was not answered is repeated on another broker if there is one, or on the queue that was given, by
-        ``sharding_key`` too; the message may then be stored twice, both times with the same UNIQ_KEY. What a broker refuses is
-        not repeated. Two messages sent so to one queue may be stored in either order.
+        An attempt that was not answered is repeated on another broker if there is one, or on the queue that
+        was given, by ``sharding_key`` too; the message may then be stored twice, both times with the same
+        UNIQ_KEY. What a broker refuses is not repeated. Two messages sent so to one queue may be stored in
+        either order.
 
         Raises:
             RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
 
-        Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first queue, which another
-        broker may not have; here it is the number of the queue that was chosen for it.
+        Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first
+        queue, which another broker may not have; here it is the number of the queue that was chosen for it.
         """
         prepared, terms = self._prepare(message)
         deadline = self._deadline()
@@ -338,7 +342,9 @@ class Producer(Closing):
     def send_batches(
         self, batches: Mapping[MessageQueue, Sequence[Message]]
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
-        """Send one batch to each of several queues at the same time; the outcome of each. A batch of one goes as a message.
+        """Send one batch to each of several queues at the same time; the outcome of each.
+
+        A batch of one goes as a message.
 
         Call it again for the next batches: within a queue the order of calls is the order of messages.
         """
@@ -350,7 +356,8 @@ class Producer(Closing):
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
         """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
 
-        Within a queue the order of requests is that of messages only if each is answered before the next one begins.
+        Within a queue the order of requests is that of messages only if each is answered before the next one
+        begins.
         """
         told = self._watching_route(batch.queue.topic, on_result)
         try:
@@ -414,7 +421,8 @@ class Producer(Closing):
             except TopicNotFound:
                 raise missing from None
             route = route_to_create(default)
-            # As Java: until it is asked for again, or keys would move as soon as the first broker has made its queues.
+            # As Java: until it is asked for again, or keys would move as soon as the first broker has made
+            # its queues.
             self._name_servers.expect(topic, route)
         queues = route.publish_queues(topic)
         if not queues:
@@ -561,7 +569,11 @@ class Producer(Closing):
             remark = f"{error.remark.rstrip('. ')}. The topic was on {was_on} before."
             return TopicAway(error.code, remark, request=error.request, address=error.address)
         if known.is_denied and isinstance(error, ConnectFailed):
-            detail = f"{error.detail}; the name server does not know topic {topic} for the moment, which was on {was_on} before"
+            detail = (
+                f"{error.detail}; the name server does not know topic {topic} for the moment, which "
+                "was "
+                f"on {was_on} before"
+            )
             return type(error)(error.address, detail)
         return error
 

@@ -7,10 +7,11 @@ Rule 2: a copy may be stored twice, where an answer was lost: what comes back ma
 
 Where an orderly consumer's messages go that failed too often (row D6).
 
-The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at once.
+The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at
+once.
 
-Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and checked
-before anything of it is delivered, because the whole of it is acknowledged.
+Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and
+checked before anything of it is delivered, because the whole of it is acknowledged.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ logger = logging.getLogger(__name__)
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 """Producer group of what a consumer sends (``MixAll.CLIENT_INNER_PRODUCER_GROUP``)."""
 FIRST_RETRY_LEVEL: Final = 3
-"""Delay level of a message's first retry, 10 s with a broker's defaults; each further one waits a level longer."""
+"""Delay level of a message's first retry, 10 s with a broker's defaults; each further one waits a level
+longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +111,13 @@ class SendBack:
     def send(self, message: MessageExt, *, delay_level: int, max_reconsume_times: int) -> None:
         """Have ``message`` delivered again, or made a dead letter; it is safely stored when this returns.
 
-        The broker that stores it copies it. When that fails the message is sent to the group's retry topic like
-        any other, always with delay level 3 + its reconsume times, wherever a broker takes it.
+        The broker that stores it copies it. When that fails the message is sent to the group's retry topic
+        like any other, always with delay level 3 + its reconsume times, wherever a broker takes it.
 
         Args:
             message: As it was consumed: with its own topic, also when it came through the retry topic.
-            delay_level: 0: the broker decides, 3 + reconsume times; -1: a dead letter at once; else the level.
+            delay_level: 0: the broker decides, 3 + reconsume times; -1: a dead letter at once; else the
+                level.
             max_reconsume_times: A message tried more often becomes a dead letter; at least 0.
 
         Raises:
@@ -136,8 +139,8 @@ class SendBack:
         """Send ``message`` to the group's retry topic like any other message; it is safely stored when this returns.
 
         This is how orderly consumers give a message up: with one attempt more than it had, which is more than
-        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a lock
-        do so whatever the number.
+        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a
+        lock do so whatever the number.
 
         Raises:
             RocketMQError: If it is not known to be stored.
@@ -215,8 +218,8 @@ class _Sender:
 class DeadLetterSender:
     """Sends messages to the group's retry topic, whose broker keeps them as dead letters.
 
-    Pickled to the executors, where it connects when there is a first message to send. A micro-batch that runs again
-    sends its dead letters again: like everything a listener does, they are there at least once.
+    Pickled to the executors, where it connects when there is a first message to send. A micro-batch that runs
+    again sends its dead letters again: like everything a listener does, they are there at least once.
     """
 
     def __init__(self, settings: SendBackSettings, max_reconsume_times: int) -> None:

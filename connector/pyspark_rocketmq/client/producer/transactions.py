@@ -1,13 +1,17 @@
 """Messages that consumers see only when their sender's local transaction has succeeded.
 
-A message is sent as a *half message*, the local transaction is run, and what it came to is told to the broker, oneway.  If
-that is lost, or the transaction's state was not known, or the sender has died, the broker asks a member of the producer
-group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to tell.
+A message is sent as a *half message*, the local transaction is run, and what it came to is told to the
+broker, oneway.  If that is lost, or the transaction's state was not known, or the sender has died, the broker
+asks a member of the producer
+group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to
+    tell.
 
-Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread of their own: a
-producer that begins anew answers for the one before it, and a broker that is down holds up no transaction at another one.
+Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread
+of their own: a producer that begins anew answers for the one before it, and a broker that is down holds up no
+transaction at another one.
 
-Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is not run.
+Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
+    not run.
 Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
 """
 
@@ -54,8 +58,8 @@ _FLAGS: Final = {
 }
 
 LocalTransaction = Callable[[Message], LocalTransactionState]
-"""Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a check is asked about
-(``TransactionListener.executeLocalTransaction``)."""
+"""Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a
+check is asked about (``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
 """Tells what became of the transaction of this ``msg_id``, also after a restart
 (``TransactionListener.checkLocalTransaction``)."""
@@ -94,8 +98,8 @@ class TransactionProducer(Closing):
             name_servers: As of :class:`Producer`.
             producer_group: Whose members can all tell what became of a transaction.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any other topic may
-                when a message was sent to it.
+            topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any
+                other topic may when a message was sent to it.
             send_timeout_s: For one send.
             settings: Credentials and TLS.
             clock: The system's if not given.
@@ -140,12 +144,13 @@ class TransactionProducer(Closing):
     def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
         """Send a half message, run the local transaction, and tell the broker what it came to.
 
-        ``execute`` gets the message with its ``msg_id``. An exception of it leaves the state unknown and is raised again; the
-        broker will ask. A delay of the message is left out, as in Java. Only the broker that takes the message need be up.
+        ``execute`` gets the message with its ``msg_id``. An exception of it leaves the state unknown and is
+        raised again; the broker will ask. A delay of the message is left out, as in Java. Only the broker
+        that takes the message need be up.
 
         Raises:
-            RocketMQError: If the half message could not be sent, or its broker does not say where it is; then ``execute`` was not
-                called.
+            RocketMQError: If the half message could not be sent, or its broker does not say where it is; then
+                ``execute`` was not called.
         """
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
@@ -187,7 +192,7 @@ class TransactionProducer(Closing):
                 logger.warning("not unregistered address=%s: %s", address, error)
         self._pool.close()
 
-    # --- membership ------------------------------------------------------------------------------------------
+    # --- membership -----------------------------------------------------------------------------------------
 
     def _new_client_id(self) -> str:
         return f"{socket.gethostname()}@{os.getpid()}#{id(self):x}"
@@ -265,7 +270,7 @@ class TransactionProducer(Closing):
             # The broker will ask.
             logger.warning("end of a transaction not told msgId=%s: %s", header.msg_id, error)
 
-    # --- what brokers ask ----------------------------------------------------------------------------------------
+    # --- what brokers ask -----------------------------------------------------------------------------------
 
     def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
         """Answer where the question came from: brokers before 5.2.0 do not say their name in it."""

@@ -1,21 +1,25 @@
 """The concurrent engine: one range through the listener, many calls at once.
 
-One range of one queue: drives the concurrent machine, calls the listener many times at once, keeps emitted rows.
+One range of one queue: drives the concurrent machine, calls the listener many times at once, keeps emitted
+rows.
 
-Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``.  A call whose
-messages are all done reports itself: its thread, or the event loop, goes on with the next delivery at once, since to wake
-another one first would cost a listener of some milliseconds a tenth of its rate.  The machine, and everything else of a
-run, belongs to who holds the run's guard; nothing waits under it.  No Spark here.
+Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``.  A
+call whose messages are all done reports itself: its thread, or the event loop, goes on with the next delivery
+at once, since to wake another one first would cost a listener of some milliseconds a tenth of its rate.  The
+machine, and everything else of a run, belongs to who holds the run's guard; nothing waits under it.  No Spark
+here.
 
-Rows leave only below the offset the run has reached.  A run normally ends with every message done or sent back, so
-that these are all rows.  Where a message could be sent back nowhere the offset stays at it, and rows of messages above
-are given up: their messages are delivered again with the next range, and emit again.  So a row reaches the sink from
-exactly the run that passes its message, and the sink's watermark per queue, which is that offset, fits as it is.
+Rows leave only below the offset the run has reached.  A run normally ends with every message done or sent
+back, so that these are all rows.  Where a message could be sent back nowhere the offset stays at it, and rows
+of messages above are given up: their messages are delivered again with the next range, and emit again.  So a
+row reaches the sink from exactly the run that passes its message, and the sink's watermark per queue, which
+is that offset, fits as it is.
 
-The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at once.
+The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at
+once.
 
-Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and checked
-before anything of it is delivered, because the whole of it is acknowledged.
+Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and
+checked before anything of it is delivered, because the whole of it is acknowledged.
 """
 
 from __future__ import annotations
@@ -154,7 +158,8 @@ class ConcurrentRun:
                 self._is_over = True
         if self._machine.calls_lost:
             logger.error(
-                "%d listener calls have not returned and keep their threads; their messages were sent back %s "
+                "%d listener calls have not returned and keep their threads; their messages were sent back "
+                "%s "
                 "consumeTimeout_s=%g",
                 self._machine.calls_lost,
                 self._planned.queue,
@@ -187,11 +192,12 @@ class ConcurrentRun:
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is Finish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
-        # A queue that stands still without a suspension would be given longer ranges, or none until more comes.
+        # A queue that stands still without a suspension would be given longer ranges, or none until more
+        # comes.
         stands_still = self._next_offset() == self._planned.start
         return self._clock.now_s() if stands_still else None
 
-    # --- deliveries ------------------------------------------------------------------------------------------
+    # --- deliveries -----------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
         """Do what is due; whether the run is over."""
@@ -289,7 +295,8 @@ class ConcurrentRun:
         self._answered_s = self._clock.monotonic_s()
         if fatal is not None:
             raise ListenerError(
-                f"The listener raised {type(fatal).__name__}, which ends its task {self._describe(call.messages)}; "
+                f"The listener raised {type(fatal).__name__}, which ends its task "
+                f"{self._describe(call.messages)}; "
                 "the task's messages are delivered again."
             ) from fatal
         answer = call.answer
@@ -323,7 +330,7 @@ class ConcurrentRun:
             done = {self._messages[index].queue_offset for index in settled.done}
             self._rows += rows_at(emitted, done)
 
-    # --- messages that go back -------------------------------------------------------------------------------
+    # --- messages that go back ------------------------------------------------------------------------------
 
     def _send_expired(self) -> None:
         expired = self._machine.expired(self._clock.monotonic_s())

@@ -1,26 +1,29 @@
 """The direct engine: one task's ranges through an orderly listener, in one thread or several.
 
-The ranges of one task through an orderly listener: in one thread while its calls are quick, in more when they are slow.
+The ranges of one task through an orderly listener: in one thread while its calls are quick, in more when they
+are slow.
 
-Who is next is decided by :mod:`pyspark_rocketmq.consume.turns`; here are the threads that do it, and what they must not do at the same
-time. The task's own thread is one of the workers, and the only one that gives results out. Another one is there, asleep, as
-long as something waits that it might have to begin; when it begins, there is a next one, up to ``consume_thread_max``.
+Who is next is decided by :mod:`pyspark_rocketmq.consume.turns`; here are the threads that do it, and what
+they must not do at the same time. The task's own thread is one of the workers, and the only one that gives
+results out. Another one is there, asleep, as long as something waits that it might have to begin; when it
+begins, there is a next one, up to ``consume_thread_max``.
 
-One guard is over everything that workers share. Reading a range and delivering are done without it: whoever has a range in hand is alone
-with it, and the ranges are read by one worker at a time. Threads are daemons: a call that never returns must not
-keep its worker process from ending.
+One guard is over everything that workers share. Reading a range and delivering are done without it: whoever
+has a range in hand is alone with it, and the ranges are read by one worker at a time. Threads are daemons: a
+call that never returns must not keep its worker process from ending.
 
-A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which its driver tells it.
+A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which
+its driver tells it.
 
 The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
 
-Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.  Nothing moves between
-tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
+Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.
+Nothing moves between tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
 :mod:`~pyspark_rocketmq.consumer.engine.direct`.
 
-Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
-both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
-lost or doubled is refused before anything of it is delivered.
+Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are
+coalesced; in both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose
+rows were shuffled, lost or doubled is refused before anything of it is delivered.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ class OrderlyTask:
                 self._is_closed = True
                 self._changed.notify_all()
 
-    # --- workers ---------------------------------------------------------------------------------------------
+    # --- workers --------------------------------------------------------------------------------------------
 
     def _help(self, worker: _Worker) -> None:
         """What a thread does: whatever is due, until the task is over."""
@@ -229,7 +232,7 @@ class OrderlyTask:
             done, self._done = self._done, []
             return done
 
-    # --- a turn ----------------------------------------------------------------------------------------------
+    # --- a turn ---------------------------------------------------------------------------------------------
 
     def _take(self, worker: _Worker, turn: Turn[MessageQueue]) -> None:
         if turn.queue is not None:
@@ -334,7 +337,8 @@ class _Worker:
 
 def _two_ranges(queue: MessageQueue) -> RocketMQError:
     return RocketMQError(
-        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy or union the "
+        f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy "
+        "or union the "
         "rows of format('rocketmq') before they are consumed."
     )
 

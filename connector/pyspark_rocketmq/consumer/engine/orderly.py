@@ -4,7 +4,8 @@ One range of one queue: drives the orderly machine, calls the listener, keeps th
 
 No Spark here: messages in, rows and an ack out, the clock passed in.
 
-What the engines share: a range that has arrived goes through the listener; columns of rows and an ack come out.
+What the engines share: a range that has arrived goes through the listener; columns of rows and an ack come
+out.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ from pyspark_rocketmq.source.schema import RangeEnd
 logger = logging.getLogger(__name__)
 
 DeadLetters = Callable[[MessageExt], None]
-"""Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises RocketMQError when no
-broker has stored it."""
+"""Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises
+RocketMQError when no broker has stored it."""
 
 
 def no_dead_letters(message: MessageExt) -> None:
     """In the place of a way to send dead letters: every message waits for another attempt."""
     raise RocketMQError(
-        f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, and without "
+        f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, "
+        "and without "
         "one no message is given up."
     )
 
@@ -75,8 +77,8 @@ _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 class OrderlyRun:
     """The consumption of one planned range.
 
-    What it has not committed at its end is as if it had never been delivered, whatever the listener has answered: rows are
-    dropped, and the next range begins there (row D4).
+    What it has not committed at its end is as if it had never been delivered, whatever the listener has
+    answered: rows are dropped, and the next range begins there (row D4).
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class OrderlyRun:
     ) -> None:
         """Begin nothing yet.
 
-        ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by it the ack says until when
-        the queue is suspended. The same clock if None.
+        ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by
+        it the ack says until when the queue is suspended. The same clock if None.
         """
         self._planned = planned
         self._messages = messages
@@ -139,7 +141,8 @@ class OrderlyRun:
     def consume(self, for_s: float = inf) -> list[Emitted]:
         """Deliver until the range, the queue's patience or its time slice is used up, it is given up, or the turn has lasted ``for_s``.
 
-        Called again it goes on, after a suspension from what was put back. A turn makes at least one delivery.
+        Called again it goes on, after a suspension from what was put back. A turn makes at least one
+        delivery.
 
         Returns:
             The rows acknowledged in this turn.
@@ -235,8 +238,8 @@ class OrderlyRun:
         stands_still = self._offsets.offset_at(machine.committed) == self._planned.start
         if machine.suspended_until_s is not None or not stands_still:
             return machine.suspended_until_s
-        # Without a suspension, a queue that stands still is to the planner one whose listener has had the whole range
-        # and waits for more before it commits. Any other may go on at once as it is.
+        # Without a suspension, a queue that stands still is to the planner one whose listener has had the
+        # whole range and waits for more before it commits. Any other may go on at once as it is.
         has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
         if has_had_all and self._ended is RangeEnd.WHOLE:
             return None
@@ -244,12 +247,15 @@ class OrderlyRun:
             raise UndecodableMessage(
                 str(self._planned.queue),
                 self._planned.end,
-                "Its task's log says why. The listener has had all messages before it and waits for more before it commits.",
+                "Its task's log says why. The listener has had all messages before it and waits for more "
+                "before it commits.",
             )
         if has_had_all and self._ended is RangeEnd.FULL:
             self._last_error = tell_problem(
-                f"The listener has had {machine.accumulated} messages without a COMMIT, and pullThresholdSizeForQueue allows "
-                "no more: they are delivered again and again. COMMIT after fewer messages, or raise pullThresholdSizeForQueue.",
+                f"The listener has had {machine.accumulated} messages without a COMMIT, and "
+                "pullThresholdSizeForQueue allows "
+                "no more: they are delivered again and again. COMMIT after fewer messages, or raise "
+                "pullThresholdSizeForQueue.",
                 self._describe(self._messages),
             )
             return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
@@ -345,8 +351,8 @@ class RangeConsumer:
         """Prepare for any number of ranges; ``listener`` has any of the forms of ``listener_forms``.
 
         Raises:
-            OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back`` does not say how messages that
-                reached the limit are sent.
+            OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back``
+                does not say how messages that reached the limit are sent.
         """
         self._listener = form_of(listener)
         self._hooks = hooks or NO_HOOKS
@@ -356,7 +362,8 @@ class RangeConsumer:
         if settings.max_reconsume_times != UNLIMITED:
             if send_back is None:
                 problem = (
-                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how dead letters "
+                    f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how "
+                    "dead letters "
                     "are sent: SendBackSettings(name_servers=…, consumer_group=…)"
                 )
                 raise OptionError((problem,), where="orderly settings")

@@ -112,7 +112,8 @@ class QueueAck:
     reconsume_times: int
     """How often the message at ``next_offset`` was put back."""
     suspended_until_s: float | None
-    """Wall-clock seconds; also set, to a moment that has come, when the time slice ended before any commit."""
+    """Wall-clock seconds; also set, to a moment that has come, when the time slice ended before any commit.
+    """
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
@@ -128,12 +129,13 @@ class QueueAck:
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
     sent_back: int = 0
-    """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead letters; a batch
-    that runs again sends them again."""
+    """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead
+    letters; a batch that runs again sends them again."""
     last_error: str = ""
     """What went wrong last, in one short line; empty if nothing did."""
     put_back: str = ""
-    """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all."""
+    """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all.
+    """
     last_message: str = ""
     """The newest message passed, as ``consume.lives`` writes it; empty when none was."""
     figures: Figures = field(default_factory=Figures)

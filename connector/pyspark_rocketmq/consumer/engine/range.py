@@ -5,17 +5,18 @@ A planned range as it has arrived at an engine, and what must be true of it befo
 Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
 Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
 
-The messages of a planned range by index, which machines go by, and by queue offset, which everybody else does.
+The messages of a planned range by index, which machines go by, and by queue offset, which everybody else
+does.
 
 The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
 
-Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.  Nothing moves between
-tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
+Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.
+Nothing moves between tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
 :mod:`~pyspark_rocketmq.consumer.engine.direct`.
 
-Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are coalesced; in
-both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose rows were shuffled,
-lost or doubled is refused before anything of it is delivered.
+Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are
+coalesced; in both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose
+rows were shuffled, lost or doubled is refused before anything of it is delivered.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArra
 
 
 _REFUSED_PAUSE_S: Final = 3.0
-"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``: a queue that may not be read is asked for again after it."""
+"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``: a queue that may not be read is asked for
+again after it."""
 
 
 class ArrivedRange(NamedTuple):
@@ -160,9 +162,11 @@ def whole_range(
     if len(late):
         before, after = offsets[late[0] : late[0] + 2].tolist()
         problem = (
-            f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is missing"
+            f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is "
+            "missing"
             if before == after
-            else f"offset {after} arrived behind offset {before} in the range {planned.start} to {planned.end}"
+            else f"offset {after} arrived behind offset {before} in the range {planned.start} to "
+            f"{planned.end}"
         )
         raise RocketMQError(
             f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
@@ -176,7 +180,8 @@ def whole_range(
 def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
     """The error for a range that did not arrive with exactly one marker row, at its end."""
     return RocketMQError(
-        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read with "
+        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
+        "with "
         "format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
         "consume_orderly()."
     )

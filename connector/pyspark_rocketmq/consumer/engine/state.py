@@ -1,10 +1,11 @@
 """The orderly engine: one queue's planned range through the user's listener, whatever Spark does to its rows.
 
-Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor.  Spark gives a queue's
-rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into queue order,
-and lets ``consume.orderly`` decide what the listener gets next.
+Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor.  Spark gives a
+queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into
+queue order, and lets ``consume.orderly`` decide what the listener gets next.
 
-It keeps nothing in Spark's state and reads nothing of it: what a queue's next range must know is in the offset store.
+It keeps nothing in Spark's state and reads nothing of it: what a queue's next range must know is in the
+offset store.
 """
 
 from __future__ import annotations
@@ -50,18 +51,19 @@ def consume_orderly(
 
     Args:
         messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
-        listener: Called with messages of one queue in order, and a context; in any of the forms of ``listener_forms``.
+        listener: Called with messages of one queue in order, and a context; in any of the forms of
+            ``listener_forms``.
         output_schema: Columns of the rows it emits.
         settings: RocketMQ's defaults if not given.
         send_back: How dead letters are sent; needed with ``max_reconsume_times``.
-        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions are all
-            right (``coalesce``), a shuffle is refused.
+        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions
+            are all right (``coalesce``), a shuffle is refused.
         hooks: Called before and after each call of the listener.
 
     Returns:
         Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
-        queue and micro-batch, in which ``ack`` is not null. Whoever composes a query writes the data rows first
-        and commits the acks after.
+        queue and micro-batch, in which ``ack`` is not null. Whoever composes a query writes the data rows
+        first and commits the acks after.
 
     Raises:
         OptionError: If the listener is none, or messages may be given up and there is no way to send them.
@@ -73,8 +75,8 @@ def consume_orderly(
     )
     if engine is OrderlyEngineKind.DIRECT:
         return messages.mapInArrow(DirectEngine(consumer, schema), engine_schema(schema))
-    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would make
-    # floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
+    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would
+    # make floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
         {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
     )
@@ -98,8 +100,8 @@ class OrderlyEngine:
         consumed = self._consumer.consume(arrived)
         if state.exists:
             state.remove()
-        # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn whole
-        # numbers with a null among them into floats.
+        # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn
+        # whole numbers with a null among them into floats.
         yield pd.DataFrame(
             {
                 name: pd.Series(column, dtype=object) if isinstance(column, list) else column
@@ -112,8 +114,8 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     """The range, its messages put into queue order.
 
     Raises:
-        RocketMQError: If the range arrived without its marker row or with several, or if message rows were lost or
-            doubled on the way.
+        RocketMQError: If the range arrived without its marker row or with several, or if message rows were
+            lost or doubled on the way.
     """
     # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
     gathered = list(chunks)

@@ -1,17 +1,22 @@
 """What runs in each task of a micro-batch: rows to the sink's writer, in parts that can be committed one by one.
 
-A task's result in parts, each with files and acks of its own, so that some of it can be committed before the rest, or without it.
+A task's result in parts, each with files and acks of its own, so that some of it can be committed before the
+rest, or without it.
 
-Normally there is one part, and it comes to the driver when the job ends. A queue that was given up leaves in a part of its own; ranges that
-had come to their end before are handed over in the part that they are in.
+Normally there is one part, and it comes to the driver when the job ends. A queue that was given up leaves in
+a part of its own; ranges that had come to their end before are handed over in the part that they are in.
 
-The part that grows is with one thread at a time: who needs it takes it out and puts it back, and nothing waits.
+The part that grows is with one thread at a time: who needs it takes it out and puts it back, and nothing
+waits.
 
-What runs in each task of a micro-batch's one job: data rows to the sink's writer, its outcome and acks to the driver.
+What runs in each task of a micro-batch's one job: data rows to the sink's writer, its outcome and acks to the
+driver.
 
-Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that forks.
+Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
+forks.
 
-Whether something can be sent to the executors, and if not, which part of it is to blame; and how it is sent many times.
+Whether something can be sent to the executors, and if not, which part of it is to blame; and how it is sent
+many times.
 
 Asked before a query starts: Spark would say the same after it, without saying which variable it was.
 """
@@ -165,7 +170,7 @@ class TaskParts:
         if self._growing is not None:
             self._growing.abandon()
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _add(self, data: pa.RecordBatch, acks: list[str], queues: set[MessageQueue] | tuple[()]) -> None:
         with self._guard:
@@ -292,7 +297,8 @@ def together(parts: Sequence[Evaluated]) -> Evaluated:
         if one.queue == other.queue:
             raise RocketMQError(
                 f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
-                f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or union the "
+                f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or "
+                "union the "
                 "rows of format('rocketmq') before they are consumed."
             )
     return Evaluated(
@@ -306,10 +312,10 @@ def together(parts: Sequence[Evaluated]) -> Evaluated:
 class BatchTask:
     """The function given to ``mapInArrow``.
 
-    Without a writer the listener's side effects are all that is wanted. With an engine the batch holds planned ranges
-    (:mod:`~pyspark_rocketmq.source.ranges`), and reading them and the engine happen here too: a message is in
-    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before it begins with a range,
-    and gives up what it is told to.
+    Without a writer the listener's side effects are all that is wanted. With an engine the batch holds
+    planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), and reading them and the engine happen here too:
+    a message is in one Python process from the socket to the sink's file. With ``terms`` such a task asks the
+    driver before it begins with a range, and gives up what it is told to.
     """
 
     def __init__(
@@ -404,7 +410,10 @@ def why_not_picklable(value: object) -> str | None:
         return None
     path, culprit, error = _innermost([], value, error)
     where = f"its {' → '.join(path)}" if path else "it"
-    return f"{where} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which cannot be pickled ({error})"
+    return (
+        f"{where} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which cannot be pickled "
+        f"({error})"
+    )
 
 
 def _innermost(path: list[str], value: object, error: Exception) -> tuple[list[str], object, Exception]:

@@ -6,8 +6,8 @@ Everything here and in its users counts positions in buffers below 2 GiB, Arrow'
 
 Byte ranges of one length as the rows of a table: what they have in common shows in its columns.
 
-A column whose least byte is its greatest is the same in all rows. Two passes over the table, by the processor's vector
-instructions, tell that of all columns at once, and which bytes occur nowhere.
+A column whose least byte is its greatest is the same in all rows. Two passes over the table, by the
+processor's vector instructions, tell that of all columns at once, and which bytes occur nowhere.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def pooled_bytes(size: int) -> ByteArray:
 def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type: pa.DataType) -> pa.Array:
     """Copy ``buffer[start:end]`` of each row into one binary or string column.
 
-    The ranges and the gaps between them are the elements of one binary array over ``buffer``; Arrow's ``take``
-    of every second element is the fastest gather there is. Text is not checked to be UTF-8.
+    The ranges and the gaps between them are the elements of one binary array over ``buffer``; Arrow's
+    ``take`` of every second element is the fastest gather there is. Text is not checked to be UTF-8.
 
     Raises:
         LocalProtocolError: If the rows take 2 GiB.
@@ -89,8 +89,9 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
     offsets[2::2] = ends
     total = int(np.subtract(ends, starts).sum())
     check_column_bytes(total)
-    # Arrow reserves memory by the mean length of all elements, and moves what it has copied if that proves too little: the
-    # last gap, which nobody reads, is as long as makes the mean no less than that of the rows.
+    # Arrow reserves memory by the mean length of all elements, and moves what it has copied if that proves
+    # too little: the last gap, which nobody reads, is as long as makes the mean no less than that of the
+    # rows.
     last = min(2 * total + 2 * (total // max(rows, 1) + 1), MAX_COLUMN_BYTES)
     if last > buffer.size:
         buffer = pa.foreign_buffer(buffer.address, last, buffer)

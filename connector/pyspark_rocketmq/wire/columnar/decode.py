@@ -2,19 +2,21 @@
 
 Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
 
-Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the messages
-and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), put the members of inner batches in their place
-(:mod:`~pyspark_rocketmq.wire.columnar.columns`), make the columns asked for
-(:mod:`~pyspark_rocketmq.wire.columnar.columns`). What the vectorised decoder does not expect (malformed UTF-8, odd
-properties) is cut out by halves and given to the scalar codec of :mod:`~pyspark_rocketmq.wire.messages`; malformed
-bytes are given to it whole. So the two never differ, and errors are worded in one place.
+Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the
+messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), put the members of inner batches in
+their place (:mod:`~pyspark_rocketmq.wire.columnar.columns`), make the columns asked for
+(:mod:`~pyspark_rocketmq.wire.columnar.columns`). What the vectorised decoder does not expect (malformed
+UTF-8, odd properties) is cut out by halves and given to the scalar codec of
+:mod:`~pyspark_rocketmq.wire.messages`; malformed bytes are given to it whole. So the two never differ, and
+errors are worded in one place.
 
-Each call has a cost before the first message: decode the bodies of many pulls in one call. Those that were received
-into one buffer are decoded where they are (:mod:`~pyspark_rocketmq.wire.columnar.rows`).
+Each call has a cost before the first message: decode the bodies of many pulls in one call. Those that were
+received into one buffer are decoded where they are (:mod:`~pyspark_rocketmq.wire.columnar.rows`).
 
 Messages that cannot be decoded: what is wrong with one, and how it is shown with the bytes that are stored.
 
-Java's consumer drops such a message in silence, and what follows it in the same answer (``MessageDecoder.decodesBatch``).
+Java's consumer drops such a message in silence, and what follows it in the same answer
+(``MessageDecoder.decodesBatch``).
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ from pyspark_rocketmq.wire.messages import (
 from pyspark_rocketmq.wire.properties import INNER_NUM
 
 UNDECODABLE: Final = "UNDECODABLE"
-"""The property that says why a message is shown with the bytes that are stored. Ours: Java has none of that name."""
+"""The property that says why a message is shown with the bytes that are stored. Ours: Java has none of that
+name."""
 _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
@@ -64,7 +67,8 @@ class Undecodable(NamedTuple):
     """A message that cannot be decoded, in the place of its row."""
 
     stored: StoredMessage | None
-    """As it is stored; None if its layout is broken, and then what follows it in the answer is not read either."""
+    """As it is stored; None if its layout is broken, and then what follows it in the answer is not read
+    either."""
     data: bytes
     """All bytes of it; with a broken layout, the rest of the answer from where it begins."""
     reason: str
@@ -87,8 +91,8 @@ class Undecodable(NamedTuple):
     def shown(self, queue: MessageQueue, queue_offset: int) -> MessageExt:
         """As a consumer gets it: the body is what is stored, and property ``UNDECODABLE`` says why.
 
-        With a broken layout the body is the whole of it, and all but the position is empty or 0; it has no place in the
-        log, -1, by which a broker could be asked to copy it.
+        With a broken layout the body is the whole of it, and all but the position is empty or 0; it has no
+        place in the log, -1, by which a broker could be asked to copy it.
         """
         reason = self.reason[:_MAX_REASON]
         if self.stored is not None:
@@ -206,15 +210,16 @@ def decode_columns(
 ) -> pa.RecordBatch:
     """Decode the bodies of one or more pull responses, one behind the other, into ``MESSAGE_SCHEMA``.
 
-    Rows are in stored order and equal to ``decode_messages``; a timestamp that microseconds cannot hold is null.
+    Rows are in stored order and equal to ``decode_messages``; a timestamp that microseconds cannot hold is
+    null.
 
     Args:
         data: Stored messages; below 2 GiB, as must be their decompressed bodies together.
         broker_name: The broker they were pulled from.
         limit: Drop messages whose queue offset is not below it.
         tags: Keep only messages whose tag is one of these exactly; the broker filters by hash code alone.
-        columns: Decode only these columns of ``MESSAGE_SCHEMA``, in this order; with none the rows are counted.
-            Without ``body`` a body is not decompressed, and one that cannot be may go unnoticed.
+        columns: Decode only these columns of ``MESSAGE_SCHEMA``, in this order; with none the rows are
+            counted. Without ``body`` a body is not decompressed, and one that cannot be may go unnoticed.
         properties: Properties that get columns of their own behind these; null where a message lacks one.
 
     Raises:
@@ -255,9 +260,9 @@ def decode_in_turn(
 ) -> Iterator[pa.RecordBatch | Undecodable]:
     """Decode bodies that cannot be decoded together: one by one, and one that cannot be decoded alone by halves.
 
-    Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone expands to no
-    more than is allowed. One that cannot be decoded stands in its place; behind one whose layout is broken there is
-    nothing more, because nobody knows where it ends.
+    Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone
+    expands to no more than is allowed. One that cannot be decoded stands in its place; behind one whose
+    layout is broken there is nothing more, because nobody knows where it ends.
     """
     decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
     for body in bodies:
@@ -340,7 +345,8 @@ def _projection(names: tuple[str, ...], properties: tuple[str, ...], *, is_filte
     unknown = [name for name in names if name not in MESSAGE_SCHEMA.names]
     if unknown or len({*names, *properties}) < len(names) + len(properties):
         raise LocalProtocolError(
-            f"Messages cannot be decoded into the columns {', '.join([*names, *properties])}: name each column once, "
+            f"Messages cannot be decoded into the columns {', '.join([*names, *properties])}: name each "
+            "column once, "
             f"out of {', '.join(MESSAGE_SCHEMA.names)}, and properties by other names."
         )
     fields = [MESSAGE_SCHEMA.field(name) for name in names] + [

@@ -1,12 +1,13 @@
 """Properties of many messages at once: a map column, and single properties as columns of their own.
 
-How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
-separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens, one behind
-the other, is its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
-buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in Python: which names there are,
-and which entry of each Java keeps, the last. Everything else is Arrow's ``take`` of values. Mostly each value is as
-long in every row, too; then the rows are a table whose columns show the layout at once, and values are columns of it.
-Strings that do not alternate (a value with U+0001, an entry without) raise ``IrregularLayout``.
+How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at
+the separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens,
+one behind the other, is its *layout*. Messages of one producer mostly have the same layout, which one
+comparison of the whole buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in
+Python: which names there are, and which entry of each Java keeps, the last. Everything else is Arrow's
+``take`` of values. Mostly each value is as long in every row, too; then the rows are a table whose columns
+show the layout at once, and values are columns of it. Strings that do not alternate (a value with U+0001, an
+entry without) raise ``IrregularLayout``.
 """
 
 from __future__ import annotations
@@ -195,8 +196,8 @@ def _names_of(tokens: _Tokens) -> pa.StringArray:
 def _kept(layout: bytes) -> _Kept:
     """Find the entries that make up the map of a row; Java's parser drops an empty name.
 
-    Every token of names has the separators at its ends and none between, so that a layout which reads as one is
-    cut as it was.
+    Every token of names has the separators at its ends and none between, so that a layout which reads as one
+    is cut as it was.
     """
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout

@@ -42,7 +42,7 @@ from pyspark_rocketmq.wire.requests.header_fields import (
 from pyspark_rocketmq.wire.requests.topics import broker_from_json
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
-# --- messages ------------------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class QueryMessageRequestHeader(TopicRequestFields):
     """Store time in milliseconds, inclusive like the end."""
     end_timestamp: int = long_field("endTimestamp")
     is_unique_key: bool | None = bool_field("_UNIQUE_KEY_QUERY", None)
-    """Not in Java's header class: its client adds it to the ext fields. True: ``key`` is a UNIQ_KEY, and the broker
-    looks through the last messages only (``defaultQueryMaxNum``)."""
+    """Not in Java's header class: its client adds it to the ext fields. True: ``key`` is a UNIQ_KEY, and the
+    broker looks through the last messages only (``defaultQueryMaxNum``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class ViewMessageRequestHeader(RpcFields):
     """COMMIT LOG offset, the second half of an offset message id."""
 
 
-# --- topics --------------------------------------------------------------------------------------------------
+# --- topics -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class QueryTopicConsumeByWhoRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
 
 
-# --- groups --------------------------------------------------------------------------------------------------
+# --- groups -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class GetConsumeStatsRequestHeader(TopicRequestFields):
     """Names joined by semicolons, in place of ``topic``."""
 
 
-# --- passed on to the clients of a group ---------------------------------------------------------------------
+# --- passed on to the clients of a group --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class ConsumeMessageDirectlyRequestHeader(TopicRequestFields):
     group_sys_flag: int | None = int_field("groupSysFlag", None)
 
 
-# --- who is there --------------------------------------------------------------------------------------------
+# --- who is there -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ def decode_group_list(body: bytes) -> tuple[str, ...]:
     return tuple(read_object(body, "GroupList").texts("groupList"))
 
 
-# --- progress ------------------------------------------------------------------------------------------------
+# --- progress -----------------------------------------------------------------------------------------------
 
 
 class OffsetWrapper(NamedTuple):
@@ -351,7 +351,7 @@ def _offsets_from_json(offsets: JsonObject) -> OffsetWrapper:
     )
 
 
-# --- expressions ---------------------------------------------------------------------------------------------
+# --- expressions --------------------------------------------------------------------------------------------
 
 
 def encode_client_config_check(client_id: str, group: str, subscription: SubscriptionData) -> bytes:
@@ -372,7 +372,7 @@ def decode_client_config_check(body: bytes) -> tuple[str, str, SubscriptionData]
     return check.text("clientId"), check.text("group"), subscription_from_json(subscription)
 
 
-# --- the cluster ---------------------------------------------------------------------------------------------
+# --- the cluster --------------------------------------------------------------------------------------------
 
 
 def encode_topic_list(topics: Iterable[str]) -> bytes:

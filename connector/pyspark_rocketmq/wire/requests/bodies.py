@@ -1,7 +1,7 @@
 """The JSON bodies of requests and responses, both ways.
 
-Written as fastjson writes them (fields in alphabetical order, message queues inline as map keys); read in that
-form and in standard JSON.  Sets are written sorted, so equal values give equal bytes.
+Written as fastjson writes them (fields in alphabetical order, message queues inline as map keys); read in
+that form and in standard JSON.  Sets are written sorted, so equal values give equal bytes.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/heartbeat/*``, ``remoting/protocol/body/*``.
 """
@@ -85,7 +85,8 @@ MESSAGE_MODELS: Final = {
 }
 STARTS: Final = {
     "CONSUME_FROM_LAST_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-    # Deprecated names; Java's consumers treat them as the last offset (RebalancePushImpl.computePullFromWhere).
+    # Deprecated names; Java's consumers treat them as the last offset
+    # (RebalancePushImpl.computePullFromWhere).
     "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
     "CONSUME_FROM_MIN_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
     "CONSUME_FROM_MAX_OFFSET": ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
@@ -94,7 +95,7 @@ STARTS: Final = {
 }
 
 
-# --- heartbeat -----------------------------------------------------------------------------------------------
+# --- heartbeat ----------------------------------------------------------------------------------------------
 
 
 def encode_heartbeat(heartbeat: HeartbeatData) -> bytes:
@@ -179,7 +180,7 @@ def subscription_from_json(subscription: JsonObject) -> SubscriptionData:
     )
 
 
-# --- locks and members ---------------------------------------------------------------------------------------
+# --- locks and members --------------------------------------------------------------------------------------
 
 
 def encode_lock_request(request: LockBatchRequest) -> bytes:
@@ -237,7 +238,7 @@ def decode_consumer_list(body: bytes) -> tuple[str, ...]:
     return tuple(read_object(body, "GetConsumerListByGroupResponseBody").texts("consumerIdList"))
 
 
-# --- tables by message queue ---------------------------------------------------------------------------------
+# --- tables by message queue --------------------------------------------------------------------------------
 
 
 def encode_offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:

@@ -2,8 +2,8 @@
 
 Written as fastjson writes them, so that Java's tools read them; see ``bodies``.
 
-Source: RocketMQ 5.3.3 ``remoting/protocol/body/ConsumerRunningInfo``, ``ProcessQueueInfo``, ``ConsumeStatus``,
-``ConsumeMessageDirectlyResult``, ``CMResult``, ``GetConsumerStatusBody``.
+Source: RocketMQ 5.3.3 ``remoting/protocol/body/ConsumerRunningInfo``, ``ProcessQueueInfo``,
+``ConsumeStatus``, ``ConsumeMessageDirectlyResult``, ``CMResult``, ``GetConsumerStatusBody``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROP_CONSUMER_START_TIMESTAMP: Final = "PROP_CONSUMER_START_TIMESTAMP"
 """Properties of a running consumer that mqadmin reads (``ConsumerRunningInfo``)."""
 
 
-# --- running info --------------------------------------------------------------------------------------------
+# --- running info -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def _status_from_json(status: JsonObject) -> ConsumeStatus:
     )
 
 
-# --- consuming a message directly ----------------------------------------------------------------------------
+# --- consuming a message directly ---------------------------------------------------------------------------
 
 
 class ConsumeResult(StrEnum):
@@ -236,7 +236,7 @@ def decode_directly_result(body: bytes) -> ConsumeMessageDirectlyResult:
     )
 
 
-# --- consumer status -----------------------------------------------------------------------------------------
+# --- consumer status ----------------------------------------------------------------------------------------
 
 
 def encode_consumer_status(offsets: Mapping[MessageQueue, int]) -> bytes:

@@ -2,7 +2,8 @@
 
 The ext fields of each request and response, one frozen dataclass per Java header class.
 
-A field with no default is required, ``None`` is not sent. To add a header, add a class: there is no second table.
+A field with no default is required, ``None`` is not sent. To add a header, add a class: there is no second
+table.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``RpcRequestHeader``, ``TopicRequestHeader``.
 """
@@ -21,7 +22,7 @@ from pyspark_rocketmq.wire.requests.header_fields import (
     text_field,
 )
 
-# --- name server ---------------------------------------------------------------------------------------------
+# --- name server --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class GetRouteInfoRequestHeader(TopicRequestFields):
     accept_standard_json_only: bool | None = bool_field("acceptStandardJsonOnly", None)
 
 
-# --- pull ----------------------------------------------------------------------------------------------------
+# --- pull ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ class PullMessageResponseHeader:
     """Why code 16: 1 broker, 2 group, 3 topic, 4 broadcasting, 5 subscription (``ForbiddenType``)."""
 
 
-# --- send ----------------------------------------------------------------------------------------------------
+# --- send ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class SendMessageResponseHeader:
     trace_on: bool | None = bool_field("TRACE_ON", None)
 
 
-# --- offsets -------------------------------------------------------------------------------------------------
+# --- offsets ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +235,7 @@ class GetEarliestMsgStoretimeResponseHeader:
     """Milliseconds since the epoch; -1 when nothing is stored."""
 
 
-# --- membership ----------------------------------------------------------------------------------------------
+# --- membership ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +266,7 @@ class NotifyConsumerIdsChangedRequestHeader(RequestFields):
     consumer_group: str = text_field("consumerGroup")
 
 
-# --- retry ---------------------------------------------------------------------------------------------------
+# --- retry --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +314,7 @@ class CheckTransactionStateRequestHeader(RequestFields):
     topic: str | None = text_field("topic", None)
 
 
-# --- administration ------------------------------------------------------------------------------------------
+# --- administration -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

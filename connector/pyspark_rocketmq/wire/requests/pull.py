@@ -1,7 +1,8 @@
 """The pull: the one request that is sent often enough for its encoding to matter.
 
-A pull's header differs from the one before in a few numbers only, so everything else is encoded once per queue
-and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a :class:`PullSeries` of it.
+A pull's header differs from the one before in a few numbers only, so everything else is encoded once per
+queue and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a
+:class:`PullSeries` of it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class PullStatus(IntEnum):
     NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
     """Messages were scanned and none matched; ask again at once, at the advanced ``next_begin_offset``."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
-    """The offset is outside of what the broker has, or was reset; ``next_begin_offset`` is the corrected one."""
+    """The offset is outside of what the broker has, or was reset; ``next_begin_offset`` is the corrected one.
+    """
 
 
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
@@ -65,7 +67,8 @@ class PullRequest:
     sub_version: int = 0
     expression_type: str = TAG
     suspend_timeout_millis: int = 0
-    """How long the broker may hold the request; it looks every 5 s, so the answer may come that much later."""
+    """How long the broker may hold the request; it looks every 5 s, so the answer may come that much later.
+    """
     commit_offset: int = 0
 
     def encode(self, opaque: int) -> bytes:
@@ -165,7 +168,8 @@ class PullResult(NamedTuple):
     """Exclusive."""
     suggest_which_broker_id: int = 0
     body: PulledBody = b""
-    """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner batch)."""
+    """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner
+    batch)."""
 
     def reset_from(self, asked: int) -> int | None:
         """Where an operator wants the group, told once in place of the messages at ``asked``; None without such a reset."""

@@ -82,8 +82,8 @@ _ACL_1: Final = "AclException"
 """In the remark of a SYSTEM_ERROR: how brokers before 5.3.3 with access control 1.0 refuse
 (``PlainAccessValidator``)."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
-"""In the remark of a NO_PERMISSION: an operator has switched reading off. Brokers of access control say something else, and so do
-those that refuse a broadcasting group."""
+"""In the remark of a NO_PERMISSION: an operator has switched reading off. Brokers of access control say
+something else, and so do those that refuse a broadcasting group."""
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:

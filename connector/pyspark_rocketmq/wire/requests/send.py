@@ -96,8 +96,8 @@ class SendResult:
     status: SendStatus
     """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
     msg_id: str
-    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. The messages of a batch show
-    another one when consumed: the broker gives all of them that of the batch."""
+    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. The messages of a batch
+    show another one when consumed: the broker gives all of them that of the batch."""
     offset_msg_id: str
     """Where the broker stored it; of a batch one per message, joined by commas."""
     queue: MessageQueue
@@ -123,7 +123,8 @@ class SendTerms:
 def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
     """The terms of a message; one for a retry topic says in its properties how often it was tried.
 
-    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden fact 20).
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden
+        fact 20).
     """
     tried = message.properties.get(RECONSUME_TIME)
     if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
@@ -175,7 +176,8 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
     """SEND_BATCH_MESSAGE.
 
     Raises:
-        LocalProtocolError: If there is no message, one is of another topic or delayed, or the batch is too large.
+        LocalProtocolError: If there is no message, one is of another topic or delayed, or the batch is too
+            large.
 
     Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
     """
@@ -190,7 +192,8 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
         check_body(message.body, str(queue), terms.max_message_bytes)
         if not _OF_ITS_OWN.isdisjoint(message.properties):
             raise LocalProtocolError(
-                f"A batch for {queue} holds a message that is delayed or transactional; send such messages one by one."
+                f"A batch for {queue} holds a message that is delayed or transactional; send such messages "
+                "one by one."
             )
     body = encode_batch(batch.messages)
     _check_size(body, queue, terms)
@@ -205,8 +208,8 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
 class EncodedBatch:
     """A batch whose members are bytes already, each with a UNIQ_KEY of its own.
 
-    The batch has none, and no other property: a broker appends a batch's properties to those of each member, and of two
-    of one name every consumer takes the last.
+    The batch has none, and no other property: a broker appends a batch's properties to those of each member,
+    and of two of one name every consumer takes the last.
     """
 
     queue: MessageQueue
@@ -298,11 +301,13 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
     """
     if not body:
         raise LocalProtocolError(
-            f"A message for {where} has an empty body, which consumers would get as null; send at least one byte."
+            f"A message for {where} has an empty body, which consumers would get as null; send at least one "
+            "byte."
         )
     if len(body) > most:
         raise LocalProtocolError(
-            f"A message for {where} has a body of {len(body)} bytes; {most} can be sent, counted before it is "
+            f"A message for {where} has a body of {len(body)} bytes; {most} can be sent, counted before it "
+            "is "
             "compressed. Send smaller messages, or raise maxMessageSize here and at the brokers."
         )
 

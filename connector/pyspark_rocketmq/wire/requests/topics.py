@@ -6,16 +6,17 @@ Source: RocketMQ 5.3.3 ``common/TopicConfig``, ``remoting/protocol/subscription/
 
 The route of a topic: which brokers have how many of its queues.
 
-Servers write it in standard JSON for clients that show version 401 or higher, with bare broker ids as keys for
-older ones; both are read. A route names numbers of queues only, so a short one could announce more queues than fit into
+Servers write it in standard JSON for clients that show version 401 or higher, with bare broker ids as keys
+for older ones; both are read. A route names numbers of queues only, so a short one could announce more queues
+than fit into
 memory: they are counted before any is made.
 
 Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``.
 
 The statistics of a topic: what a broker holds of each of its queues, asked for at every plan.
 
-A topic may have a thousand queues, so the body is written by hand, and read by one regular expression in the form
-in which Java writes it. Whatever is written otherwise goes to the JSON reader: the two never differ.
+A topic may have a thousand queues, so the body is written by hand, and read by one regular expression in the
+form in which Java writes it. Whatever is written otherwise goes to the JSON reader: the two never differ.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/admin/TopicStatsTable``, ``TopicOffset``.
 """
@@ -129,7 +130,8 @@ def _bounds_from_json(value: Any) -> QueueBounds:
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
-"""Queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten megabytes."""
+"""Queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
+megabytes."""
 
 
 def decode_route(body: bytes, topic: str = "") -> TopicRoute:
@@ -165,8 +167,10 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
     if total > MAX_QUEUES:
         name, count = max(shares, key=lambda share: share[1])
         raise RemoteProtocolError(
-            f"The route of topic {brief(topic)} announces {total} queues ({field}), {count} of them on broker "
-            f"{brief(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number of "
+            f"The route of topic {brief(topic)} announces {total} queues ({field}), {count} of them on "
+            "broker "
+            f"{brief(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number "
+            "of "
             "queues (mqadmin updateTopic) or its order configuration."
         )
 
@@ -181,7 +185,8 @@ def broker_from_json(data: JsonObject) -> BrokerData:
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:
             raise RemoteProtocolError(
-                f"{data.where}.brokerAddrs maps no broker id to an address: {brief(broker_id)} to {brief(address)}."
+                f"{data.where}.brokerAddrs maps no broker id to an address: {brief(broker_id)} to "
+                f"{brief(address)}."
             )
         # No address has such characters in it, and log lines have addresses.
         addresses[int(broker_id)] = BrokerAddress(peer_text(address))
