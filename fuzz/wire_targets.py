@@ -135,7 +135,7 @@ def _run_json(data: bytes) -> None:
 @cache
 def _body_decoders() -> tuple[Callable[[bytes], object], ...]:
     """Every ``decode_…(body)`` of the wire: a new body is fuzzed because it is there."""
-    modules = [import_module(info.name) for info in pkgutil.iter_modules(wire.__path__, f"{wire.__name__}.")]
+    modules = [import_module(info.name) for info in pkgutil.walk_packages(wire.__path__, f"{wire.__name__}.")]
     found = {
         name: function
         for module in modules

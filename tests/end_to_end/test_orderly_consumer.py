@@ -400,7 +400,9 @@ def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
             if (name, queue) == (broker_name, queue_id)
         ]
         assert offsets == list(range(next_offset)), "each once, since nothing was killed"
-    assert len(list(pids.iterdir())) >= len(consumption.reports) >= 3
+    # A broker that is late leaves a batch without messages.
+    called = [report for report in consumption.reports if any(ack.figures.calls for ack in report.acks)]
+    assert len(list(pids.iterdir())) >= len(called) >= 3
 
 
 @pytest.mark.parametrize("engine", ["state"], indirect=True)

@@ -299,7 +299,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.streaming import offset_mirror
+from pyspark_rocketmq.group import offset_mirror
 # Without a wait at its end the process would show nothing; how long it waits for a broker that is late is not the question.
 offset_mirror._AT_EXIT_S = float(sys.argv[2])
 options = ReadOptions.parse({"nameServers": sys.argv[1], "topic": "orders", "consumerGroup": "order-etl",

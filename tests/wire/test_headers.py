@@ -73,8 +73,11 @@ HEADER_CLASSES = [
     value
     for module in (headers, admin_headers)
     for value in vars(module).values()
-    if is_dataclass(value) and value.__module__ == module.__name__
+    if is_dataclass(value)
+    and value.__module__ == module.__name__
+    and all("java_name" in field.metadata for field in fields(value))
 ]
+"""The others of these modules are bodies."""
 NOT_RECORDED = {admin_headers.GetSubscriptionGroupConfigRequestHeader}
 """No tool of the recording asks for one group's configuration; the real broker is asked in ``tests/both``."""
 UNKNOWN = {"ReqT"}
