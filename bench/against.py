@@ -31,10 +31,8 @@ from bench.consume import do_nothing
 from bench.measure import load_average
 from bench.session import CORES, bench_session
 from bench.streams import Backlog, drain
-from pyspark_rocketmq.format import register
-from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq import ConsumeOrderlyContext, by_sharding_key, register
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, OrderlyEngineKind
-from pyspark_rocketmq.publish.keys import by_sharding_key
 from tests.helpers.cluster import ClusterUnderTest
 
 WANTED: Final = 0.97
