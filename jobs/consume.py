@@ -1,7 +1,5 @@
 """Job ``consume``: a message listener as a streaming consumer into a Delta table.
 
-Job ``consume``: a message listener as a streaming consumer into a Delta table.
-
 Making sure that a user's message listener can be found by its name.
 """
 

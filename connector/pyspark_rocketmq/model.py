@@ -4,11 +4,6 @@ The values everything else speaks of: queues, messages, routes, ranges and the e
 
 Rule 1: frozen values only, complete or not built at all.  Rule 2: no bytes layout, no I/O, no Spark.
 Names are RocketMQ's in Python case; offsets always say whose offset they are.
-
-What a listener's answer means: how its call ended, and what becomes of the messages.
-
-The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted
-anything.
 """
 
 from __future__ import annotations
@@ -310,7 +305,7 @@ class QueueRange:
     reconsume_times: int = 0
     """How often the message at ``start`` was given back by the listener so far."""
     put_back: str = ""
-    """How often messages from ``start`` on were given back so far, as text of ``consume.put_back``; empty
+    """How often messages from ``start`` on were given back so far, as text of ``consume.retry_counts``; empty
     when the first message alone was, or none."""
 
     @property

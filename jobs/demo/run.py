@@ -1,7 +1,5 @@
 """Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
 
-Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
-
 The demo's topic: eight queues, spread over the brokers of whatever cluster is there.
 
 The embedded cluster of a demo run: ``broker_sim`` as a child process.

@@ -8,7 +8,7 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 class OneMember:
-    """Holds all queues there are, except those taken away; implements ``group.ownership.QueueOwnership``."""
+    """Holds all queues there are, except those taken away; implements ``group.member.QueueOwnership``."""
 
     def __init__(self, queues: Callable[[], Collection[MessageQueue]]) -> None:
         self._queues = queues

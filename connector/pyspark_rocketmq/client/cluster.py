@@ -10,8 +10,6 @@ When a message was stored, asked of its broker as an operator asks: no group's o
 touched.
 
 Calls to several servers at the same time, so that one that does not answer costs the others nothing.
-
-SQL92 conditions, which brokers are asked about before they are believed to filter by them.
 """
 
 from __future__ import annotations

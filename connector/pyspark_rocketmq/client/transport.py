@@ -4,8 +4,6 @@ One TCP connection: the only place that makes system calls on sockets.
 
 Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address.  Rule 2: no call blocks
 without a bound.  Nothing here knows frames or requests.
-
-UNIQ_KEYs for the messages a producer sends: who, when, and a counter.
 """
 
 from __future__ import annotations

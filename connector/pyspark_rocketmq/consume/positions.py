@@ -19,7 +19,7 @@ last one that is known to have arrived and those behind it.
 Whether the messages under a queue's offsets are still those that were consumed. Pure.
 
 A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under
-offsets that were there before: the queue's next *life* (``consume.watermark``).  Bounds alone do not tell,
+offsets that were there before: the queue's next *life* (``sinks.base``).  Bounds alone do not tell,
 for the new log may have grown past the old offsets.  So the offset row remembers the newest message consumed:
 its queue offset, and two numbers that masters and replicas share and that no other message at this offset
 has.

@@ -7,7 +7,7 @@ Rule 2: an offset that is sent a second time, or late, is sent only if the store
 epoch it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it
 would hide that.
 Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else
-the broker has at the next claim was put there by somebody else (``consume.reconcile``).
+the broker has at the next claim was put there by somebody else (``consume.positions``).
 Rule 4: a thread is there only while something is to be done; nothing must be closed.
 """
 

@@ -2,7 +2,7 @@
 
 What this member answers when a broker asks, on an administrator's behalf or its own.
 
-Implements ``client.server_requests.GroupMember``. Everything is read from the offset store, which is the
+Implements ``GroupMember``. Everything is read from the offset store, which is the
 truth, and from the running member; nothing here is on the way of a message.
 
 What brokers ask of their clients: decoded, handed to the member of a group, answered as Java's client

@@ -1,7 +1,5 @@
 """What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver.
 
-What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver.
-
 How often something that happens again and again is told: in full at first, then as a count, at growing
 intervals.
 """

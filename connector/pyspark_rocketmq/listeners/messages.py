@@ -1,11 +1,6 @@
 """Messages out of the columns they arrive in, made when they are to be delivered.
 
 Messages out of the columns in which Spark hands them to ``mapInArrow``.
-
-A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
-
-Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
-Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 f
 booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at
 first, inside arrays, maps and structs too, and only then Arrow is asked.  Whatever passes here, Spark
 converts, also next to any other value that passes.
-
-The engine's rows and Arrow: for engines that answer Spark in Arrow, and for rows that wait for a commit.
 """
 
 from __future__ import annotations

@@ -97,15 +97,15 @@ class OffsetRow(NamedTuple):
     empty when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it.
     """
     statistics: str = ""
-    """How fast the owner has been lately, as ``consume.statistics`` writes it; JSON. A claim forgets it."""
+    """How fast the owner has been lately, as ``consume.metrics`` writes it; JSON. A claim forgets it."""
     generation: int = 0
     """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never
     else."""
     last_message: str = ""
     """The newest message consumed in this life, or the last one that its beginning passed over, as
-    ``consume.lives`` writes it; empty when there was none."""
+    ``consume.positions`` writes it; empty when there was none."""
     shown: str = ""
-    """What the queue's broker may have of the group by this side, as ``consume.reconcile`` writes it; empty
+    """What the queue's broker may have of the group by this side, as ``consume.positions`` writes it; empty
     when that was never looked at."""
     sinks: str = ""
     """The sinks of the batch that moved the row last, as ``sinks.standing`` writes them; JSON. Empty without
@@ -127,7 +127,7 @@ class QueueCommit:
     statistics: str = ""
     """As of this batch; a commit that changes nothing else does not store it."""
     last_message: str = ""
-    """The newest message consumed, as ``consume.lives`` writes it; empty when the batch consumed none."""
+    """The newest message consumed, as ``consume.positions`` writes it; empty when the batch consumed none."""
     is_shown: bool = False
     """Whether the queue's broker is going to be told ``next_offset``."""
     arrived: int | None = None
@@ -150,7 +150,7 @@ class Passed(NamedTuple):
     epoch: int
     """The stored one, as of the look at the queue."""
     last_message: str
-    """As ``consume.lives`` writes it."""
+    """As ``consume.positions`` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension, unless ``consume.reconcile`` says of the
+        A stored ``next_offset`` is kept, with its suspension, unless ``consume.positions`` says of the
         group's offsets ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue
         since. An unknown queue begins at ``starts[queue]``, in its first life unless ``generations`` names
         another.

@@ -5,8 +5,7 @@ What a query needs of a place for its rows: the promise that makes rows arrive e
 A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and
 moves it in the transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the
 watermarks, tasks write what is not below them, ``commit`` makes their work and the new watermarks visible
-together, or neither.  Whatever is killed, run again or run twice in between, each row is there once
-(``consume.watermark``).
+together, or neither.  Whatever is killed, run again or run twice in between, each row is there once.
 
 Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
 survive a fork.
@@ -31,11 +30,6 @@ the next life, which has a watermark of its own and begins without one, so that 
 Rows that a sink has already, by its watermarks: they are dropped before they are written. Runs in tasks.
 
 Rows as text, where JSON is all that travels: a compressed Arrow stream in base 64.
-
-Columns that leave the engine: the message's position, the listener's own, and the ack.
-
-A data row has its position and the listener's columns; an ack row has its queue and ``ack``, the JSON of a
-:class:`~pyspark_rocketmq.consumer.engine.output.QueueAck`.  The sink's table has the data row's columns.
 """
 
 from __future__ import annotations
@@ -238,7 +232,7 @@ class Sink(Protocol):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch of no other than these queues, each in the life of this generation.
 
-        A generation grows where a queue's offsets begin again (``consume.watermark``). The sink has nothing
+        A generation grows where a queue's offsets begin again. The sink has nothing
         of a life whose rows it never got, whatever it has of the one before it.
         """
         ...

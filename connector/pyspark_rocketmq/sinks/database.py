@@ -311,7 +311,7 @@ class CollectedRows:
     """A task's rows on their way to the driver."""
 
     rows: str
-    """As ``arrow_text`` writes them."""
+    """As ``sinks.base`` writes them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""

@@ -5,23 +5,6 @@ history.
 
 The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
 skipped: such tables are left to Spark's own writer.
-
-Exactly once into a sink: which rows are new, and how far the sink got per queue.
-
-A replayed batch need not equal the first attempt: a listener may fail the second time, or get farther. So a
-batch id cannot tell what the sink holds; only a position per queue can. The sink keeps that position, the
-*watermark*, in the same transaction as the rows, and every commit goes through three steps:
-
-1. read the watermarks the sink holds;
-2. drop rows whose ``queueOffset`` is below their queue's watermark: an earlier attempt wrote them;
-3. commit the remaining rows and the watermarks that grow, together.
-
-Whatever was acknowledged, replayed or lost in between, the sink then holds the rows of exactly the messages
-below its watermark. Offsets are committed after that, so the offset store is never ahead of the sink.
-
-A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
-anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
-the next life, which has a watermark of its own and begins without one, so that all its rows are written.
 """
 
 from __future__ import annotations

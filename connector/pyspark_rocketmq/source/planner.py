@@ -1,6 +1,6 @@
 """Plans micro-batches: asks, decides by `consume.planning`, waits where Spark cannot.
 
-Plans micro-batches: asks the cluster and the progress, lets ``consume.plan`` decide, waits where Spark
+Plans micro-batches: asks the cluster and the progress, lets ``consume.planning`` decide, waits where Spark
 cannot.
 
 Lives in the source runner, a long-lived process without a SparkSession, where an exception ends the query and

@@ -16,12 +16,6 @@ behind it, columns of whole numbers. The line is ``{"brokers": [[topic, brokerNa
 difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then the next
 ones, up to eight, since most of these are 0.
 
-Reads one queue range on an executor: pulls in flight, answers in order, columns out.
-
-Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left
-out in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
-offsets by :mod:`pyspark_rocketmq.source.reader`.
-
 What a task gets: one queue range and how to read it.
 
 A planned range handed on unread: whoever consumes its messages reads them where it consumes them.

@@ -9,17 +9,6 @@ offsets by :mod:`pyspark_rocketmq.source.reader`.
 A generator that runs ahead in a thread of its own: the next is made while the caller uses what it has.
 
 Finds the offsets missing from a queue's messages: without a filter every offset has one.
-
-A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
-
-A consumer that takes the source's rows in the very next operator would have every message decoded in one
-Python process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a
-range travels in the place of its messages, and is read once it has arrived.
-
-The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as
-these ranges have offsets, are null: Spark counts a stream's rows as its input (``numInputRows``), and users
-watch that. Once counted they are dropped, where that costs least. Short ranges share a task, and a ticket
-(:mod:`~pyspark_rocketmq.consume.planning`).
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.latest(start)
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``plan_offset``."""
+        """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``source.ranges``."""
         newest: dict[str, dict[str, dict[str, int]]] = {}
         for queue, bounds in sorted(self._planner.newest().items()):
             brokers = newest.setdefault(queue.topic, {})

@@ -14,11 +14,6 @@ message rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an
 meanwhile, ``ended`` if it is not as long as it was planned, ``bounds`` if the broker told where the queue
 begins and ends, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a
 message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
-
-A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
-
-Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
-Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ What a consumer wants of a topic: tag expressions, and how broker and client mat
 The broker compares hash codes only; the client must compare the tags themselves afterwards.
 
 Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.
-
-Java's hash of a sharding key and the queue it chooses: same key, same queue, whoever sends.
 """
 
 from __future__ import annotations

@@ -6,12 +6,6 @@ Rule 1: when a call returns, a broker has stored a copy; when it raises, the mes
 Rule 2: a copy may be stored twice, where an answer was lost: what comes back may come back twice.
 
 Where an orderly consumer's messages go that failed too often (row D6).
-
-The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at
-once.
-
-Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and
-checked before anything of it is delivered, because the whole of it is acknowledged.
 """
 
 from __future__ import annotations

@@ -20,10 +20,6 @@ The direct engine: each task takes the planned ranges it reads through the user'
 Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.
 Nothing moves between tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
 :mod:`~pyspark_rocketmq.consumer.engine.direct`.
-
-Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are
-coalesced; in both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose
-rows were shuffled, lost or doubled is refused before anything of it is delivered.
 """
 
 from __future__ import annotations

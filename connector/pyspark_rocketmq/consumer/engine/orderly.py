@@ -348,7 +348,7 @@ class RangeConsumer:
         send_back: SendBackSettings | None = None,
         hooks: ConsumeHooks | None = None,
     ) -> None:
-        """Prepare for any number of ranges; ``listener`` has any of the forms of ``listener_forms``.
+        """Prepare for any number of ranges; ``listener`` has any of the forms of ``listeners.forms``.
 
         Raises:
             OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back``

@@ -137,7 +137,7 @@ class QueueAck:
     """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all.
     """
     last_message: str = ""
-    """The newest message passed, as ``consume.lives`` writes it; empty when none was."""
+    """The newest message passed, as ``consume.positions`` writes it; empty when none was."""
     figures: Figures = field(default_factory=Figures)
     """What reading and consuming the range took (row D11)."""
 

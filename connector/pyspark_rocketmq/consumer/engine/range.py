@@ -8,12 +8,6 @@ Rule 2: the whole range is acknowledged, so a row that was lost or doubled on th
 The messages of a planned range by index, which machines go by, and by queue offset, which everybody else
 does.
 
-The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
-
-Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.
-Nothing moves between tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
-:mod:`~pyspark_rocketmq.consumer.engine.direct`.
-
 Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are
 coalesced; in both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose
 rows were shuffled, lost or doubled is refused before anything of it is delivered.

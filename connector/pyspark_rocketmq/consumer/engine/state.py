@@ -52,7 +52,7 @@ def consume_orderly(
     Args:
         messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
         listener: Called with messages of one queue in order, and a context; in any of the forms of
-            ``listener_forms``.
+            ``listeners.forms``.
         output_schema: Columns of the rows it emits.
         settings: RocketMQ's defaults if not given.
         send_back: How dead letters are sent; needed with ``max_reconsume_times``.

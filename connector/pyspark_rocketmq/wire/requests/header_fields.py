@@ -1,4 +1,4 @@
-"""How the dataclasses of ``headers`` and ``admin_headers`` are declared, written as ext fields and read back.
+"""How the dataclasses of ``headers`` and ``admin`` are declared, written as ext fields and read back.
 
 Everything travels as text. A field's metadata holds Java's spelling and its codec; a field with no default is
 required (``@CFNotNull``), ``None`` is not sent.
@@ -20,7 +20,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 class Header(Protocol):
-    """Any dataclass of ``headers`` or ``admin_headers``."""
+    """Any dataclass of ``headers`` or ``admin``."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 

@@ -1,8 +1,6 @@
 """What an answer means, success or which error; how a request is named in an error.
 
 What a server's answer means: success, or which error. One table for all requests.
-
-What a channel sends: something that becomes a frame once its opaque is known.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Requests that send messages, and what their answers say. Pure: the caller brings ids and times.
 
 Java's hash of a sharding key and the queue it chooses: same key, same queue, whoever sends.
-
-Where a message goes: the pure choices of a producer.
 """
 
 from __future__ import annotations
