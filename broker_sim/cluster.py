@@ -1,7 +1,5 @@
 """A name server and some brokers together, on an event loop or a thread of their own.
 
-A name server and some brokers together, on a thread of their own.
-
 with SimCluster(brokers=2) as cluster:
     cluster.create_topic("orders", queues=4)
     client = connect(cluster.name_servers)

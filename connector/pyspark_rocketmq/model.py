@@ -1,7 +1,5 @@
 """The values everything else speaks of: queues, messages, routes, ranges and RocketMQ's enums.
 
-The values everything else speaks of: queues, messages, routes, ranges and the enums of RocketMQ.
-
 Rule 1: frozen values only, complete or not built at all.  Rule 2: no bytes layout, no I/O, no Spark.
 Names are RocketMQ's in Python case; offsets always say whose offset they are.
 """

@@ -1,7 +1,5 @@
 """One connection: requests out, answers matched, the server's own requests handled.
 
-One connection: requests out, answers matched, the server's own requests answered.
-
 Theory.  A channel owns one reader thread.  It alone receives, decodes and calls back; callers only send.
 What is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table
 calls it

@@ -1,7 +1,5 @@
 """One TCP connection: the only place with system calls on sockets.
 
-One TCP connection: the only place that makes system calls on sockets.
-
 Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address.  Rule 2: no call blocks
 without a bound.  Nothing here knows frames or requests.
 """

@@ -246,11 +246,10 @@ class MicroBatchPlanner:
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
     def _left(self, progress: Mapping[MessageQueue, QueueProgress]) -> dict[MessageQueue, int]:
-        caps = self._caps or {}
         return {
-            queue: each.next_offset
-            for queue, each in sorted(progress.items())
-            if each.next_offset < caps.get(queue, 0)
+            queue: progress[queue].next_offset
+            for queue, cap in sorted((self._caps or {}).items())
+            if queue in progress and progress[queue].next_offset < cap
         }
 
     def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
