@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,11 +12,13 @@ from rich.console import Console
 
 from jobs.settings import ClusterAccess
 from jobs.tables import OutputForm
-from pyspark_rocketmq.options.declare import OptionSet, specs_of
+from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, specs_of
 from pyspark_rocketmq.options.parsers import closest
 
 PROGRAM: Final = "./spark-submit.sh"
 _LOG_WIDTH: Final = 200
+_HELP_WIDTH: Final = 120
+"""At most: longer lines are hard to read."""
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
@@ -50,6 +52,7 @@ class JobCommand(click.Command):
             kwargs: Click's.
         """
         super().__init__(*args, **kwargs)
+        self.context_settings = {"max_content_width": _HELP_WIDTH}
         self.settings = settings
         self._examples = examples
 
@@ -82,14 +85,19 @@ class JobCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """Write one entry an option, required ones first."""
         access = {spec.key for spec in specs_of(ClusterAccess)}
+        known = specs_of(self.settings)
+        keys = {spec.key for spec in known}
         specs = sorted(
-            specs_of(self.settings),
+            known,
             key=lambda spec: (not spec.default_text.startswith("required"), spec.key in access),
         )
         with formatter.section("Keys of --option and of the --conf file"):
             formatter.write_dl(
                 [
-                    (spec.key, f"{spec.doc} [{spec.default_text}{' ' + spec.unit if spec.unit else ''}]")
+                    (
+                        spec.key,
+                        f"{spec.doc} [{_default_of(spec, keys)}{' ' + spec.unit if spec.unit else ''}]",
+                    )
                     for spec in specs
                 ]
             )
@@ -97,6 +105,11 @@ class JobCommand(click.Command):
             with formatter.section("Examples"):
                 for example in self._examples:
                     formatter.write(f"{'':{formatter.current_indent}}{PROGRAM} {example}\n")
+
+
+def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:
+    """What holds if it is not given; where it is required, which of ``keys`` will do in its place."""
+    return ", or ".join([spec.default_text, *(f"`{key}`" for key in spec.instead if key in keys)])
 
 
 def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's

@@ -271,7 +271,6 @@ class ConsumeSettings(ClusterAccess):
         "listener",
         parse=parse_listener_name,
         instead=("bodySchema",),
-        default_text="required, or `bodySchema`",
         doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in "
         "the current directory.",
     )
@@ -279,7 +278,6 @@ class ConsumeSettings(ClusterAccess):
         "outputSchema",
         parse=text_value,
         instead=("bodySchema",),
-        default_text="required, or `bodySchema`",
         doc="Columns the listener emits, as DDL such as 'order_id string, step string'.",
     )
     body_schema: str | None = option(

@@ -53,6 +53,7 @@ from jobs.stored_groups import StoredGroup, open_group
 from jobs.tables import OutputForm, print_records
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.table import query_rows, sql_literal
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.delta_rules import app_id
@@ -123,9 +124,8 @@ class SinkWatermarks:
         shown = " OR ".join(_rows_from(move, "`") for move in back)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
-            f"Nothing was changed: {count} rows that group {consumer_group} would write again are still in "
-            f"{self._path}, "
-            f"and would be there twice. Remove them first: {remedy}"
+            f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group {consumer_group} "
+            f"would write again, and would have twice. Remove them first: {remedy}"
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:

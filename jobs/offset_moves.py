@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.display import counted, peer_text
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, is_retry_topic
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.options.parsers import iso_time
@@ -316,5 +316,6 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
         "on from the new offsets with its next trigger."
     )
     return (
-        f"{len(held)} of {len(moves)} queues are being consumed by {holders}. Nothing was changed. {remedy}"
+        f"{len(held)} of {counted(len(moves), 'queue')} {'is' if len(held) == 1 else 'are'} being consumed by "
+        f"{holders}. Nothing was changed. {remedy}"
     )

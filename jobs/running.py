@@ -37,6 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import pyspark_rocketmq
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.source.session import check_classic
@@ -56,11 +57,16 @@ def spark_session(job: str) -> Iterator[SparkSession]:
     asked.
     """
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
+    started_s = time.monotonic()
     spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
     check_classic(spark, f"Job '{job}'", "it does its work in this process, which is not the driver there")
     # Spark's own handler asks the JVM to cancel its jobs first.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pyspark_rocketmq.register(spark)
+    print(
+        f"Spark is there after {time.monotonic() - started_s:.0f} s; its first rows take some seconds more.",
+        file=sys.stderr,
+    )
     try:
         yield spark
     except Exception:
@@ -136,6 +142,7 @@ class _PassesOn:
 
 _POLL_S = 0.25
 _LINE_EVERY_S = 5.0
+_ROWS = "rows committed by this run"
 
 _RAISED_IN_PYTHON = re.compile(
     r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| "
@@ -151,6 +158,7 @@ class RowCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._rows = 0
+        self._batch_id = -1
         self._given_back = 0
         self._last_error = ""
 
@@ -158,6 +166,7 @@ class RowCounter:
         """A batch was committed (``BatchListener``)."""
         with self._lock:
             self._rows += report.rows
+            self._batch_id = report.batch_id
             self._given_back += sum(ack.failed for ack in report.acks)
             self._last_error = next(
                 (ack.last_error for ack in report.acks if ack.last_error), self._last_error
@@ -170,6 +179,12 @@ class RowCounter:
             return self._rows
 
     @property
+    def batch_id(self) -> int:
+        """The micro-batch of the newest rows; -1 before the first."""
+        with self._lock:
+            return self._batch_id
+
+    @property
     def given_back(self) -> int:
         """Deliveries the listener failed."""
         with self._lock:
@@ -178,7 +193,7 @@ class RowCounter:
     def __str__(self) -> str:
         """What there is to say at the end."""
         with self._lock:
-            text = f"rows committed: {self._rows:,}"
+            text = f"{_ROWS}: {self._rows:,}"
             if self._given_back:
                 text += f"; deliveries given back by the listener: {self._given_back:,}"
             return f"{text}; last error: {self._last_error}" if self._last_error else text
@@ -200,13 +215,14 @@ class Shown:
     """How much of something is done: a bar, or, where there is no terminal, a line now and then."""
 
     def __init__(self, console: Console, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Show nothing yet; ``what`` is done, such as "rows committed"."""
+        """Show nothing yet; ``what`` is done, such as "messages stored"."""
         self._console = console
         self._what = what
         self._clock = clock
         self._bar = progress_bar(console)
         self._task = self._bar.add_task(what, total=None)
         self._line_due_s = clock() + _LINE_EVERY_S
+        self._has_said_less = False
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -219,10 +235,13 @@ class Shown:
         """Show that ``done`` of ``total`` is done; None: there is no end."""
         more = f" · {beside}" if beside else ""
         self._bar.update(self._task, completed=done, total=total, description=self._what + more)
-        if not self._console.is_terminal and self._clock() >= self._line_due_s:
+        if self._console.is_terminal:
+            return
+        if self._clock() >= self._line_due_s or (self._has_said_less and done == total):
             count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
             self._console.print(f"{self._what}: {count}{more}")
             self._line_due_s = self._clock() + _LINE_EVERY_S
+            self._has_said_less = done != total
 
 
 def failure_sentence(text: str) -> str:
@@ -238,17 +257,14 @@ def failure_sentence(text: str) -> str:
     return next(iter(text.strip().splitlines()), "no reason given")
 
 
-def behind_text(figures: BatchFigures) -> str:
-    """Where a query's queues are, for one line beside the rows; empty while it is not known."""
-    if figures.lag is None:
+def behind_text(figures: BatchFigures, counter: RowCounter) -> str:
+    """Where a query's queues are, for one line beside the rows; empty while that is not known for these rows."""
+    # A batch's rows are counted before Spark tells where its queues are.
+    if figures.lag is None or figures.batch_id < counter.batch_id:
         return ""
     age = "" if not figures.lag_s else f" for {figures.lag_s:.1f} s"
-    suspended = f", {_counted(figures.suspended, 'queue')} suspended" if figures.suspended else ""
-    return f"{_counted(figures.lag, 'message')} behind{age}{suspended}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    suspended = f", {counted(figures.suspended, 'queue')} suspended" if figures.suspended else ""
+    return f"{counted(figures.lag, 'message')} behind{age}{suspended}"
 
 
 def await_query(
@@ -267,13 +283,13 @@ def await_query(
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
     """
-    with Shown(console, "rows committed") as shown:
+    with Shown(console, _ROWS) as shown:
         # Not in awaitTermination: Ctrl-C inside a call to the JVM is reported with a traceback.
         while query.isActive:
             if is_enough():
                 return
             time.sleep(_POLL_S)
-            shown(counter.rows, total, _behind(query, monitor))
+            shown(counter.rows, total, _behind(query, counter, monitor))
         shown(counter.rows, total)
     check_ended_well(query)
 
@@ -290,6 +306,6 @@ def check_ended_well(query: StreamingQuery) -> None:
         raise JobFailed(f"The streaming query failed: {failure_sentence(str(error))}") from error
 
 
-def _behind(query: StreamingQuery, monitor: QueryMonitor | None) -> str:
+def _behind(query: StreamingQuery, counter: RowCounter, monitor: QueryMonitor | None) -> str:
     state = None if monitor is None else monitor.queries().get(str(query.runId))
-    return "" if state is None else behind_text(state.latest)
+    return "" if state is None else behind_text(state.latest, counter)

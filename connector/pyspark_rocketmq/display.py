@@ -36,6 +36,11 @@ def _printable(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
+def counted(number: int, what: str) -> str:
+    """Such as "1 queue", "1,000 queues"."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 _MASK: Final = "***"
 _USER_INFO: Final = re.compile(
     # abfss://CONTAINER@ACCOUNT/… and wasbs:// have no secret there, but for a colon.

@@ -21,7 +21,7 @@ from pyspark_rocketmq.publish.writer import RocketMQStreamWriter, RocketMQWriter
 from pyspark_rocketmq.source.ranges import TICKET_SCHEMA
 from pyspark_rocketmq.source.readers import RocketMQBatchReader, RocketMQStreamReader
 from pyspark_rocketmq.source.schema import spark_schema
-from pyspark_rocketmq.source.session import check_worker_python, is_classic, is_speculative
+from pyspark_rocketmq.source.session import check_session, check_worker_python, is_classic, is_speculative
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class DefaultSource(DataSource):
             raise OptionError(
                 ("mode 'overwrite' is not possible: messages cannot be taken back. Use mode('append')",)
             )
-        options = self._write_options()
+        options = self._write_options("save")
         return RocketMQWriter(options, column_positions(schema, options), seen_routes(options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
@@ -101,7 +101,7 @@ class DefaultSource(DataSource):
             OptionError: With every problem of the options.
             SchemaError: With every problem of the columns.
         """
-        options = self._write_options()
+        options = self._write_options("start")
         return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
     def _schema_problems(self, schema: StructType) -> list[str]:
@@ -120,7 +120,8 @@ class DefaultSource(DataSource):
         )
         return [problem]
 
-    def _write_options(self) -> WriteOptions:
+    def _write_options(self, method: str) -> WriteOptions:
+        self._refuse_path(method)
         return WriteOptions.parse(_without_sparks_own(self.options))
 
     def _read_options(self) -> ReadOptions:
@@ -131,10 +132,13 @@ class DefaultSource(DataSource):
                 "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
             )
             raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
-        if "path" in self.options:
-            problem = f"load() takes no path; write .option('topic', '{self.options['path']}').load()"
-            raise OptionError((problem,))
+        self._refuse_path("load")
         return ReadOptions.parse(dict(self.options))
+
+    def _refuse_path(self, method: str) -> None:
+        if "path" in self.options:
+            topic = self.options["path"]
+            _refuse([f"{method}() takes no path; write .option('topic', '{topic}').{method}()"])
 
 
 def _refuse(problems: list[str]) -> None:
@@ -155,8 +159,9 @@ def register(spark: SparkSession) -> None:
 
     Raises:
         RocketMQError: If the workers' Python cannot run this package, or another data source of this name is
-            on the JVM's class path.
+            on the JVM's class path; if ``spark`` is None.
     """
+    check_session(spark, "register")
     if is_classic(spark):
         check_worker_python(spark)
     if is_speculative(spark):

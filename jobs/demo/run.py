@@ -314,8 +314,7 @@ def _consume(
         took_s = time.monotonic() - started_s
     console.print(
         f"Consumed {counter.rows} rows in {took_s:.1f} s, {counter.rows / took_s:,.0f} rows per second with "
-        "the "
-        f"query's start; deliveries given back by the listener on purpose: {counter.given_back}"
+        f"the query's start; deliveries given back by the listener on purpose: {counter.given_back}"
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from pyspark_rocketmq.client.cluster import TopicRoutes
+from pyspark_rocketmq.client.cluster import PatientLookup, TopicRoutes
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
@@ -149,3 +149,20 @@ def test_name_servers_that_are_away_are_an_error_unless_they_were_asked_for_the_
     name_server.down = ConnectFailed("ns:1", "refused")
     with pytest.raises(ConnectFailed):
         look()
+
+
+def test_who_waits_for_a_topic_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """G7: and goes on as if brokers had made it when the time is over."""
+    clock, made = FakeClock(), (MessageQueue("orders", "a", 0),)
+
+    class Finder:
+        def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
+            if may_create:
+                return made
+            raise TopicNotFound(17, f"no route of {topic}")
+
+    lookup = PatientLookup(cast("Any", Finder()), clock, 120.0, clock.advance)
+
+    assert lookup.queues("orders") == made
+    assert clock.monotonic_s() > 100
+    assert caplog.text.count("topic is not there, looking for it up to 120 s") == 1

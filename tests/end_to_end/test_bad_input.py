@@ -137,6 +137,14 @@ def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:
 def test_a_path_is_told_to_be_a_topic(spark: SparkSession) -> None:
     with pytest.raises(PySparkException, match=r"load\(\) takes no path; write .option\('topic', 'orders'\)"):
         spark.read.format("rocketmq").option("nameServers", "127.0.0.1:1").load("orders")
+    writer = spark.sql("SELECT 'a' AS body").write.format("rocketmq").option("nameServers", "127.0.0.1:1")
+    with pytest.raises(PySparkException, match=r"save\(\) takes no path; write .option\('topic', 'orders'\)"):
+        writer.mode("append").save("orders")
+
+
+def test_a_source_for_no_session_is_refused_in_a_sentence() -> None:
+    with pytest.raises(RocketMQError, match=r"register needs a Spark session, not None; make one by"):
+        register(None)  # type: ignore[arg-type]
 
 
 def test_a_batch_read_refuses_a_consumer_group(spark: SparkSession, tmp_path: Path) -> None:

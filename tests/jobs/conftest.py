@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
+import jobs.demo.run
 import jobs.publish
 import jobs.replay
 from pyspark_rocketmq.format import register
@@ -15,13 +16,13 @@ from pyspark_rocketmq.format import register
 
 @pytest.fixture
 def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    """What jobs ``publish`` and ``replay`` run on."""
+    """What jobs ``demo``, ``publish`` and ``replay`` run on."""
 
     @contextmanager
     def the_run_s_own(job: str) -> Iterator[SparkSession]:
         yield spark
 
-    for job in (jobs.publish, jobs.replay):
+    for job in (jobs.demo.run, jobs.publish, jobs.replay):
         monkeypatch.setattr(job, "spark_session", the_run_s_own)
     register(spark)
     return spark

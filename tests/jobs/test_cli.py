@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,7 +34,7 @@ def test_help_of_a_job_lists_its_options_with_defaults(capsys):
 def test_required_options_come_first_in_the_help(capsys):
     _, out, _ = run(capsys, "consume", "--help")
 
-    assert out.index("checkpoint") < out.index("subscription")
+    assert out.index("  checkpoint ") < out.index("  subscription ")
 
 
 @pytest.mark.parametrize(
@@ -175,3 +176,18 @@ def test_the_help_of_consume_begins_with_what_is_needed_and_ends_with_access(cap
     _, out, _ = run(capsys, "consume", "--help")
 
     assert out.index("  listener ") < out.index("  subscription ") < out.index("  tlsCaFile ")
+
+
+def test_the_help_of_consume_says_what_will_do_in_place_of_a_topic(capsys):
+    _, out, _ = run(capsys, "consume", "--help")
+
+    words = " ".join(out.split())
+    assert "The topic to read. [required, or `topics`, or `subscriptions`]" in words
+    assert "or `topicPattern`" not in words
+
+
+def test_help_uses_the_width_of_a_wide_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((200, 50)))
+    _, out, _ = run(capsys, "consume", "--help")
+
+    assert 100 < max(map(len, out.splitlines())) <= 120

@@ -13,11 +13,12 @@ import pytest
 from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from jobs.demo.orders import STEPS
 from jobs.demo.report import check_orders, print_head, read_orders, verdict_line
-from jobs.demo.run import RunNames, embedded_cluster, share_queues
+from jobs.demo.run import RunNames, embedded_cluster, run_demo, share_queues
 from jobs.demo.settings import DemoSettings
 from tests.packaging.checkout import ROOT
 
@@ -120,3 +121,23 @@ def test_the_head_of_the_table_leaves_out_what_is_not_for_reading():
     assert "queueOffset   order_id" in shown
     assert "paid" in shown
     assert not any(word in shown for word in ("delivered_ns", "topic", "packed"))
+
+
+@pytest.mark.spark
+@pytest.mark.sim
+def test_the_demo_says_before_it_consumes_that_its_warnings_are_part_of_it(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    assert session.version
+    output = io.StringIO()
+    run_demo(DemoSettings(orders=20, brokers=1, work_dir=str(tmp_path)), Console(file=output, width=200))
+
+    announced, consumed, judged = map(
+        output.getvalue().index,
+        (
+            "The listener gives some deliveries back on purpose; its warnings are part of the demo.",
+            "Consumed 100 rows",
+            "messages: 100 · rows: 100 · duplicates: 0 · lost: 0 · order violations: 0",
+        ),
+    )
+    assert announced < consumed < judged

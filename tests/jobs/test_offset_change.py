@@ -247,7 +247,7 @@ def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
     shop = Shop(store)
 
     with pytest.raises(
-        JobFailed, match=r"1 of 1 queues are being consumed by host@one \(its offset changed \d+ s ago"
+        JobFailed, match=r"1 of 1 queue is being consumed by host@one \(its offset changed \d+ s ago"
     ):
         shop.do(reset, ToOffset(0))
     assert shop.now() == {A0: 20}
@@ -314,7 +314,8 @@ def test_the_rows_that_a_sink_would_drop_are_shown(shop, sink):
 def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop, sink):
     """H1"""
     with pytest.raises(
-        JobFailed, match=r"10 rows that group etl would write again .* Remove them first: DELETE FROM"
+        JobFailed,
+        match=r"10 rows that group etl would write again, and would have twice. Remove them first: DELETE FROM",
     ):
         shop.do(reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
 

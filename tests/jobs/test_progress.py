@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.monitoring.batch_metrics import figures_of
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.fake_clock import FakeClock
-from tests.monitoring.events import NOW_S, Q0, planned, progress
+from tests.monitoring.events import NOW_S, Q0, planned, progress, report
 
 FROM_THE_PLANNER = """\
 [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] \
@@ -76,13 +77,13 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
     assert (counter.rows, counter.given_back) == (15, 3)
     assert (
         str(counter)
-        == "rows committed: 15; deliveries given back by the listener: 3; last error: ValueError: no"
+        == "rows committed by this run: 15; deliveries given back by the listener: 3; last error: ValueError: no"
     )
 
 
 def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():
     output, clock = io.StringIO(), FakeClock()
-    with Shown(Console(file=output, width=120), "rows committed", clock.monotonic_s) as shown:
+    with Shown(Console(file=output, width=120), "rows committed by this run", clock.monotonic_s) as shown:
         for done, total, beside in (
             (1_000, None, ""),
             (2_000, None, "7 messages behind"),
@@ -94,17 +95,47 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():
             clock.advance(2.5)
 
     lines = [line for line in output.getvalue().splitlines() if line]
-    assert lines == ["rows committed: 2,000 · 7 messages behind", "rows committed: 3,000 of 9,000"]
+    assert lines == [
+        "rows committed by this run: 2,000 · 7 messages behind",
+        "rows committed by this run: 3,000 of 9,000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines"), [(4.0, []), (6.0, ["messages stored: 0 of 900", "messages stored: 900 of 900"])]
+)
+def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds, lines):
+    output, clock = io.StringIO(), FakeClock()
+    with Shown(Console(file=output, width=120), "messages stored", clock.monotonic_s) as shown:
+        clock.advance(seconds)
+        shown(0, 900)
+        shown(900, 900)
+
+    assert output.getvalue().splitlines() == lines
+
+
+def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows():
+    figures = figures_of(
+        progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}, batch_id=3), None, NOW_S
+    )
+    counter = RowCounter()
+
+    def committed(batch_id):
+        counter(replace(report(acks=[], rows=[]), batch_id=batch_id))
+        return behind_text(figures, counter)
+
+    assert [committed(batch_id) for batch_id in (2, 3, 4)] == ["30 messages behind", "30 messages behind", ""]
 
 
 def test_beside_the_rows_is_how_far_the_query_is_behind():
     figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
 
-    assert behind_text(figures) == "30 messages behind"
-    assert behind_text(figures.with_stored_times({Q0: NOW_S - 2})) == "30 messages behind for 2.0 s"
+    assert behind_text(figures, RowCounter()) == "30 messages behind"
+    figures = figures.with_stored_times({Q0: NOW_S - 2})
+    assert behind_text(figures, RowCounter()) == "30 messages behind for 2.0 s"
 
 
 def test_what_no_broker_told_is_not_shown():
     figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
-    assert behind_text(figures) == ""
+    assert behind_text(figures, RowCounter()) == ""

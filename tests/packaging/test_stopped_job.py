@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
     assert exit_code == 128 + number, log.read_text()[-4000:]
     shown = log.read_text()
     assert "Stopped: what was in hand is committed, and the queues are given back." in shown
-    assert "rows committed: 1" in shown
+    assert "Starting Spark, which takes some seconds." in shown
+    assert re.search(r"Spark is there after \d+ s; its first rows take some seconds more", shown)
+    assert "rows committed by this run: 1" in shown
     assert not (tmp_path / "second").exists()
     assert DeltaTable(tmp_path / "sink").to_pyarrow_table().column("text").to_pylist() == ["first"]
     row = DeltaOffsetStore(tmp_path / "offsets").read("g")[MessageQueue("orders", "broker-a", 0)]

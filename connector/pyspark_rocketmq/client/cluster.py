@@ -145,6 +145,15 @@ class PatientLookup:
         Raises:
             RocketMQError: As of :meth:`Producer.queues`, after the time is over if it may pass.
         """
+        try:
+            return self._look(topic)
+        except _NotThere:
+            logger.warning(
+                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is "
+                "best created before it is written to topic=%s",
+                self.timeout_s,
+                topic,
+            )
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
             return call_with_retry(lambda: self._look(topic), UNTIL_DEADLINE, deadline, self.sleep)
@@ -155,13 +164,6 @@ class PatientLookup:
         try:
             return self.producer.queues(topic, may_create=False)
         except TopicNotFound as error:
-            logger.warning(
-                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is "
-                "best created before "
-                "it is written to topic=%s",
-                self.timeout_s,
-                topic,
-            )
             raise _NotThere(error.code, error.remark, request=error.request, address=error.address) from error
 
 

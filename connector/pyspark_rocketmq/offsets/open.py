@@ -20,6 +20,7 @@ from threading import Lock
 from typing import cast
 
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore, GroupAtBrokers
@@ -135,7 +136,7 @@ def checked_rows(
         else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
     )
     raise OffsetError(
-        f"Offsets of group {consumer_group} are gone from {store!r}, which had {len(seen)} queues of it at "
+        f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} of it at "
         f"the last look: it {what}. "
         "Nothing was consumed since. Put the newest state back and start the query again. Started without "
         "it, the query goes on where "

@@ -147,16 +147,25 @@ def check_speculation(spark: SparkSession) -> None:
         raise OptionError((problem,), where="Spark session")
 
 
+def check_session(spark: SparkSession | None, what: str) -> None:
+    """Refuse None, which ``SparkSession.getActiveSession()`` answers where there is no session.
+
+    Raises:
+        RocketMQError: With how to make one.
+    """
+    if spark is None:
+        raise RocketMQError(
+            f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
+        )
+
+
 def check_classic(spark: SparkSession, what: str, why: str) -> None:
     """Refuse a session of Spark Connect, whose driver is another process.
 
     Raises:
         RocketMQError: With what can be done instead.
     """
-    if spark is None:
-        raise RocketMQError(
-            f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
-        )
+    check_session(spark, what)
     if not is_classic(spark):
         raise RocketMQError(
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the "
