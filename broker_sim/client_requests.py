@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from broker_sim.admin_headers import CallClientHeader, ProducerGroupHeader
+from broker_sim.admin_bodies import encode_group_status
 from broker_sim.groups import Client
 from broker_sim.replies import ClientCall, NoAnswer, Outcome, Outgoing, Peer, Refused, reply
+from broker_sim.request_headers import CallClientHeader, ProducerGroupHeader
 from broker_sim.state import BrokerState, to_client
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
@@ -29,7 +30,6 @@ from pyspark_rocketmq.wire.requests.admin import (
     encode_consumer_connection,
 )
 from pyspark_rocketmq.wire.requests.bodies import queue_from_json
-from pyspark_rocketmq.wire.requests.client_info import encode_group_status
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GetConsumerListByGroupRequestHeader
 

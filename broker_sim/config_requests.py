@@ -13,7 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from broker_sim.admin_bodies import (
+    SubscriptionGroupConfig,
+    decode_group_config,
+    encode_group_config,
+    group_config_from_json,
+    group_config_to_json,
+)
 from broker_sim.replies import SERVER_VERSION, Refused, reply
+from broker_sim.request_headers import (
+    DeleteSubscriptionGroupRequestHeader,
+    GetSubscriptionGroupConfigRequestHeader,
+)
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from broker_sim.topic_requests import data_version
@@ -21,18 +32,7 @@ from broker_sim.topics import MOST_QUEUES
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java, read_object
-from pyspark_rocketmq.wire.requests.admin import (
-    DeleteSubscriptionGroupRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
-)
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.requests.topics import (
-    SubscriptionGroupConfig,
-    decode_group_config,
-    encode_group_config,
-    group_config_from_json,
-    group_config_to_json,
-)
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

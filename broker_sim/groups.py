@@ -28,11 +28,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.replies import Peer
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 

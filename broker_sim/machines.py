@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.layout import Host, read_stored, tag_hash
 from broker_sim.message_store import MessageStore
@@ -29,7 +30,6 @@ from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 
 
 def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Broker:

@@ -14,8 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from broker_sim.admin_headers import CloneGroupOffsetHeader, QueryTopicsByConsumerHeader, TopicAndGroupHeader
+from broker_sim.admin_bodies import ConsumeStats, OffsetWrapper, encode_consume_stats, encode_group_list
 from broker_sim.replies import Outgoing, Refused, reply
+from broker_sim.request_headers import (
+    CloneGroupOffsetHeader,
+    GetConsumeStatsRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+    QueryTopicsByConsumerHeader,
+    TopicAndGroupHeader,
+)
 from broker_sim.state import BrokerState, to_client
 from broker_sim.topic_requests import data_version
 from broker_sim.topics import Topic
@@ -23,14 +30,6 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java
-from pyspark_rocketmq.wire.requests.admin import (
-    ConsumeStats,
-    GetConsumeStatsRequestHeader,
-    OffsetWrapper,
-    QueryTopicConsumeByWhoRequestHeader,
-    encode_consume_stats,
-    encode_group_list,
-)
 from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, queue_to_json, subscription_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader

@@ -12,6 +12,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.delay import Postponement, postponement
 from broker_sim.layout import (
     MAX_PROPERTIES_LENGTH,
@@ -24,6 +25,7 @@ from broker_sim.layout import (
     read_stored,
 )
 from broker_sim.replies import SEE_FAQ, Peer, Refused, reply
+from broker_sim.request_headers import SendMessageRequestHeader
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from broker_sim.storing import ADDED_TO_EVERY_MESSAGE, encode_properties, postpone, store_run
 from broker_sim.topics import PERM_WRITE, Topic, is_closed_to_producers, name_problem
@@ -35,10 +37,8 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     ConsumerSendMsgBackRequestHeader,
-    SendMessageRequestHeader,
     SendMessageRequestHeaderV2,
 )
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 
 _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 

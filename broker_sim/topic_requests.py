@@ -15,35 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker_sim.admin_headers import QueryConsumeQueueHeader
+from broker_sim.admin_bodies import encode_topic_config, topic_config_to_json
 from broker_sim.replies import SEE_FAQ, Refused, reply
+from broker_sim.request_headers import (
+    DeleteTopicRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetTopicConfigRequestHeader,
+    QueryConsumeQueueHeader,
+    QueryMessageRequestHeader,
+    ViewMessageRequestHeader,
+)
 from broker_sim.state import BrokerState
 from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, Topic, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
-from pyspark_rocketmq.wire.requests.admin import (
-    DeleteTopicRequestHeader,
-    GetTopicConfigRequestHeader,
-    QueryMessageRequestHeader,
-    ViewMessageRequestHeader,
-)
 from pyspark_rocketmq.wire.requests.bodies import subscription_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     CreateTopicRequestHeader,
-    GetEarliestMsgStoretimeRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetTopicStatsInfoRequestHeader,
     SearchOffsetRequestHeader,
 )
-from pyspark_rocketmq.wire.requests.topics import (
-    encode_topic_config,
-    encode_topic_stats,
-    topic_config_to_json,
-)
+from pyspark_rocketmq.wire.requests.topics import encode_topic_stats
 
 
 def data_version(state: BrokerState) -> dict[str, object]:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from broker_sim.admin_bodies import TopicConfig
 from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
-from pyspark_rocketmq.wire.requests.topics import TopicConfig
 
 PERM_WRITE = 2
 PERM_READ = 4

@@ -7,7 +7,6 @@ import time
 
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
@@ -15,6 +14,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.applications.running_application import Group, wait_patiently
+from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import ClusterUnderTest
 
 _BACK_S = 120.0
@@ -42,7 +42,7 @@ class Operator:
 
         Never forward, which is to pass over messages.
         """
-        admin = AdminClient(self._pool, SystemClock(), request_timeout_s=30.0)
+        admin = Administrator(self._pool, SystemClock(), request_timeout_s=30.0)
         brokers = BrokerClient(self._pool, SystemClock(), request_timeout_s=30.0)
         time_ms = int((time.time() - _BACK_S) * 1000)
         rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
@@ -57,7 +57,7 @@ class Operator:
                 if any(brokers.search_offset(address, queue, time_ms) > at for queue, at in mine.items()):
                     done.append(f"{name} not, the group is behind")
                     continue
-                admin.reset_offset(address, self._group.group, self._topic, time_ms, force=False)
+                admin.reset_back(address, self._group.group, self._topic, time_ms)
             except RocketMQError as error:
                 done.append(f"{name} not: {type(error).__name__}")
             else:

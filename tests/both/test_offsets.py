@@ -73,19 +73,6 @@ def test_a_stored_minus_1_counts_as_none(client, address, queue, known_group, pu
         client.query_consumer_offset(address, known_group, queue, set_zero_if_not_found=False)
 
 
-def test_a_oneway_commit_arrives(client, address, queue, known_group):
-    """F1: what the Java client does every five seconds."""
-    client.update_consumer_offset(address, known_group, queue, 7, oneway=True)
-
-    def stored() -> int | None:
-        try:
-            return client.query_consumer_offset(address, known_group, queue)
-        except OffsetNotFound:
-            return None
-
-    assert wait_until(stored, reason="a oneway commit") == 7
-
-
 def test_offsets_are_kept_by_group_topic_and_queue(cluster, client, address, known_group):
     """F1: neither another queue nor another group sees them."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])

@@ -111,7 +111,7 @@ def test_a_user_with_the_rights_does_all_that_producing_and_consuming_take(secur
         assert brokers.min_offset(at, QUEUE) == 0
         assert brokers.search_offset(at, QUEUE, 0) == 0
         brokers.update_consumer_offset(at, GROUP, QUEUE, end)
-        brokers.update_consumer_offset(at, GROUP, QUEUE, end, oneway=True)
+        brokers.update_consumer_offset(at, GROUP, QUEUE, end)
         assert brokers.query_consumer_offset(at, GROUP, QUEUE) == end
         assert brokers.consumer_list(at, GROUP) == ("me",)
         assert brokers.lock_batch(at, GROUP, "me", [QUEUE]) == {QUEUE}

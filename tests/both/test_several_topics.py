@@ -21,6 +21,7 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from tests.both.support import await_readable
+from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.retries import but_retries
@@ -190,7 +191,7 @@ def test_a_topic_that_is_deleted_leaves_the_others_alone(
     """A2: a warning, as when all its brokers are away; a restarted query would refuse to start."""
     query = start("me")
     wait_until(lambda: plannable(query) >= queues_of(cluster, *topics), SOON_S)
-    admin = AdminClient(pool, SystemClock(), SOON_S)
+    admin = Administrator(pool, SystemClock(), SOON_S)
     for address in cluster.broker_addresses.values():
         admin.delete_topic(address, topics[0])
     wait_until(lambda: not cluster.routed_brokers(topics[0]), SOON_S, reason="the route being gone")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.replies import Outgoing
 from pyspark_rocketmq.model import MessageQueue
@@ -13,7 +14,6 @@ from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java, loads
 from pyspark_rocketmq.wire.requests.bodies import decode_offset_table
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
@@ -29,7 +30,6 @@ from pyspark_rocketmq.wire.requests.bodies import (
     decode_offset_table,
     encode_heartbeat,
 )
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, TAG, build_subscription
 from tests.broker_sim.exchange import add_topic, answer_in, ask, make_broker, request, send
 from tests.broker_sim.recorded import PAIRS, assert_same_answer, recorded

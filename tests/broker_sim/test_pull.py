@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
@@ -11,7 +12,6 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.broker_sim.exchange import (
     GROUP,

@@ -7,12 +7,12 @@ from zlib import compress
 
 import pytest
 
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from tests.broker_sim.exchange import GROUP, TOPIC, ask, make_broker, request, send
 from tests.broker_sim.stored_messages import stored_messages
 from tests.helpers.fake_clock import FakeClock

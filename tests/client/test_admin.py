@@ -15,15 +15,11 @@ from pyspark_rocketmq.errors import (
     ConsumerNotOnline,
     ExpressionInvalid,
     RemoteProtocolError,
-    TopicNotFound,
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
 from pyspark_rocketmq.wire.requests.bodies import loads
-from pyspark_rocketmq.wire.requests.client_info import ConsumeResult
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
-from tests.client.test_broker import CONSUMED
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
@@ -36,22 +32,9 @@ Call = Callable[[AdminClient, str], Any]
 
 CALLS: dict[str, tuple[int, Call]] = {
     "create topic": (13, lambda a, at: a.create_topic(at, "orders", 4)),
-    "topic config": (50, lambda a, at: a.topic_config(at, "%RETRY%FrOrderG")),
-    "delete topic": (84, lambda a, at: a.delete_topic(at, "FrNew")),
-    "groups of topic": (75, lambda a, at: a.groups_of_topic(at, "FrOrder")),
-    "create group": (81, lambda a, at: a.create_group(at, SubscriptionGroupConfig(group_name="FrNewG"))),
-    "delete group": (83, lambda a, at: a.delete_group(at, "FrNewG")),
     "consumer connection": (51, lambda a, at: a.consumer_connection(at, "FrOrderG")),
     "check subscription": (89, lambda a, at: a.check_subscription(at, "127.0.0.1@i-sql", "FrSqlG", SQL)),
-    "consume stats": (49, lambda a, at: a.consume_stats(at, "FrOrderG")),
-    "reset offset": (122, lambda a, at: a.reset_offset(at, "FrResetG", "FrReset", 0)),
-    "status of a group": (63, lambda a, at: a.consumer_status(at, "FrOrderG", "FrOrder")),
-    "status of a client": (65, lambda a, at: a.consumer_status(at, "FrOrderG", "FrOrder", "127.0.0.1@i")),
     "running info": (52, lambda a, at: a.running_info(at, "FrOrderG", "127.0.0.1@i-order")),
-    "consume directly": (69, lambda a, at: a.consume_directly(at, "FrOrderG", "127.0.0.1@i", CONSUMED, "7F")),
-    "view message": (184, lambda a, at: a.view_message(at, 0, "broker-a")),
-    "query message": (12, lambda a, at: a.query_messages(at, "FrA", BUSINESS_KEY, "broker-a")),
-    "broker config": (77, lambda a, at: a.broker_config(at)),
 }
 
 
@@ -99,37 +82,7 @@ def test_answers_become_values(server: ScriptedServer, admin: AdminClient) -> No
         replay(server, pair_id)
         return call(admin, server.address)
 
-    assert ask("topic config").topic_name == "%RETRY%FrOrderG"
-    assert ask("groups of topic") == ("FrOrder", "FrOrderG")
-    assert ask("consume stats").offsets[ORDERS_0].consumer_offset == 2
-    assert ask("status of a group")["127.0.0.1@i-order"][ORDERS_0] == 2
-    assert ask("reset offset") == {MessageQueue("FrReset", "broker-a", 0): 0} | {
-        MessageQueue("FrReset", "broker-a", 1): 0
-    }
     assert ask("running info").properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
-    assert ask("consume directly").consume_result is ConsumeResult.CR_SUCCESS
-    assert [message.keys for message in ask("query message")] == [BUSINESS_KEY]
-    assert ask("view message") == ask("query message")[0]
-
-
-def test_a_key_with_the_same_hash_is_not_taken_for_ours(server: ScriptedServer, admin: AdminClient) -> None:
-    """A broker's index knows hashes, not keys."""
-    replay(server, 12)
-
-    assert admin.query_messages(server.address, "FrA", "another", "broker-a") == ()
-    assert admin.query_messages(server.address, "FrA", "another", "broker-a", is_unique_key=True) == ()
-
-
-def test_no_message_is_an_empty_answer_and_a_refusal_an_error(
-    server: ScriptedServer, admin: AdminClient
-) -> None:
-    """Code 22 here means nothing found."""
-    replay(server, 186)
-    assert admin.query_messages(server.address, "FrA", "none", "broker-a") == ()
-
-    server.script = lambda peer, request: peer.answer(request, 17, remark="no topic")
-    with pytest.raises(TopicNotFound):
-        admin.query_messages(server.address, "FrA", "none", "broker-a")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +91,6 @@ def test_no_message_is_an_empty_answer_and_a_refusal_an_error(
         (170, "consumer connection", ConsumerNotOnline),
         (94, "check subscription", ExpressionInvalid),
         (169, "running info", BrokerError),
-        (70, "consume directly", BrokerError),
-        (185, "view message", BrokerError),
     ],
 )
 def test_refusals_are_errors_of_their_class(
@@ -153,24 +104,14 @@ def test_refusals_are_errors_of_their_class(
     assert type(caught.value) is error
 
 
-def test_a_look_at_one_message_must_give_one(server: ScriptedServer, admin: AdminClient) -> None:
-    with pytest.raises(RemoteProtocolError, match="0 messages"):
-        admin.view_message(server.address, 0, "broker-a")
-
-
 @pytest.mark.parametrize("remark", [None, "there is unexpected error when get running info"])
 def test_a_member_that_answers_with_a_remark_alone_is_told_by_it(
     admin: AdminClient, server: ScriptedServer, remark: str | None
 ) -> None:
     """D12: as a Go client does; its broker hands the answer on."""
     server.script = lambda peer, request: peer.answer(request, 0, remark=remark)
-    calls: tuple[Call, ...] = (
-        lambda a, at: a.running_info(at, "g", "10.0.0.1@7"),
-        lambda a, at: a.consume_directly(at, "g", "10.0.0.1@7", CONSUMED, "7F"),
-    )
 
-    for call in calls:
-        with pytest.raises(
-            RemoteProtocolError, match=rf"Member 10\.0\.0\.1@7 answered with nothing but '{remark or ''}'"
-        ):
-            call(admin, server.address)
+    with pytest.raises(
+        RemoteProtocolError, match=rf"Member 10\.0\.0\.1@7 answered with nothing but '{remark or ''}'"
+    ):
+        admin.running_info(server.address, "g", "10.0.0.1@7")

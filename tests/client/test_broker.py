@@ -8,7 +8,6 @@ import pytest
 
 from pyspark_rocketmq.client.broker import (
     Batch,
-    Boundary,
     BrokerClient,
     PullRequest,
     PullResult,
@@ -99,17 +98,12 @@ CALLS: dict[str, tuple[int, Call]] = {
     "max offset": (8, lambda b, at: b.max_offset(at, QUEUE)),
     "min offset": (9, lambda b, at: b.min_offset(at, QUEUE)),
     "search offset": (11, lambda b, at: b.search_offset(at, QUEUE, 1_700_000_000_000)),
-    "search offset, upper": (11, lambda b, at: b.search_offset(at, QUEUE, 0, Boundary.UPPER)),
-    "earliest time": (10, lambda b, at: b.earliest_message_time(at, QUEUE)),
     "pull": (31, lambda b, at: b.pull(at, PULL)),
-    "lite pull": (22, lambda b, at: b.lite_pull(at, PULL)),
     "heartbeat": (34, lambda b, at: b.heartbeat(at, HEARTBEAT)),
     "consumer list": (35, lambda b, at: b.consumer_list(at, "g")),
     "lock": (36, lambda b, at: b.lock_batch(at, "g", "10.0.0.1@1", {QUEUE})),
     "query offset": (38, lambda b, at: b.query_consumer_offset(at, "g", QUEUE)),
-    "commit oneway": (43, lambda b, at: b.update_consumer_offset(at, "g", QUEUE, 5, oneway=True)),
     "commit": (82, lambda b, at: b.update_consumer_offset(at, "g", QUEUE, 5)),
-    "unlock oneway": (44, lambda b, at: b.unlock_batch(at, "g", "10.0.0.1@1", {QUEUE}, oneway=True)),
     "unlock": (46, lambda b, at: b.unlock_batch(at, "g", "10.0.0.1@1", {QUEUE})),
     "topic stats": (71, lambda b, at: b.topic_stats(at, "orders")),
     "send back": (86, lambda b, at: b.send_message_back(at, CONSUMED, "g", 0, 16)),
@@ -227,9 +221,6 @@ def test_answers_become_values(server: ScriptedServer, brokers: BrokerClient) ->
 
     assert brokers.max_offset(at, QUEUE) == brokers.min_offset(at, QUEUE) == 41
     assert brokers.search_offset(at, QUEUE, 0) == brokers.query_consumer_offset(at, "g", QUEUE) == 41
-    assert brokers.search_offset(at, QUEUE, 0, Boundary.UPPER) == 41
-    assert brokers.earliest_message_time(at, QUEUE) is None
-    assert brokers.lite_pull(at, PULL).next_begin_offset == 49
     assert brokers.consumer_list(at, "g") == ("a", "b")
     assert brokers.lock_batch(at, "g", "me", [QUEUE, OTHER]) == {QUEUE}
     assert brokers.topic_stats(at, "orders")[QUEUE].max_offset == 9

@@ -26,19 +26,11 @@ from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests import bodies
 from pyspark_rocketmq.wire.requests.admin import (
-    ConsumeStats,
-    OffsetWrapper,
     encode_cluster_info,
-    encode_consume_stats,
-    encode_group_list,
     encode_topic_list,
 )
 from pyspark_rocketmq.wire.requests.topics import (
-    SubscriptionGroupConfig,
-    TopicConfig,
-    encode_group_config,
     encode_route,
-    encode_topic_config,
     encode_topic_stats,
 )
 from tests.client import test_admin, test_broker
@@ -50,15 +42,6 @@ FULL = MessageQueue("shop%orders", "broker-a", 3)
 ANSWERS = {
     RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({FULL}),
     RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats({FULL: QueueBounds(1, 9)}),
-    RequestCode.GET_CONSUME_STATS: encode_consume_stats(
-        ConsumeStats(offsets={FULL: OffsetWrapper(9, 4, 4, 0)})
-    ),
-    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: encode_group_list(["shop%g", "other"]),
-    RequestCode.GET_TOPIC_CONFIG: encode_topic_config(TopicConfig(topic_name="shop%orders")),
-    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: encode_group_config(
-        SubscriptionGroupConfig(group_name="shop%g")
-    ),
-    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: bodies.encode_offset_table({FULL: 7}),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(["a"]),
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: encode_topic_list(
         ["TBW102", "shop%orders", "%RETRY%shop%g", "orders"]
@@ -112,13 +95,7 @@ BROKER_CALLS = {name: call for name, (_, call) in test_broker.CALLS.items()}
 ADMIN_CALLS: dict[str, Callable[[AdminClient, str], Any]] = {
     name: call
     for name, (_, call) in test_admin.CALLS.items()
-    if name in {"create topic", "delete topic", "create group", "delete group", "check subscription"}
-} | {
-    "topic config": lambda a, at: a.topic_config(at, "orders"),
-    "group config": lambda a, at: a.group_config(at, "g"),
-    "groups of topic": lambda a, at: a.groups_of_topic(at, "orders"),
-    "consume stats": lambda a, at: a.consume_stats(at, "g", "orders"),
-    "reset offset": lambda a, at: a.reset_offset(at, "g", "orders", 0),
+    if name in {"create topic", "check subscription"}
 }
 
 
@@ -140,16 +117,10 @@ def test_a_request_names_topics_and_groups_with_their_namespace(
 def test_answers_name_topics_and_groups_without_it(answering: ScriptedServer, pool: ChannelPool) -> None:
     """A6: users never see the full names; names of no or another namespace stay."""
     brokers = BrokerClient(pool, SystemClock(), PATIENCE_S, namespace="shop")
-    admin = AdminClient(pool, SystemClock(), PATIENCE_S, namespace="shop")
     at = answering.address
 
     assert brokers.topic_stats(at, "orders") == {QUEUE: QueueBounds(1, 9)}
     assert brokers.lock_batch(at, "g", "me", [QUEUE]) == {QUEUE}
-    assert admin.consume_stats(at, "g").offsets.keys() == {QUEUE}
-    assert admin.groups_of_topic(at, "orders") == ("g", "other")
-    assert admin.topic_config(at, "orders").topic_name == "orders"
-    assert admin.group_config(at, "g").group_name == "g"
-    assert admin.reset_offset(at, "g", "orders", 0) == {QUEUE: 7}
 
 
 def test_name_servers_are_asked_for_the_full_name(

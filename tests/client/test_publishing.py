@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from random import Random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +7,6 @@ from pyspark_rocketmq.client.producer.attempts import (
     round_robin_queue,
     route_to_create,
     select_message_queue_by_hash,
-    select_message_queue_by_random,
 )
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, Message, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.wire.messages import encode_batch
@@ -58,10 +55,8 @@ def test_split_batches_keep_all_messages_in_order_and_the_size(sizes: list[int],
     assert all(len(part) == 1 or len(encode_batch(part)) <= max_bytes for part in parts)
 
 
-def test_a_queue_is_selected_by_key_or_by_chance() -> None:
-    """G1: Java's two selectors that choose one."""
+def test_a_queue_is_selected_by_key() -> None:
+    """G1: as Java's SelectMessageQueueByHash."""
     queues = [MessageQueue("t", "a", number) for number in range(7)]
-    source = Random(7)
 
     assert select_message_queue_by_hash(queues, "a") == queues[97 % 7]
-    assert {select_message_queue_by_random(queues, source) for _ in range(200)} == set(queues)

@@ -15,15 +15,14 @@ from pyspark_rocketmq.group.requests import ServerRequests
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.fastjson import read_object
 from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
 from pyspark_rocketmq.wire.properties import encode_properties
-from pyspark_rocketmq.wire.requests.bodies import encode_offset_list, encode_offset_table
+from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, offsets_from_json
 from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
-    decode_consumer_status,
-    decode_directly_result,
     decode_running_info,
 )
 from tests.helpers.golden import recorded_command
@@ -31,8 +30,10 @@ from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 RUNNING = decode_running_info(recorded_command(53, is_response=True).body)
-OFFSETS = decode_consumer_status(recorded_command(64, is_response=True).body)
-CONSUMED = decode_directly_result(recorded_command(68, is_response=True).body)
+OFFSETS = {MessageQueue("FrOrder", "broker-a", queue_id): 2 for queue_id in (1, 0)}
+CONSUMED = ConsumeMessageDirectlyResult(
+    consume_result=ConsumeResult.CR_SUCCESS, order=True, spent_time_mills=1
+)
 OTHER_GROUP = "not-ours"
 
 
@@ -151,7 +152,8 @@ def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic(member: Me
 def test_a_reset_comes_in_two_forms(server: ScriptedServer, broker: Peer, member: Member) -> None:
     """A1: a map, or a list when the operator's tool is written in C++."""
     offsets = {MessageQueue("FrReset", "broker-a", 0): 7}
-    for body in (encode_offset_table(offsets), encode_offset_list(offsets)):
+    in_cpp = b'{"offsetTable":[{"brokerName":"broker-a","offset":7,"queueId":0,"topic":"FrReset"}]}'
+    for body in (encode_offset_table(offsets), in_cpp):
         broker.send(replace(recorded_request(123), flag=0, body=body))
         assert server.next_answer().code == ResponseCode.SUCCESS
 
@@ -283,10 +285,8 @@ def test_the_member_knows_no_namespace() -> None:
     assert member.told[0] == ("reset", "g", "FrOrder", {MessageQueue("FrOrder", "broker-a", 0): 5})
     assert member.told[1:] == [("changed", "g"), ("status", "g", "FrOrder")]
     assert status is not None
-    assert decode_consumer_status(status.body)[full] == 2
+    assert offsets_from_json(read_object(status.body, "status"), "messageQueueTable")[full] == 2
 
 
 def test_results_name_what_the_listener_did() -> None:
     """A1: mqadmin prints it."""
-    assert CONSUMED.consume_result is ConsumeResult.CR_SUCCESS
-    assert CONSUMED.order is True

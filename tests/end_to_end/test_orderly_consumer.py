@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import pyspark_rocketmq
-from pyspark_rocketmq.client.admin import AdminClient
+from broker_sim.admin_bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
@@ -34,8 +34,8 @@ from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.wire.requests.topics import SubscriptionGroupConfig
 from tests.docs.pages import blocks
+from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
@@ -243,10 +243,10 @@ def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumptio
     def allow(*, allowed: bool) -> None:
         for address in consumption.cluster.broker_addresses.values():
             config = SubscriptionGroupConfig(group_name=consumption.group, consume_enable=allowed)
-            admin.create_group(address, config)
+            admin.put_group(address, config)
 
     with closing(ChannelPool(SystemClock())) as pool:
-        admin = AdminClient(pool, SystemClock(), PATIENCE_S)
+        admin = Administrator(pool, SystemClock(), PATIENCE_S)
         allow(allowed=False)
         query = Thread(target=drain, daemon=True)
         query.start()

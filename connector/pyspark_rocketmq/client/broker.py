@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Final
 
 from pyspark_rocketmq.client.calls import (
@@ -23,7 +22,7 @@ from pyspark_rocketmq.client.calls import (
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode
+from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests import bodies, headers
 from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields
@@ -42,7 +41,6 @@ from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 
 __all__ = [
     "Batch",
-    "Boundary",
     "BrokerClient",
     "PullRequest",
     "PullResult",
@@ -58,11 +56,8 @@ OnPull = Callable[[PullResult | RocketMQError], object]
 OnSend = Callable[[SendResult | RocketMQError], object]
 
 
-class Boundary(StrEnum):
-    """Which message a search by time finds (``BoundaryType``)."""
-
-    LOWER = "LOWER"
-    UPPER = "UPPER"
+_BOUNDARY: Final = "LOWER"
+"""A search by time finds the first message at or after the time (``BoundaryType.LOWER``)."""
 
 
 class BrokerClient(BrokerCalls):
@@ -75,18 +70,6 @@ class BrokerClient(BrokerCalls):
         named = named_pull(self._namespace, request)
         deadline = self._pull_deadline(request)
         answer = self._channel(address, deadline).request(named, deadline)
-        return value_of(pull_result(named, answer, address))
-
-    def lite_pull(self, address: str, request: PullRequest) -> PullResult:
-        """As :meth:`pull`, answered by threads of the broker that other pulls do not use.
-
-        Raises:
-            NoPermission: If the broker has no such threads (``litePullMessageEnable=false``).
-        """
-        named = named_pull(self._namespace, request)
-        lite = replace(named, sys_flag=named.sys_flag | PullSysFlag.LITE_PULL)
-        command = replace(lite.command(), code=RequestCode.LITE_PULL_MESSAGE)
-        answer = self._answer(address, command, self._pull_deadline(request))
         return value_of(pull_result(named, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
@@ -212,31 +195,19 @@ class BrokerClient(BrokerCalls):
         )
         return self._offset(address, RequestCode.GET_MAX_OFFSET, header)
 
-    def search_offset(
-        self, address: str, queue: MessageQueue, timestamp_ms: int, boundary: Boundary = Boundary.LOWER
-    ) -> int:
+    def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """The queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
 
         After the last message: the maximum. Before the first one it may be below the minimum.
-        With ``Boundary.UPPER`` that of the last message stored at or before it; 0 if there is none.
         """
         header = headers.SearchOffsetRequestHeader(
             topic=self._named(queue.topic),
             queue_id=queue.queue_id,
             timestamp=timestamp_ms,
-            boundary_type=boundary.value,
+            boundary_type=_BOUNDARY,
             broker_name=queue.broker_name,
         )
         return self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-
-    def earliest_message_time(self, address: str, queue: MessageQueue) -> int | None:
-        """When the first message the broker still has was stored, in milliseconds; None when it has none."""
-        header = headers.GetEarliestMsgStoretimeRequestHeader(
-            topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
-        )
-        answer = self._ask(address, RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-        found = from_ext_fields(headers.GetEarliestMsgStoretimeResponseHeader, answer.ext_fields)
-        return found.timestamp if found.timestamp >= 0 else None
 
     def topic_stats(self, address: str, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of all of the topic's write queues on this broker, in one request."""
@@ -269,18 +240,9 @@ class BrokerClient(BrokerCalls):
         return self._offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
 
     def update_consumer_offset(
-        self,
-        address: str,
-        consumer_group: str,
-        queue: MessageQueue,
-        commit_offset: int,
-        *,
-        oneway: bool = False,
+        self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int
     ) -> None:
-        """Store the next offset to consume; the broker takes any value, lower ones too.
-
-        ``oneway`` is what Java does; then nobody learns of an error.
-        """
+        """Store the next offset to consume; the broker takes any value, lower ones too."""
         header = headers.UpdateConsumerOffsetRequestHeader(
             consumer_group=self._named(consumer_group),
             topic=self._named(queue.topic),
@@ -288,7 +250,7 @@ class BrokerClient(BrokerCalls):
             commit_offset=commit_offset,
             broker_name=queue.broker_name,
         )
-        self._ask_or_tell(address, command_of(RequestCode.UPDATE_CONSUMER_OFFSET, header), oneway=oneway)
+        self._ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
     # --- membership and locks -------------------------------------------------------------------------------
 
@@ -337,17 +299,11 @@ class BrokerClient(BrokerCalls):
         return frozenset(self._bare_queues(dict.fromkeys(locked)))
 
     def unlock_batch(
-        self,
-        address: str,
-        consumer_group: str,
-        client_id: str,
-        queues: Iterable[MessageQueue],
-        *,
-        oneway: bool = False,
+        self, address: str, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
         """Give queues free; those not held by this client stay as they are."""
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, queues)
-        self._ask_or_tell(address, command, oneway=oneway)
+        self._checked(address, command)
 
     # --- how ------------------------------------------------------------------------------------------------
 

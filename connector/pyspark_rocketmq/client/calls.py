@@ -145,12 +145,6 @@ class BrokerCalls:
     def _oneway(self, address: str, command: RemotingCommand) -> None:
         self._channel(address, self._deadline()).oneway(command)
 
-    def _ask_or_tell(self, address: str, command: RemotingCommand, *, oneway: bool) -> None:
-        if oneway:
-            self._oneway(address, command)
-        else:
-            self._checked(address, command)
-
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
     """A request from its header's fields."""

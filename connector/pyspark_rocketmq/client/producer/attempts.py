@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
-from random import Random
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.broker import OnSend
@@ -97,11 +96,6 @@ def round_robin_queue(
 def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: ShardingKey) -> MessageQueue:
     """The queue of a sharding key among a topic's queues, in their order (``SelectMessageQueueByHash``)."""
     return queues[select_by_hash(sharding_key, len(queues))]
-
-
-def select_message_queue_by_random(queues: Sequence[MessageQueue], random: Random) -> MessageQueue:
-    """Any queue (``SelectMessageQueueByRandom``)."""
-    return queues[random.randrange(len(queues))]
 
 
 _AVOIDED_MS: Final = (

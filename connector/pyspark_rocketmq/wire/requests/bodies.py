@@ -265,13 +265,6 @@ def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
     return offsets_from_json(table, "offsetTable")
 
 
-def encode_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """Write the list form of 220 RESET_CONSUMER_CLIENT_OFFSET, which C++ administrators ask for."""
-    return dumps_java(
-        {"offsetTable": [queue_to_json(queue) | {"offset": offset} for queue, offset in offsets.items()]}
-    )
-
-
 def offsets_to_json(offsets: Mapping[MessageQueue, int]) -> ObjectMap:
     """Write a map of queue offsets, to be part of a body."""
     return ObjectMap((queue_to_json(queue), offset) for queue, offset in offsets.items())

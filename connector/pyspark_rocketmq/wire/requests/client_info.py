@@ -16,7 +16,6 @@ from typing import Final
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.fastjson import JsonObject, ObjectMap, as_object, dumps_java, read_object
 from pyspark_rocketmq.wire.requests.bodies import (
-    offsets_from_json,
     offsets_to_json,
     queue_from_json,
     queue_to_json,
@@ -192,9 +191,6 @@ class ConsumeResult(StrEnum):
     CR_RETURN_NULL = "CR_RETURN_NULL"
 
 
-_RESULTS: Final = {result.name: result for result in ConsumeResult}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeMessageDirectlyResult:
     """Body of the answer to 309 CONSUME_MESSAGE_DIRECTLY."""
@@ -220,51 +216,9 @@ def encode_directly_result(result: ConsumeMessageDirectlyResult) -> bytes:
     return dumps_java(fields | {"spentTimeMills": result.spent_time_mills})
 
 
-def decode_directly_result(body: bytes) -> ConsumeMessageDirectlyResult:
-    """Read the body of the answer to 309 CONSUME_MESSAGE_DIRECTLY.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
-    result = read_object(body, "ConsumeMessageDirectlyResult")
-    return ConsumeMessageDirectlyResult(
-        consume_result=result.choice("consumeResult", _RESULTS),
-        order=result.flag("order", default=False),
-        auto_commit=result.flag("autoCommit", default=True),
-        remark=result.optional_text("remark"),
-        spent_time_mills=result.integer("spentTimeMills", 0),
-    )
-
-
 # --- consumer status ----------------------------------------------------------------------------------------
 
 
 def encode_consumer_status(offsets: Mapping[MessageQueue, int]) -> bytes:
     """Write the body of a client's answer to 221 GET_CONSUMER_STATUS_FROM_CLIENT: next offsets to consume."""
     return dumps_java({"consumerTable": {}, "messageQueueTable": offsets_to_json(offsets)})
-
-
-def decode_consumer_status(body: bytes) -> dict[MessageQueue, int]:
-    """Read the body of a client's answer to 221 GET_CONSUMER_STATUS_FROM_CLIENT.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
-    return offsets_from_json(read_object(body, "GetConsumerStatusBody"), "messageQueueTable")
-
-
-def encode_group_status(by_client: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:
-    """Write the body of a broker's answer to 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS: by client id."""
-    table = {client_id: offsets_to_json(offsets) for client_id, offsets in by_client.items()}
-    return dumps_java({"consumerTable": table, "messageQueueTable": {}})
-
-
-def decode_group_status(body: bytes) -> dict[str, dict[MessageQueue, int]]:
-    """Read the body of a broker's answer to 223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
-    status = read_object(body, "GetConsumerStatusBody")
-    by_client = JsonObject(f"{status.where}.consumerTable", dict(status.text_pairs("consumerTable")))
-    return {client_id: offsets_from_json(by_client, client_id) for client_id in by_client.members}

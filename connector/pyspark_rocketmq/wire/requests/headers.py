@@ -86,29 +86,6 @@ class PullMessageResponseHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendMessageRequestHeader(TopicRequestFields):
-    """10 SEND_MESSAGE."""
-
-    producer_group: str = text_field("producerGroup")
-    topic: str = text_field("topic")
-    default_topic: str = text_field("defaultTopic")
-    """Template of a topic that does not exist yet, normally ``TBW102``."""
-    default_topic_queue_nums: int = int_field("defaultTopicQueueNums")
-    queue_id: int = int_field("queueId")
-    """Negative: the broker picks one."""
-    sys_flag: int = int_field("sysFlag")
-    """Bits of ``MessageSysFlag``."""
-    born_timestamp: int = long_field("bornTimestamp")
-    """Milliseconds since the epoch."""
-    flag: int = int_field("flag")
-    properties: str | None = text_field("properties", None)
-    reconsume_times: int | None = int_field("reconsumeTimes", None)
-    unit_mode: bool | None = bool_field("unitMode", None)
-    batch: bool | None = bool_field("batch", None)
-    max_reconsume_times: int | None = int_field("maxReconsumeTimes", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageRequestHeaderV2(RpcFields):
     """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the fields of code 10 under one-letter names."""
 
@@ -214,33 +191,7 @@ class OffsetResponseHeader:
     """A queue offset."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryConsumerOffsetResponseHeader(OffsetResponseHeader):
-    """Of the answer to 14: the next offset to consume."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetEarliestMsgStoretimeRequestHeader(TopicRequestFields):
-    """32 GET_EARLIEST_MSG_STORETIME."""
-
-    topic: str = text_field("topic")
-    queue_id: int = int_field("queueId")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetEarliestMsgStoretimeResponseHeader:
-    """Of the answer to 32."""
-
-    timestamp: int = long_field("timestamp")
-    """Milliseconds since the epoch; -1 when nothing is stored."""
-
-
 # --- membership ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequestHeader(RequestFields):
-    """34 HEART_BEAT; the content is in the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
