@@ -12,7 +12,7 @@ from tests.packaging.checkout import ROOT
 TEXT = (ROOT / "docs" / "groups.md").read_text()
 
 
-def test_the_page_has_the_table_of_transitions():
+def test_the_page_has_the_table_of_transitions() -> None:
     """B5, C2, C5: every row, and no other."""
     told = re.findall(r"^\| ([A-Z]+) \| ([A-Z_]+) \| ([A-Z]+) \| ([A-Z_]*) ?\|$", TEXT, re.MULTILINE)
 
@@ -22,7 +22,7 @@ def test_the_page_has_the_table_of_transitions():
     ]
 
 
-def test_the_page_has_the_intervals_of_a_member():
+def test_the_page_has_the_intervals_of_a_member() -> None:
     """A3, B1, B4, B6, C2."""
     told = [float(seconds) for seconds in re.findall(r"^\| .* \| (\d+) \| member \|$", TEXT, re.MULTILINE)]
     timing = MembershipTiming()

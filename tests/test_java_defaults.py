@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import LocalProtocolError
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import ConsumeFromWhere, Message, MessageModel, MessageQueue
 from pyspark_rocketmq.options.parsers import resource_name
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire import properties
@@ -33,7 +34,7 @@ TOPIC_LIMIT = NUMBERS["name_limits"]["Validators.TOPIC_MAX_LENGTH"]
 _QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-def _default(function, name):
+def _default(function: type[Producer] | type[PushConsumer], name: str):
     return inspect.signature(function).parameters[name].default
 
 
@@ -82,29 +83,33 @@ PRODUCER_DEFAULTS = {
 
 
 @pytest.mark.parametrize(("getter", "ours"), CONSUMER_DEFAULTS.items())
-def test_what_is_not_said_of_a_consumer_is_as_in_java(getter, ours):
+def test_what_is_not_said_of_a_consumer_is_as_in_java(
+    getter: str, ours: ConsumeFromWhere | MessageModel | bool | float | None
+) -> None:
     """B4, D1, D6, E1, F1: sizes, times, numbers of redeliveries and threads."""
     assert ours == PUSH[getter]
 
 
 @pytest.mark.parametrize(("getter", "ours"), LITE_PULL_DEFAULTS.items())
-def test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer(getter, ours):
+def test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer(
+    getter: str, ours: MessageModel | bool | float | None
+) -> None:
     """A2, D13."""
     assert ours == LITE_PULL[getter]
 
 
 @pytest.mark.parametrize(("getter", "ours"), PRODUCER_DEFAULTS.items())
-def test_what_is_not_said_of_a_producer_is_as_in_java(getter, ours):
+def test_what_is_not_said_of_a_producer_is_as_in_java(getter: str, ours: bool | float | str) -> None:
     """G1, G2: retries, time, compression, the topic others are made after."""
     assert ours == PRODUCER[getter]
 
 
-def test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s():
+def test_a_pull_asks_for_as_many_messages_as_the_push_consumer_s() -> None:
     """A1: the lite pull consumer asks for less, in batches of ten (golden fact 24)."""
     assert SOURCE.pull_batch_size == PUSH["getPullBatchSize"] > LITE_PULL["getPullBatchSize"]
 
 
-def test_a_queue_has_no_bound_in_messages():
+def test_a_queue_has_no_bound_in_messages() -> None:
     """D13: the reason for the difference is the option's documentation."""
     assert SOURCE.pull_threshold_for_queue is None
     assert PUSH["getPullThresholdForQueue"] == LITE_PULL["getPullThresholdForQueue"] == 1000
@@ -115,7 +120,7 @@ def test_a_queue_has_no_bound_in_messages():
     [("empty body", b""), ("body 4194304", bytes(4194304)), ("body 4194305", bytes(4194305))],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_message_is_refused_before_sending_where_java_refuses_it(case, body):
+def test_a_message_is_refused_before_sending_where_java_refuses_it(case: str, body: bytes) -> None:
     """G2: ``Validators.checkMessage``."""
     message, terms = Message(topic="T", body=body), SendTerms(producer_group="P")
     if REFUSALS[case] == "ok":
@@ -125,7 +130,7 @@ def test_a_message_is_refused_before_sending_where_java_refuses_it(case, body):
             send_command(message, _QUEUE, terms, 0)
 
 
-def test_what_else_java_refuses_cannot_be_written_in_python_or_is_a_property_of_its_own():
+def test_what_else_java_refuses_cannot_be_written_in_python_or_is_a_property_of_its_own() -> None:
     """G2: no null message or body by type; reserved names are how tags and keys are given here."""
     others = REFUSALS.keys() - {"empty body", "body 4194304", "body 4194305"}
     assert others == {
@@ -139,7 +144,7 @@ def test_what_else_java_refuses_cannot_be_written_in_python_or_is_a_property_of_
     assert all("error" in REFUSALS[case] for case in others)
 
 
-def test_the_properties_we_write_are_names_java_reserves():
+def test_the_properties_we_write_are_names_java_reserves() -> None:
     """G2: a user's own property never has one of these names in Java."""
     reserved = set(NUMBERS["MessageConst_reserved_property_names"])
     constants = (
@@ -155,7 +160,7 @@ def test_the_properties_we_write_are_names_java_reserves():
 @pytest.mark.parametrize(
     "case", NUMBERS["name_validation"], ids=lambda case: f"{case['name']!s:.12}-{case['len']}"
 )
-def test_topic_and_group_options_take_the_names_java_takes(case):
+def test_topic_and_group_options_take_the_names_java_takes(case: dict[str, Any]) -> None:
     """``Validators.checkTopic`` and ``checkGroup``; blanks around an option's value are not part of it."""
     name = (case["name"] or "").strip()
     for kind, limit, judged in (
@@ -170,7 +175,7 @@ def test_topic_and_group_options_take_the_names_java_takes(case):
                 parse(name)
 
 
-def test_topics_are_limited_to_127_characters_and_groups_to_255():
+def test_topics_are_limited_to_127_characters_and_groups_to_255() -> None:
     """Golden fact 22."""
     assert (TOPIC_LIMIT, GROUP_LIMIT) == (127, 255)
     base = {"nameServers": "h:1", "offsetStore": "offsets"}

@@ -23,7 +23,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
                 yield str(file.relative_to(TESTS)), doc
 
 
-def test_every_rule_that_a_test_names_is_on_the_page():
+def test_every_rule_that_a_test_names_is_on_the_page() -> None:
     text = PAGE.read_text()
 
     for file, doc in docstrings():
@@ -32,7 +32,7 @@ def test_every_rule_that_a_test_names_is_on_the_page():
             assert f"\n| {rule} | " in text, f"{rule} is not in docs/semantics.md: run make docs"
 
 
-def test_every_file_and_module_on_the_page_exists():
+def test_every_file_and_module_on_the_page_exists() -> None:
     text = PAGE.read_text()
     links = re.findall(r"\]\(([^)#]+)\)", text)
     modules = {module for row in RULES.values() for module in row.get("where", ())}
@@ -52,11 +52,11 @@ def test_every_file_and_module_on_the_page_exists():
         ("UTF-8, A0, SHA1, B-4 and http2 are no rules", set()),
     ],
 )
-def test_ids_are_found_in_a_docstring(text, rules):
+def test_ids_are_found_in_a_docstring(text: str, rules: set[str]) -> None:
     assert ids_in(text) == rules
 
 
-def test_a_rule_is_either_kept_with_its_tests_or_listed_as_not_yet():
+def test_a_rule_is_either_kept_with_its_tests_or_listed_as_not_yet() -> None:
     rows = {
         "head": "# H",
         "not_yet_head": "## Not yet",

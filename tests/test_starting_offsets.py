@@ -22,15 +22,15 @@ from pyspark_rocketmq.options.positions import (
 
 
 @pytest.mark.parametrize("text", ["earliest", " EARLIEST "])
-def test_earliest_is_a_word(text):
+def test_earliest_is_a_word(text: str) -> None:
     assert parse_starting_offsets(text) == StartingOffsets.earliest()
 
 
-def test_latest_is_a_word():
+def test_latest_is_a_word() -> None:
     assert parse_starting_offsets("Latest") == StartingOffsets.latest()
 
 
-def test_json_names_queues_and_the_others_start_at_earliest():
+def test_json_names_queues_and_the_others_start_at_earliest() -> None:
     """F2: Spark's startingOffsets for the plain source."""
     spec = parse_starting_offsets('{"orders": {"broker-a": {"0": 17, "1": -2}, "broker-b": {"0": -1}}}')
 
@@ -43,7 +43,7 @@ def test_json_names_queues_and_the_others_start_at_earliest():
     assert spec.wanted(MessageQueue("orders", "broker-b", 5)) == -2
 
 
-def test_json_may_name_whole_topics_beside_queues():
+def test_json_may_name_whole_topics_beside_queues() -> None:
     """As in Spark's Kafka source (SPARK-58774)."""
     spec = parse_starting_offsets('{"a": "Latest", "b": -2, "c": 5, "d": {"broker-a": {"0": 7}}}')
 
@@ -51,12 +51,12 @@ def test_json_may_name_whole_topics_beside_queues():
     assert spec.topics == set("abcd")
 
 
-def test_a_group_s_offsets_are_a_word():
+def test_a_group_s_offsets_are_a_word() -> None:
     assert parse_starting_offsets("GROUP") == StartingOffsets.committed()
     assert parse_ending_offsets(" Group ") == AT_A_GROUP
 
 
-def test_endings_are_latest_unless_they_are_named():
+def test_endings_are_latest_unless_they_are_named() -> None:
     ends = parse_ending_offsets('{"orders": {"broker-a": {"0": 17}}, "payments": "latest"}')
 
     assert [ends.wanted(MessageQueue("orders", "broker-a", number)) for number in (0, 1)] == [17, -1]
@@ -66,7 +66,7 @@ def test_endings_are_latest_unless_they_are_named():
             parse_ending_offsets(text)
 
 
-def test_times_are_named_per_topic_or_queue():
+def test_times_are_named_per_topic_or_queue() -> None:
     text = '{"orders": {"broker-a": {"0": 1700000000000}}, "payments": 5}'
 
     starts, ends = parse_starting_times(text), parse_ending_times(text)
@@ -106,20 +106,20 @@ def test_times_are_named_per_topic_or_queue():
         ('{"orders": {"broker-a": {"0": 1, "0": 2}}}', "the name '0' twice"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_end_of_a_sentence(text, complaint):
+def test_what_cannot_be_meant_is_refused_with_the_end_of_a_sentence(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"^(is|has) .*[^.]$") as raised:
         parse_starting_offsets(text)
 
     assert complaint in str(raised.value)
 
 
-def test_the_value_survives_the_way_to_the_source_runner():
+def test_the_value_survives_the_way_to_the_source_runner() -> None:
     spec = parse_starting_offsets('{"orders": {"broker-a": {"0": 17}}}')
 
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_parsed_or_refused_as_a_value_error(text):
+def test_any_text_is_parsed_or_refused_as_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         parse_starting_offsets(text)

@@ -19,12 +19,12 @@ def events_of(seed: int, seconds: float = 900.0):
     return schedule(seed, seconds, slots=SLOTS, brokers=BROKERS, forgetful_s=8.0)
 
 
-def test_a_seed_always_gives_the_same_events():
+def test_a_seed_always_gives_the_same_events() -> None:
     assert events_of(7) == events_of(7)
     assert events_of(7) != events_of(8)
 
 
-def test_half_an_hour_has_everything_in_it_many_times():
+def test_half_an_hour_has_everything_in_it_many_times() -> None:
     for seed in range(20):
         counts = counted(events_of(seed, 1800.0))
         assert set(Kind) - set(counts) <= AWAY
@@ -32,7 +32,7 @@ def test_half_an_hour_has_everything_in_it_many_times():
     assert set(counted(events_of(0, 7200.0))) == set(Kind)
 
 
-def test_what_begins_ends_and_one_application_always_works():
+def test_what_begins_ends_and_one_application_always_works() -> None:
     for seed in range(50):
         up = dict.fromkeys((*SLOTS, *BROKERS, TOPIC), True)
         events = events_of(seed, 300.0)
@@ -53,7 +53,7 @@ def test_what_begins_ends_and_one_application_always_works():
         assert max(event.at_s for event in events) <= 300.0
 
 
-def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_works():
+def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_works() -> None:
     for seed in range(5):
         seconds = seconds_for(seed, 200, slots=SLOTS, brokers=BROKERS, forgetful_s=8.0)
         events = events_of(seed, seconds)
@@ -66,7 +66,7 @@ def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_work
                 up[event.target] = event.kind in {Kind.JOIN, Kind.RESUME, Kind.RESUME_WORKER}
 
 
-def test_all_are_sent_away_only_while_all_work_and_are_left_alone_meanwhile():
+def test_all_are_sent_away_only_while_all_work_and_are_left_alone_meanwhile() -> None:
     for seed in range(50):
         events = events_of(seed, 1800.0)
         for away in (event for event in events if event.kind in AWAY):

@@ -279,7 +279,7 @@ def sides(sim_cluster: Backend, real_cluster: Backend) -> Iterator[tuple[_Side, 
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_both_answer_an_administrator_alike(sides: tuple[_Side, _Side], case: str):
+def test_both_answer_an_administrator_alike(sides: tuple[_Side, _Side], case: str) -> None:
     """A4: code, remark of errors, ext fields and body, without moments and commit log offsets."""
     for side in sides:
         # Else a member is forgotten after two minutes.
@@ -288,7 +288,7 @@ def test_both_answer_an_administrator_alike(sides: tuple[_Side, _Side], case: st
     assert simulated == real
 
 
-def test_both_asked_their_client_the_same(sides: tuple[_Side, _Side]):
+def test_both_asked_their_client_the_same(sides: tuple[_Side, _Side]) -> None:
     """A4: 307, 309 and 221 as the client gets them; commands and messages are the administrator's."""
     simulated, real = (
         [
@@ -302,13 +302,13 @@ def test_both_asked_their_client_the_same(sides: tuple[_Side, _Side]):
     assert simulated
 
 
-def test_a_dead_letter_looks_the_same_on_both(sides: tuple[_Side, _Side]):
+def test_a_dead_letter_looks_the_same_on_both(sides: tuple[_Side, _Side]) -> None:
     """G1: the copy that code 36 stored."""
     simulated, real = (_dead_letter(side) for side in sides)
     assert simulated == real
 
 
-def test_a_reset_is_taken_by_one_pull_and_shuts_out_commits_until_then(sides: tuple[_Side, _Side]):
+def test_a_reset_is_taken_by_one_pull_and_shuts_out_commits_until_then(sides: tuple[_Side, _Side]) -> None:
     """F5, golden fact 11: section 2.9, step by step."""
     simulated, real = (_reset_steps(side) for side in sides)
     assert simulated == real

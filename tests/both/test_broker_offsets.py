@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets, open_group_store
@@ -12,22 +14,23 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.both.support import ANSWER_S
+from tests.helpers.cluster import ClusterUnderTest
 
 
 @pytest.fixture
-def topic(cluster) -> str:
+def topic(cluster: ClusterUnderTest) -> str:
     """A topic with one queue on each of two brokers."""
     return cluster.create_topic(queues=1)
 
 
 @pytest.fixture
-def queues(topic) -> list[MessageQueue]:
+def queues(topic: str) -> list[MessageQueue]:
     """Both of them."""
     return [MessageQueue(topic, name, 0) for name in ("broker-a", "broker-b")]
 
 
 @pytest.fixture
-def offsets(cluster, pool, topic, group) -> RemoteBrokerOffsets:
+def offsets(cluster: ClusterUnderTest, pool: ChannelPool, topic: str, group: str) -> RemoteBrokerOffsets:
     """What the code under test is."""
     options = {
         "nameServers": cluster.name_servers,
@@ -39,13 +42,17 @@ def offsets(cluster, pool, topic, group) -> RemoteBrokerOffsets:
     return RemoteBrokerOffsets.of(ReadOptions.parse(options), pool, SystemClock())
 
 
-def addresses(cluster) -> dict[str, BrokerAddress]:
+def addresses(cluster: ClusterUnderTest) -> dict[str, BrokerAddress]:
     return {name: BrokerAddress(address) for name, address in cluster.broker_addresses.items()}
 
 
 def test_offsets_are_read_from_and_written_to_the_broker_of_each_queue(
-    cluster, client, queues, group, offsets
-):
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queues: list[MessageQueue],
+    group: str,
+    offsets: RemoteBrokerOffsets,
+) -> None:
     """F1, F3: none is none, even where the broker would make up a 0."""
     for address in cluster.broker_addresses.values():
         client.heartbeat(
@@ -60,14 +67,18 @@ def test_offsets_are_read_from_and_written_to_the_broker_of_each_queue(
     assert offsets.read(queues[:1], addresses(cluster)) == {queues[0]: 7}
 
 
-def test_a_group_that_a_broker_does_not_know_has_no_offset_to_be_overwritten(cluster, queues, offsets):
+def test_a_group_that_a_broker_does_not_know_has_no_offset_to_be_overwritten(
+    cluster: ClusterUnderTest, queues: list[MessageQueue], offsets: RemoteBrokerOffsets
+) -> None:
     """F5: golden fact 13; nothing can be taken for a later offset there."""
     offsets.write({queues[0]: 7}, addresses(cluster))
 
     assert offsets.read(queues, addresses(cluster)) == {}
 
 
-def test_a_broker_that_does_not_answer_is_an_error_and_no_offset(cluster, queues, offsets):
+def test_a_broker_that_does_not_answer_is_an_error_and_no_offset(
+    cluster: ClusterUnderTest, queues: list[MessageQueue], offsets: RemoteBrokerOffsets
+) -> None:
     """F3: retryable, so that the plan waits."""
     nobody_there = addresses(cluster) | {"broker-b": BrokerAddress("127.0.0.1:1")}
 
@@ -80,7 +91,9 @@ def test_a_broker_that_does_not_answer_is_an_error_and_no_offset(cluster, queues
         assert caught.value.retryable
 
 
-def test_a_group_is_read_and_written_as_one_whatever_its_brokers(cluster, queues, group, offsets):
+def test_a_group_is_read_and_written_as_one_whatever_its_brokers(
+    cluster: ClusterUnderTest, queues: list[MessageQueue], group: str, offsets: RemoteBrokerOffsets
+) -> None:
     """F1: what the offset store ``broker:`` is made on; the retry topic need not be there."""
     for address in cluster.broker_addresses.values():
         offsets._brokers.heartbeat(
@@ -108,7 +121,9 @@ def test_a_group_is_read_and_written_as_one_whatever_its_brokers(cluster, queues
     assert store.groups() == (group,)
 
 
-def test_a_queue_whose_broker_has_no_master_is_not_begun_anew(cluster, queues, group):
+def test_a_queue_whose_broker_has_no_master_is_not_begun_anew(
+    cluster: ClusterUnderTest, queues: list[MessageQueue], group: str
+) -> None:
     """F3: nothing is known of it, which is not the same as no offset."""
     options = {
         "nameServers": cluster.name_servers, "topic": queues[0].topic, "consumerGroup": group,

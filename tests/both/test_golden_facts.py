@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from pyspark_rocketmq.client.broker import PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import NoPermission, OffsetNotFound, TopicNotFound
@@ -16,12 +16,14 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.both.conftest import Put
+from tests.helpers.cluster import ClusterUnderTest
 
 _READ_ONLY = 4
 
 
 @pytest.fixture
-def member(client, address, queue, group) -> str:
+def member(client: BrokerClient, address: str, queue: MessageQueue, group: str) -> str:
     """A new group with a member, and with a retry topic by that."""
     subscriptions = tuple(
         build_subscription(topic, "*", sub_version=1) for topic in (queue.topic, retry_topic(group))
@@ -31,7 +33,9 @@ def member(client, address, queue, group) -> str:
     return group
 
 
-def test_an_offset_is_stored_for_a_queue_that_does_not_exist(client, address, queue, member):
+def test_an_offset_is_stored_for_a_queue_that_does_not_exist(
+    client: BrokerClient, address: str, queue: MessageQueue, member: str
+) -> None:
     """F1: fact 13."""
     nowhere = queue._replace(queue_id=99)
 
@@ -41,8 +45,8 @@ def test_an_offset_is_stored_for_a_queue_that_does_not_exist(client, address, qu
 
 
 def test_a_new_group_begins_a_new_topic_at_0_and_has_no_offset_for_its_retry_topic(
-    client, address, queue, member, put
-):
+    client: BrokerClient, address: str, queue: MessageQueue, member: str, put: Put
+) -> None:
     """F2, F3: fact 16."""
     put(b"one")
 
@@ -53,12 +57,16 @@ def test_a_new_group_begins_a_new_topic_at_0_and_has_no_offset_for_its_retry_top
 
 @pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
 @pytest.mark.parametrize("body", [b"", b"no JSON"])
-def test_a_lock_request_without_a_readable_body_is_an_error(broker: Channel, soon: Deadline, code, body):
+def test_a_lock_request_without_a_readable_body_is_an_error(
+    broker: Channel, soon: Deadline, code: RequestCode, body: bytes
+) -> None:
     """C1: fact 17."""
     assert broker.request(RemotingCommand(code=code, body=body), soon).code == ResponseCode.SYSTEM_ERROR
 
 
-def test_a_read_only_topic_takes_messages_and_a_write_only_one_gives_none(cluster, client, address):
+def test_a_read_only_topic_takes_messages_and_a_write_only_one_gives_none(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str
+) -> None:
     """G1: fact 18: brokers check the permission of pulls only."""
     message, terms = Message(topic="", body=b"m"), SendTerms(producer_group="facts")
     read_only, write_only = (
@@ -74,8 +82,8 @@ def test_a_read_only_topic_takes_messages_and_a_write_only_one_gives_none(cluste
 
 
 def test_without_a_timer_wheel_a_topic_is_deleted_and_the_answer_is_an_error(
-    cluster, client, address, broker, soon
-):
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, broker: Channel, soon: Deadline
+) -> None:
     """F4: fact 26."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     is_sim = cluster.kind == "sim"  # the real brokers of the harness have none

@@ -21,6 +21,7 @@ from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import NotifyConsumerIdsChangedRequestHeader
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import wait_until
 
@@ -56,7 +57,9 @@ def members(client: BrokerClient, address: str, group: str) -> list[str]:
 # --- membership ----------------------------------------------------------------------------------------------
 
 
-def test_a_group_without_members_is_an_error_that_says_so(client, address, group):
+def test_a_group_without_members_is_an_error_that_says_so(
+    client: BrokerClient, address: str, group: str
+) -> None:
     """B4: not an empty list; the caller changes nothing then."""
     with pytest.raises(BrokerError, match=f"no consumer for this group, {group}") as caught:
         client.consumer_list(address, group)
@@ -64,7 +67,9 @@ def test_a_group_without_members_is_an_error_that_says_so(client, address, group
     assert caught.value.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_members_come_with_heartbeats_and_go_with_unregistration(client, other, address, queue, group):
+def test_members_come_with_heartbeats_and_go_with_unregistration(
+    client: BrokerClient, other: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """A3, B1, B7: all members see the same list at any time."""
     client.heartbeat(address, beat(group, "client-1", queue.topic))
     one = members(other, address, group)
@@ -78,7 +83,9 @@ def test_members_come_with_heartbeats_and_go_with_unregistration(client, other, 
     assert members(other, address, group) == []
 
 
-def test_a_member_whose_connection_ends_is_gone_at_once(client, other, other_pool, address, group):
+def test_a_member_whose_connection_ends_is_gone_at_once(
+    client: BrokerClient, other: BrokerClient, other_pool: ChannelPool, address: str, group: str
+) -> None:
     """B7: killed, not unregistered."""
     client.heartbeat(address, beat(group, "client-1"))
     other.heartbeat(address, beat(group, "client-2"))
@@ -89,8 +96,8 @@ def test_a_member_whose_connection_ends_is_gone_at_once(client, other, other_poo
 
 
 def test_members_are_told_of_every_change_and_of_nothing_else(
-    client, other, address, group, pushes: SimpleQueue
-):
+    client: BrokerClient, other: BrokerClient, address: str, group: str, pushes: SimpleQueue
+) -> None:
     """B1: code 40 at a member's coming and going; an unchanged heartbeat tells nobody."""
     client.heartbeat(address, beat(group, "client-1"))
     own = pushes.get(timeout=ANSWER_S)
@@ -108,7 +115,9 @@ def test_members_are_told_of_every_change_and_of_nothing_else(
     assert pushes.empty()
 
 
-def test_a_heartbeat_makes_the_group_s_retry_topic(cluster, client, address, queue, group):
+def test_a_heartbeat_makes_the_group_s_retry_topic(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """A3, E3: one queue, so that a consumer can subscribe to it before anything failed."""
     client.heartbeat(address, beat(group, "client-1", queue.topic))
 
@@ -118,7 +127,9 @@ def test_a_heartbeat_makes_the_group_s_retry_topic(cluster, client, address, que
     assert len(client.topic_stats(address, f"%RETRY%{group}")) == 1
 
 
-def test_the_latest_heartbeat_is_the_group_s_whole_subscription(cluster, client, address, queue, group):
+def test_the_latest_heartbeat_is_the_group_s_whole_subscription(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """A3: a topic that is not in it is unsubscribed."""
     second = queue._replace(topic=cluster.create_topic(queues=1, brokers=["broker-a"]))
     client.heartbeat(address, beat(group, "client-1", queue.topic, second.topic))
@@ -138,7 +149,9 @@ def test_the_latest_heartbeat_is_the_group_s_whole_subscription(cluster, client,
 # --- locks ---------------------------------------------------------------------------------------------------
 
 
-def test_a_locked_queue_is_refused_to_others_and_renewed_for_its_holder(client, address, queue, group):
+def test_a_locked_queue_is_refused_to_others_and_renewed_for_its_holder(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """C1, C2: refused queues are absent from the answer, the rest is granted."""
     free = queue._replace(queue_id=1)
 
@@ -151,14 +164,18 @@ def test_a_locked_queue_is_refused_to_others_and_renewed_for_its_holder(client, 
     assert again == {queue}
 
 
-def test_groups_do_not_lock_each_other_out(cluster, client, address, queue, group):
+def test_groups_do_not_lock_each_other_out(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """C1: a lock is one group's."""
     client.lock_batch(address, group, "client-1", [queue])
 
     assert client.lock_batch(address, cluster.unique_name("group"), "client-2", [queue]) == {queue}
 
 
-def test_only_its_holder_can_unlock_a_queue(client, address, queue, group):
+def test_only_its_holder_can_unlock_a_queue(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """C1, B5: what the old owner does last and the new one waits for."""
     client.lock_batch(address, group, "client-1", [queue])
     client.unlock_batch(address, group, "client-2", [queue])
@@ -169,7 +186,9 @@ def test_only_its_holder_can_unlock_a_queue(client, address, queue, group):
     assert wait_until(lambda: client.lock_batch(address, group, "client-2", [queue]), ANSWER_S) == {queue}
 
 
-def test_locks_outlive_unregistration_and_connection(client, other, other_pool, address, group):
+def test_locks_outlive_unregistration_and_connection(
+    client: BrokerClient, other: BrokerClient, other_pool: ChannelPool, address: str, group: str
+) -> None:
     """B7, C2: a member that was killed blocks its queues until the lock expires."""
     queue = MessageQueue("orders", "broker-a", 0)
     other.heartbeat(address, beat(group, "client-2"))
@@ -180,7 +199,7 @@ def test_locks_outlive_unregistration_and_connection(client, other, other_pool, 
     assert client.lock_batch(address, group, "client-1", [queue]) == frozenset()
 
 
-def test_a_queue_that_does_not_exist_can_be_locked(client, address, group):
+def test_a_queue_that_does_not_exist_can_be_locked(client: BrokerClient, address: str, group: str) -> None:
     """C1: the broker checks nothing (golden fact 17)."""
     nowhere = MessageQueue("no-such-topic", "no-such-broker", 99)
 
@@ -188,7 +207,7 @@ def test_a_queue_that_does_not_exist_can_be_locked(client, address, group):
 
 
 @pytest.mark.sim
-def test_a_lock_expires_60_seconds_after_its_last_renewal(clock: FakeClock, client: BrokerClient):
+def test_a_lock_expires_60_seconds_after_its_last_renewal(clock: FakeClock, client: BrokerClient) -> None:
     """C2, B7: time can be moved in the simulator only."""
     queue = MessageQueue("orders", "broker-a", 0)
     with SimCluster(clock=clock) as cluster:
@@ -204,7 +223,9 @@ def test_a_lock_expires_60_seconds_after_its_last_renewal(clock: FakeClock, clie
         assert client.lock_batch(address, "billing", "client-2", [queue]) == {queue}
 
 
-def test_a_restarted_broker_has_its_messages_but_no_members_and_no_locks(cluster, client, group):
+def test_a_restarted_broker_has_its_messages_but_no_members_and_no_locks(
+    cluster: ClusterUnderTest, client: BrokerClient, group: str
+) -> None:
     """B7, C4: locks and memberships live in the broker's memory only."""
     address = cluster.broker_addresses["broker-b"]
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=["broker-b"]), "broker-b", 0)

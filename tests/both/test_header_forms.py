@@ -24,6 +24,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.wait import wait_until
 
@@ -55,7 +56,9 @@ def _pulled(client: BrokerClient, address: str, queue: MessageQueue) -> tuple[li
     return list(decode_messages(result.body, queue.broker_name)), result.next_begin_offset
 
 
-def test_what_one_form_sends_the_other_pulls(clients, address, queue):
+def test_what_one_form_sends_the_other_pulls(
+    clients: tuple[BrokerClient, BrokerClient], address: str, queue: MessageQueue
+) -> None:
     """A1, G1, G2: single, batch and oneway sends; keys and properties beyond ASCII."""
     client, binary = clients
     for number, sender in enumerate(clients):
@@ -76,7 +79,9 @@ def test_what_one_form_sends_the_other_pulls(clients, address, queue):
     assert {in_json[at].properties["a"] for at in (0, 3, 4, 7)} == {"é"}
 
 
-def test_offsets_are_the_same_in_both_forms(clients, address, queue, group, put):
+def test_offsets_are_the_same_in_both_forms(
+    clients: tuple[BrokerClient, BrokerClient], address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """F1, F5: bounds, times, what is stored for a group."""
     client, binary = clients
     put(b"a", b"b", b"c")
@@ -95,7 +100,13 @@ def test_offsets_are_the_same_in_both_forms(clients, address, queue, group, put)
             assert question(client) == question(binary)
 
 
-def test_members_of_both_forms_are_one_group_and_lock_each_other_out(clients, address, queue, group, pushes):
+def test_members_of_both_forms_are_one_group_and_lock_each_other_out(
+    clients: tuple[BrokerClient, BrokerClient],
+    address: str,
+    queue: MessageQueue,
+    group: str,
+    pushes: SimpleQueue[RemotingCommand],
+) -> None:
     """A3, B1, C1: heartbeats, member list, notifications, locks, goodbye."""
     client, binary = clients
     client.heartbeat(address, _beat(group, "in-json", queue.topic))
@@ -114,7 +125,9 @@ def test_members_of_both_forms_are_one_group_and_lock_each_other_out(clients, ad
     assert client.consumer_list(address, group) == ("in-json",)
 
 
-def test_a_message_is_sent_back_in_binary(clients, address, queue, group, put):
+def test_a_message_is_sent_back_in_binary(
+    clients: tuple[BrokerClient, BrokerClient], address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """E1: the dead letter is the one that a JSON header makes."""
     client, _ = clients
     put(b"a", b"b")
@@ -142,7 +155,12 @@ def test_a_message_is_sent_back_in_binary(clients, address, queue, group, put):
     ],
     ids=["topic", "group", "offset", "queue"],
 )
-def test_an_error_is_the_same_in_both_forms(clients, address, queue, question):
+def test_an_error_is_the_same_in_both_forms(
+    clients: tuple[BrokerClient, BrokerClient],
+    address: str,
+    queue: MessageQueue,
+    question: Callable[..., Any],
+) -> None:
     """A1: the same class with the same text."""
     errors = []
     for asked in clients:

@@ -100,7 +100,9 @@ def assert_orders_are_complete_and_in_order(by_queue: dict[MessageQueue, list[Me
         pytest.param((8, 5000, False), id="in batches, which Java does not compress"),
     ],
 )
-def test_what_java_sends_in_order_we_read_in_order(cluster, java, client, queues, how):
+def test_what_java_sends_in_order_we_read_in_order(
+    cluster: ClusterUnderTest, java: RealCluster, client: BrokerClient, queues: list[MessageQueue], how: Any
+) -> None:
     """G1, G2, D1: SelectMessageQueueByHash and ours agree; every message is there, whole."""
     batch, body_bytes, is_compressed = how
     java.java("OrderedProducer", java.name_servers, queues[0].topic, ORDERS, STEPS, batch, body_bytes)
@@ -114,7 +116,9 @@ def test_what_java_sends_in_order_we_read_in_order(cluster, java, client, queues
             assert (message.sys_flag == MessageSysFlag.COMPRESSION_ZLIB) == is_compressed
 
 
-def test_what_we_send_in_order_java_reads_in_order(cluster, java, queues, group):
+def test_what_we_send_in_order_java_reads_in_order(
+    cluster: ClusterUnderTest, java: RealCluster, queues: list[MessageQueue], group: str
+) -> None:
     """G1, G2: keys, tags, text in any script, large bodies compressed by us."""
     topic = queues[0].topic
     large = "ж" * 3000
@@ -140,7 +144,9 @@ def test_what_we_send_in_order_java_reads_in_order(cluster, java, queues, group)
     assert by_queue == expected
 
 
-def test_what_we_send_in_batches_java_reads_in_order(cluster, java, client, queues, group):
+def test_what_we_send_in_batches_java_reads_in_order(
+    cluster: ClusterUnderTest, java: RealCluster, client: BrokerClient, queues: list[MessageQueue], group: str
+) -> None:
     """G2: Java and we show the same message ids, one per batch (golden fact 2)."""
     topic = queues[0].topic
     keyed = [
@@ -164,7 +170,9 @@ def test_what_we_send_in_batches_java_reads_in_order(cluster, java, client, queu
         assert [m.body for m in messages] == expected
 
 
-def test_the_admin_tool_and_we_see_the_same_bounds(cluster, java, client, queues):
+def test_the_admin_tool_and_we_see_the_same_bounds(
+    cluster: ClusterUnderTest, java: RealCluster, client: BrokerClient, queues: list[MessageQueue]
+) -> None:
     """F2: ``mqadmin topicStatus`` against GET_TOPIC_STATS_INFO."""
     topic = queues[0].topic
     java.java("OrderedProducer", java.name_servers, topic, ORDERS, STEPS, 8)

@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
 from pyspark_rocketmq.source.fetcher import PullPipeline
@@ -16,6 +16,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queues
 from pyspark_rocketmq.wire.requests.send import Batch
 from tests.both.support import ANSWER_S, await_readable
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.partitions import partition_of
 
 QUEUES = 4
@@ -23,7 +24,7 @@ PER_QUEUE = 300
 
 
 @pytest.fixture
-def ranges(cluster, client, address):
+def ranges(cluster: ClusterUnderTest, client: BrokerClient, address: str):
     """The queues of a topic on broker-a, each with 300 messages of two tags."""
     topic = cluster.create_topic(queues=QUEUES, brokers=["broker-a"])
     wanted = []
@@ -65,19 +66,21 @@ def read(ranges: list[QueuePartition]) -> dict[int, list[int]]:
     return dict(offsets)
 
 
-def test_all_queues_arrive_each_in_order(ranges):
+def test_all_queues_arrive_each_in_order(ranges: list[QueuePartition]) -> None:
     """D1, A4"""
     assert read(ranges) == {queue_id: list(range(PER_QUEUE)) for queue_id in range(QUEUES)}
 
 
-def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges):
+def test_a_filter_leaves_the_matching_messages_of_each_queue(ranges: list[QueuePartition]) -> None:
     """A4: the broker scans on; nextBeginOffset alone says how far."""
     filtered = [replace(each, subscription="tens") for each in ranges]
 
     assert read(filtered) == {queue_id: list(range(0, PER_QUEUE, 10)) for queue_id in range(QUEUES)}
 
 
-def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(cluster, ranges):
+def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(
+    cluster: ClusterUnderTest, ranges: list[QueuePartition]
+) -> None:
     """A2"""
     reached = [0] * QUEUES
     arrivals = PullPipeline([replace(each, max_in_flight_bytes=256 << 10) for each in ranges]).arrivals()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.errors import BrokerError, SubscriptionNotLatest, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
+from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.helpers.cluster import REAL_ONLY
 
@@ -23,7 +25,7 @@ _LONG_MILLIS = 180_000
 """More than it takes to store a message on a busy machine."""
 
 
-def request(group: str, queue: MessageQueue, queue_offset: int = 0, **changes) -> PullRequest:
+def request(group: str, queue: MessageQueue, queue_offset: int = 0, **changes: Any) -> PullRequest:
     return PullRequest(consumer_group=group, queue=queue, queue_offset=queue_offset, **changes)
 
 
@@ -39,7 +41,9 @@ def tagged(queue: MessageQueue, tag: str) -> Message:
     return Message(topic=queue.topic, body=tag.encode(), properties={"TAGS": tag})
 
 
-def test_messages_come_in_queue_order_from_the_offset_asked_for(client, address, queue, group, put):
+def test_messages_come_in_queue_order_from_the_offset_asked_for(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """D1, F4: a found pull says where to go on and what there is."""
     put(b"one", b"two", b"three")
 
@@ -60,7 +64,9 @@ def test_messages_come_in_queue_order_from_the_offset_asked_for(client, address,
         pytest.param((-5, PullStatus.OFFSET_ILLEGAL, 0), id="below the beginning: on to the beginning"),
     ],
 )
-def test_an_offset_outside_the_queue_is_corrected(client, address, queue, put, asked):
+def test_an_offset_outside_the_queue_is_corrected(
+    client: BrokerClient, address: str, queue: MessageQueue, put: Put, asked: tuple[int, PullStatus, int]
+) -> None:
     """F4: code 21 carries the corrected offset; the end itself is no error (golden fact 12)."""
     put(b"one", b"two")
     queue_offset, *expected = asked
@@ -71,7 +77,9 @@ def test_an_offset_outside_the_queue_is_corrected(client, address, queue, put, a
     assert (result.min_offset, result.max_offset, result.body) == (0, 2, b"")
 
 
-def test_an_empty_queue_has_nothing_new_at_0_and_no_other_offset(client, address, queue, group):
+def test_an_empty_queue_has_nothing_new_at_0_and_no_other_offset(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """F4: any offset of an empty queue is corrected to 0."""
     at_0 = client.pull(address, request(group, queue, 0))
     at_7 = client.pull(address, request(group, queue, 7))
@@ -80,7 +88,9 @@ def test_an_empty_queue_has_nothing_new_at_0_and_no_other_offset(client, address
     assert (at_7.status, at_7.next_begin_offset, at_7.max_offset) == (PullStatus.OFFSET_ILLEGAL, 0, 0)
 
 
-def test_one_pull_brings_at_most_32_messages(client, address, queue, group, put):
+def test_one_pull_brings_at_most_32_messages(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """D13: the broker's own limit holds whatever is asked for."""
     put(*(b"%d" % number for number in range(40)))
 
@@ -90,7 +100,9 @@ def test_one_pull_brings_at_most_32_messages(client, address, queue, group, put)
     assert result.next_begin_offset == 32
 
 
-def test_one_pull_brings_at_most_256_kib(client, address, queue, group, put):
+def test_one_pull_brings_at_most_256_kib(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """D13: full before the message that would exceed the limit."""
     put(*[b"x" * (60 * KIB)] * 6)
 
@@ -100,7 +112,9 @@ def test_one_pull_brings_at_most_256_kib(client, address, queue, group, put):
     assert result.next_begin_offset == 4
 
 
-def test_a_message_larger_than_the_limit_comes_alone(client, address, queue, group, put):
+def test_a_message_larger_than_the_limit_comes_alone(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """D13: the first message is always returned."""
     put(b"y" * (300 * KIB), b"small")
 
@@ -110,14 +124,18 @@ def test_a_message_larger_than_the_limit_comes_alone(client, address, queue, gro
     assert result.next_begin_offset == 1
 
 
-def test_asking_for_no_message_brings_one(client, address, queue, group, put):
+def test_asking_for_no_message_brings_one(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """Golden fact 9."""
     put(b"one", b"two")
 
     assert bodies_of(client.pull(address, request(group, queue, max_msg_nums=0))) == [b"one"]
 
 
-def test_a_tag_filter_passes_by_what_does_not_match(client, address, queue, group, put):
+def test_a_tag_filter_passes_by_what_does_not_match(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A4: the next offset counts every message looked at, delivered or not."""
     put(*(tagged(queue, tag) for tag in ("red", "blue", "red", "green")))
 
@@ -130,7 +148,9 @@ def test_a_tag_filter_passes_by_what_does_not_match(client, address, queue, grou
     assert bodies_of(two) == [b"blue", b"green"]
 
 
-def test_tags_of_equal_hash_code_are_told_apart_by_the_client_only(client, address, queue, group, put):
+def test_tags_of_equal_hash_code_are_told_apart_by_the_client_only(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A4: the broker compares hash codes, and those of Aa and BB are equal."""
     put(tagged(queue, "Aa"), tagged(queue, "BB"))
     subscription = build_subscription(queue.topic, "BB", sub_version=1)
@@ -142,7 +162,9 @@ def test_tags_of_equal_hash_code_are_told_apart_by_the_client_only(client, addre
     assert [message.body for message in kept] == [b"BB"]
 
 
-def test_a_filter_without_any_tag_is_refused(client, address, queue, group, put):
+def test_a_filter_without_any_tag_is_refused(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A4: the one expression a broker cannot parse (golden fact 9)."""
     put(b"one")
 
@@ -153,7 +175,9 @@ def test_a_filter_without_any_tag_is_refused(client, address, queue, group, put)
 
 
 @REAL_ONLY
-def test_an_sql_filter_is_worked_out_by_the_broker(client, address, queue, group, put):
+def test_an_sql_filter_is_worked_out_by_the_broker(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A4: SQL92 expressions over properties; the simulator of this run has enablePropertyFilter off."""
     put(*(Message(topic=queue.topic, body=b"%d" % n, properties={"amount": str(n)}) for n in range(6)))
     between = request(group, queue, subscription="amount BETWEEN 2 AND 4", expression_type="SQL92")
@@ -164,7 +188,9 @@ def test_an_sql_filter_is_worked_out_by_the_broker(client, address, queue, group
     assert result.next_begin_offset == 6
 
 
-def test_without_an_own_filter_the_latest_heartbeat_counts(client, address, queue, group, put):
+def test_without_an_own_filter_the_latest_heartbeat_counts(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A3, A4: no heartbeat yet, or an older one than the pull speaks of: the broker asks for one."""
     put(tagged(queue, "red"), tagged(queue, "blue"))
     by_heartbeat = request(group, queue, sys_flag=0, sub_version=7)
@@ -180,7 +206,9 @@ def test_without_an_own_filter_the_latest_heartbeat_counts(client, address, queu
     assert (bodies_of(result), result.next_begin_offset) == ([b"blue"], 2)
 
 
-def test_a_pull_can_commit_the_group_s_offset(client, address, queue, group, put):
+def test_a_pull_can_commit_the_group_s_offset(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """F1: commitOffset counts only with its flag, and is what was processed, not what is pulled."""
     put(b"one", b"two")
     client.pull(address, request(group, queue, commit_offset=1))
@@ -194,7 +222,9 @@ def test_a_pull_can_commit_the_group_s_offset(client, address, queue, group, put
     assert (without_flag, client.query_consumer_offset(address, group, queue)) == (0, 1)
 
 
-def test_an_unknown_topic_and_an_unknown_queue_are_different_errors(client, address, queue, group):
+def test_an_unknown_topic_and_an_unknown_queue_are_different_errors(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """A2: 17 asks for a new route, 29 is a mistake."""
     with pytest.raises(TopicNotFound):
         client.pull(address, request(group, queue._replace(topic="no-such-topic")))
@@ -205,7 +235,9 @@ def test_an_unknown_topic_and_an_unknown_queue_are_different_errors(client, addr
     assert f"topic={queue.topic}" in str(caught.value)
 
 
-def test_a_held_pull_is_answered_when_a_message_comes(client, address, queue, group, put):
+def test_a_held_pull_is_answered_when_a_message_comes(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A1: the broker holds the request and answers at once on arrival (golden fact 10).
 
     A broker that stores the message between its look into the queue and the holding wakes nobody:
@@ -226,7 +258,9 @@ def test_a_held_pull_is_answered_when_a_message_comes(client, address, queue, gr
     pytest.fail(f"No held pull was woken by a message: they waited {waits_s} seconds.")
 
 
-def test_held_pulls_with_a_filter_bring_the_matching_message_only(client, address, queue, group, put):
+def test_held_pulls_with_a_filter_bring_the_matching_message_only(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A4: others do not wake a held pull; one that was not held yet tells of them as passed by."""
     results: SimpleQueue = SimpleQueue()
     held = request(group, queue, subscription="red", sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
@@ -240,7 +274,9 @@ def test_held_pulls_with_a_filter_bring_the_matching_message_only(client, addres
     assert (bodies_of(result), result.next_begin_offset) == ([b"red"], 2)
 
 
-def test_other_requests_overtake_a_held_pull(client, address, queue, group, put):
+def test_other_requests_overtake_a_held_pull(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A1: one connection carries all; a held pull blocks nothing."""
     results: SimpleQueue = SimpleQueue()
     held = request(group, queue, sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
@@ -253,7 +289,9 @@ def test_other_requests_overtake_a_held_pull(client, address, queue, group, put)
     assert bodies_of(results.get(timeout=2 * ANSWER_S)) == [b"the end"]
 
 
-def test_pulls_of_one_queue_at_several_offsets_may_be_under_way_together(client, address, queue, group, put):
+def test_pulls_of_one_queue_at_several_offsets_may_be_under_way_together(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
+) -> None:
     """A1: each answer belongs to its own offset, in whatever order they come."""
     put(*(b"%d" % number for number in range(20)))
     results: SimpleQueue = SimpleQueue()

@@ -35,7 +35,9 @@ def max_offset_request(topic: str, form: SerializeType = SerializeType.JSON) -> 
 
 
 @BOTH_FORMS
-def test_a_broker_reads_both_header_forms(cluster, broker: Channel, soon: Deadline, form):
+def test_a_broker_reads_both_header_forms(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline, form: SerializeType
+) -> None:
     """A1: the request's header may be JSON or binary; the answer is understood in whatever form it comes."""
     topic = cluster.create_topic(queues=1)
 
@@ -46,7 +48,9 @@ def test_a_broker_reads_both_header_forms(cluster, broker: Channel, soon: Deadli
 
 
 @BOTH_FORMS
-def test_a_name_server_reads_both_header_forms(cluster, name_server: Channel, soon: Deadline, form):
+def test_a_name_server_reads_both_header_forms(
+    cluster: ClusterUnderTest, name_server: Channel, soon: Deadline, form: SerializeType
+) -> None:
     """A1, A2: a route can be asked for in JSON and in binary."""
     topic = cluster.create_topic(queues=3, brokers=["broker-b"])
     header = GetRouteInfoRequestHeader(topic=topic)
@@ -64,7 +68,9 @@ def test_a_name_server_reads_both_header_forms(cluster, name_server: Channel, so
 
 
 @pytest.mark.parametrize("version", [399, 409])
-def test_a_route_is_understood_with_bare_and_with_quoted_broker_ids(cluster, name_server, soon, version):
+def test_a_route_is_understood_with_bare_and_with_quoted_broker_ids(
+    cluster: ClusterUnderTest, name_server: Channel, soon: Deadline, version: int
+) -> None:
     """A2: name servers write standard JSON only to clients from version 401 on."""
     topic = cluster.create_topic(queues=2)
     header = GetRouteInfoRequestHeader(topic=topic)
@@ -82,7 +88,9 @@ def test_a_route_is_understood_with_bare_and_with_quoted_broker_ids(cluster, nam
     assert addresses == cluster.broker_addresses
 
 
-def test_answers_are_matched_by_opaque_when_many_requests_are_under_way(cluster, broker, soon):
+def test_answers_are_matched_by_opaque_when_many_requests_are_under_way(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline
+) -> None:
     """A1: a hundred requests on one connection; each gets its own answer."""
     topics = [cluster.unique_name("absent") for _ in range(100)]
     outcomes: queue.SimpleQueue = queue.SimpleQueue()
@@ -101,7 +109,9 @@ def test_answers_are_matched_by_opaque_when_many_requests_are_under_way(cluster,
         assert f"[{topic}]" in answer.remark
 
 
-def test_an_unknown_request_is_refused_and_the_connection_stays(cluster, broker: Channel, soon: Deadline):
+def test_an_unknown_request_is_refused_and_the_connection_stays(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline
+) -> None:
     """A1: code 3, not a dropped connection."""
     refused = broker.request(RemotingCommand(code=9999), soon)
     after = broker.request(max_offset_request("no-such-topic"), soon)
@@ -111,7 +121,9 @@ def test_an_unknown_request_is_refused_and_the_connection_stays(cluster, broker:
     assert after.code == ResponseCode.SUCCESS
 
 
-def test_a_server_names_itself_a_java_server(cluster, broker: Channel, soon: Deadline):
+def test_a_server_names_itself_a_java_server(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline
+) -> None:
     """A1: answers carry language and version of the server; a client must accept any."""
     answer = broker.request(max_offset_request("no-such-topic"), soon)
 
@@ -119,7 +131,9 @@ def test_a_server_names_itself_a_java_server(cluster, broker: Channel, soon: Dea
     assert answer.version > 0
 
 
-def test_a_oneway_request_is_never_answered(cluster, broker: Channel, soon: Deadline):
+def test_a_oneway_request_is_never_answered(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline
+) -> None:
     """A1: flag bit 1; the next answer belongs to the next request."""
     broker.oneway(RemotingCommand(code=9999))
 
@@ -137,7 +151,9 @@ def test_a_oneway_request_is_never_answered(cluster, broker: Channel, soon: Dead
         pytest.param(b"\x00\x00\x00\x08\x00\xff\xff\xff1234", id="a header longer than its frame"),
     ],
 )
-def test_garbage_closes_only_the_connection_it_came_on(cluster, broker: Channel, soon: Deadline, garbage):
+def test_garbage_closes_only_the_connection_it_came_on(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline, garbage: bytes
+) -> None:
     """A1: a server drops the connection without a word and serves the others."""
     host, _, port = cluster.broker_addresses["broker-a"].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=soon.remaining_s()) as spoiled:
@@ -148,7 +164,9 @@ def test_garbage_closes_only_the_connection_it_came_on(cluster, broker: Channel,
     assert broker.request(max_offset_request("no-such-topic"), soon).code == ResponseCode.SUCCESS
 
 
-def test_a_frame_cut_off_by_our_death_harms_nobody_else(cluster, broker: Channel, soon: Deadline):
+def test_a_frame_cut_off_by_our_death_harms_nobody_else(
+    cluster: ClusterUnderTest, broker: Channel, soon: Deadline
+) -> None:
     """A1: half a request, then the end of the connection."""
     frame = encode_frame(max_offset_request("no-such-topic"))
     host, _, port = cluster.broker_addresses["broker-a"].rpartition(":")
@@ -158,7 +176,7 @@ def test_a_frame_cut_off_by_our_death_harms_nobody_else(cluster, broker: Channel
     assert broker.request(max_offset_request("no-such-topic"), soon).code == ResponseCode.SUCCESS
 
 
-def test_a_frame_may_come_in_pieces(cluster: ClusterUnderTest, soon: Deadline):
+def test_a_frame_may_come_in_pieces(cluster: ClusterUnderTest, soon: Deadline) -> None:
     """A1: TCP has no messages; two requests cut at every third byte are two requests."""
     frames = encode_frame(max_offset_request("no-such-topic")) * 2
     host, _, port = cluster.broker_addresses["broker-a"].rpartition(":")
@@ -171,7 +189,9 @@ def test_a_frame_may_come_in_pieces(cluster: ClusterUnderTest, soon: Deadline):
     assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
 
 
-def test_a_channel_pool_connects_anew_after_a_broker_was_away(cluster, pool: ChannelPool, soon: Deadline):
+def test_a_channel_pool_connects_anew_after_a_broker_was_away(
+    cluster: ClusterUnderTest, pool: ChannelPool, soon: Deadline
+) -> None:
     """A1: the dead channel is replaced at the next request, not before and not never."""
     address = cluster.broker_addresses["broker-b"]
     before = pool.get(address, soon)

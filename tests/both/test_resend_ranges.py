@@ -124,7 +124,13 @@ def look(part: Resending) -> Sending:
     return replace(part.sending, source=replace(part.sending.source, end=until))
 
 
-def test_messages_of_a_batch_keep_all_they_had_with_their_ids(cluster, client, queue, copy, stored):
+def test_messages_of_a_batch_keep_all_they_had_with_their_ids(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queue: MessageQueue,
+    copy: MessageQueue,
+    stored: list[SendResult],
+) -> None:
     """H3, G2 ★: each its own UNIQ_KEY, because the batch has none that would hide them (golden fact 2)."""
     sent = resend(cluster, part_of(cluster, queue, copy))
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
@@ -142,8 +148,8 @@ def test_messages_of_a_batch_keep_all_they_had_with_their_ids(cluster, client, q
 
 
 def test_a_message_that_cannot_be_decoded_is_copied_with_the_bytes_that_are_stored(
-    cluster, client, queue, copy
-):
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """L7, H3, undecodableMessages: the copy is an ordinary message that says what was wrong with the original."""
     store_as_it_is(cluster.broker_addresses["broker-a"], queue)
     await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES + 1)
@@ -159,8 +165,12 @@ def test_a_message_that_cannot_be_decoded_is_copied_with_the_bytes_that_are_stor
 
 @pytest.mark.parametrize("kind", [CompressionType.ZLIB, CompressionType.ZSTD, CompressionType.LZ4])
 def test_messages_that_no_batch_has_room_for_are_copied_as_they_are_stored(
-    cluster, client, queue, copy, kind
-):
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queue: MessageQueue,
+    copy: MessageQueue,
+    kind: CompressionType,
+) -> None:
     """H3, G2 ★: one that expands beyond what brokers store, and one that fills what they store."""
     random = Random(0)
     half = random.randbytes(2 << 20)
@@ -186,7 +196,9 @@ def test_messages_that_no_batch_has_room_for_are_copied_as_they_are_stored(
 
 
 @SIM_ONLY
-def test_a_message_that_the_target_does_not_take_is_named(cluster, client, queue, copy):
+def test_a_message_that_the_target_does_not_take_is_named(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """H3: its broker may take less than that of the source."""
     cluster.backend.faults.add(
         "answer-code",
@@ -199,7 +211,9 @@ def test_a_message_that_the_target_does_not_take_is_named(cluster, client, queue
         resend(cluster, part_of(cluster, queue, copy))
 
 
-def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, client, queue, copy):
+def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """H3 ★: other writers send between, and behind, what is looked for."""
     part = part_of(cluster, queue, copy)
     address = cluster.broker_addresses["broker-a"]
@@ -224,8 +238,12 @@ def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(cluster, 
 
 @SIM_ONLY
 def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(
-    cluster, client, queue, copy, monkeypatch
-):
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queue: MessageQueue,
+    copy: MessageQueue,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """H3: within one task; the queue is looked at only when nothing can be on its way any more."""
     part = part_of(cluster, queue, copy)
     cluster.backend.faults.add("cut", on=int(RequestCode.SEND_BATCH_MESSAGE))
@@ -251,7 +269,9 @@ def busy(cluster: ClusterUnderTest, times: int) -> None:
 
 
 @SIM_ONLY
-def test_a_busy_broker_is_waited_for(cluster, client, queue, copy):
+def test_a_busy_broker_is_waited_for(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """H3, A2: nothing is sent twice that was refused."""
     busy(cluster, 3)
 
@@ -262,7 +282,9 @@ def test_a_busy_broker_is_waited_for(cluster, client, queue, copy):
 
 
 @SIM_ONLY
-def test_one_that_stays_busy_ends_the_task(cluster, queue, copy):
+def test_one_that_stays_busy_ends_the_task(
+    cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """H3: after retryTimeoutMs."""
     busy(cluster, 50)
 
@@ -272,8 +294,8 @@ def test_one_that_stays_busy_ends_the_task(cluster, queue, copy):
 
 @SIM_ONLY
 def test_a_task_sends_to_the_target_the_driver_saw_while_a_restarted_name_server_knows_no_broker(
-    cluster, client, queue, copy
-):
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+) -> None:
     """G7, H3: other brokers would make the topic."""
     part = part_of(cluster, queue, copy)
     route = TargetTopic(options_for(cluster, queue), copy.topic).route()
@@ -290,7 +312,9 @@ def test_a_task_sends_to_the_target_the_driver_saw_while_a_restarted_name_server
 
 
 @SIM_ONLY
-def test_a_target_nobody_knows_is_looked_for_before_brokers_make_it(cluster, queue, copy, caplog):
+def test_a_target_nobody_knows_is_looked_for_before_brokers_make_it(
+    cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     """G7, H3: its broker may be restarting."""
     found: list[TopicRoute] = []
     cluster.restart_name_server()

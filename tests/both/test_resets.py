@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import PullRequest, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.options.read import ReadOptions
@@ -16,8 +20,10 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.schema import planned_range, reset_target
 from pyspark_rocketmq.wire.codes import RequestCode
+from tests.both.conftest import Put
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import wait_until
 
@@ -25,21 +31,21 @@ COUNT = 40
 
 
 @pytest.fixture
-def queue(queue, put) -> MessageQueue:
+def queue(queue: MessageQueue, put: Put) -> MessageQueue:
     """A queue of ``COUNT`` messages."""
     put(*(b"%d" % number for number in range(COUNT)))
     return queue
 
 
 @pytest.fixture
-def has_read(client, address, queue, group) -> None:
+def has_read(client: BrokerClient, address: str, queue: MessageQueue, group: str) -> None:
     """The group read the queue to its end."""
     client.pull(address, PullRequest(consumer_group=group, queue=queue, queue_offset=0))
     client.update_consumer_offset(address, group, queue, COUNT)
 
 
 @pytest.fixture
-def reset(broker, queue, group, soon, has_read) -> Iterator[None]:
+def reset(broker: Channel, queue: MessageQueue, group: str, soon: Deadline, has_read: None) -> Iterator[None]:
     """A reset to the beginning, as ``mqadmin resetOffsetByTime`` asks for it."""
     fields = {"group": group, "topic": queue.topic, "timestamp": 0, "isForce": "true", "queueId": -1}
     broker.request(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), soon)
@@ -48,7 +54,9 @@ def reset(broker, queue, group, soon, has_read) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("reset")
-def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(client, address, queue, group):
+def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(
+    client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """F5: useServerSideResetOffset, RocketMQ's default; the bounds tell that nothing is lost."""
     request = PullRequest(consumer_group=group, queue=queue, queue_offset=8)
 
@@ -60,7 +68,7 @@ def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(client, a
     assert second.status is PullStatus.FOUND
 
 
-def partition(address, queue, group, *, is_of_group: bool) -> QueuePartition:
+def partition(address: str, queue: MessageQueue, group: str, *, is_of_group: bool) -> QueuePartition:
     return QueuePartition(
         planned=QueueRange(queue=queue, start=8, end=COUNT, epoch=1),
         address=BrokerAddress(address),
@@ -75,12 +83,14 @@ def partition(address, queue, group, *, is_of_group: bool) -> QueuePartition:
     )
 
 
-def offsets_in(batches) -> list[int]:
+def offsets_in(batches: Any) -> list[int]:
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
 
 
 @pytest.mark.usefixtures("reset")
-def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(address, queue, group):
+def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(
+    address: str, queue: MessageQueue, group: str
+) -> None:
     """F5, F4: a reset is no data loss; the broker tells of it once."""
     of_group = partition(address, queue, group, is_of_group=True)
 
@@ -99,7 +109,9 @@ def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(address, queue, 
 
 
 @pytest.mark.usefixtures("reset")
-def test_a_plain_range_is_read_whole_whatever_happens_to_the_group_it_names(address, queue, group):
+def test_a_plain_range_is_read_whole_whatever_happens_to_the_group_it_names(
+    address: str, queue: MessageQueue, group: str
+) -> None:
     """F5, H3: who has no group has nothing to reset."""
     plain = partition(address, queue, group, is_of_group=False)
 
@@ -115,7 +127,9 @@ class TestWatch:
         return FakeClock()
 
     @pytest.fixture
-    def watch(self, cluster, pool, queue, group, clock) -> PullingResetWatch:
+    def watch(
+        self, cluster: ClusterUnderTest, pool: ChannelPool, queue: MessageQueue, group: str, clock: FakeClock
+    ) -> PullingResetWatch:
         """What the code under test is."""
         options = {
             "nameServers": cluster.name_servers,
@@ -126,7 +140,9 @@ class TestWatch:
         return PullingResetWatch(ReadOptions.parse(options), pool, clock)
 
     @pytest.mark.usefixtures("reset")
-    def test_a_reset_of_an_idle_queue_is_found_once(self, watch, clock, address, queue):
+    def test_a_reset_of_an_idle_queue_is_found_once(
+        self, watch: PullingResetWatch, clock: FakeClock, address: str, queue: MessageQueue
+    ) -> None:
         """F5: and not before it is time to look."""
         at = {queue.broker_name: BrokerAddress(address)}
         watch.look({queue: COUNT}, at)
@@ -138,7 +154,14 @@ class TestWatch:
         assert watch.found() == {}
 
     @pytest.mark.usefixtures("has_read")
-    def test_without_a_reset_nothing_is_found(self, watch, clock, client, address, queue):
+    def test_without_a_reset_nothing_is_found(
+        self,
+        watch: PullingResetWatch,
+        clock: FakeClock,
+        client: BrokerClient,
+        address: str,
+        queue: MessageQueue,
+    ) -> None:
         """F5, F4: an offset that is not there is a gap, and no reset."""
         at = {queue.broker_name: BrokerAddress(address)}
         for next_offset in (COUNT, 7, COUNT + 5):

@@ -99,7 +99,9 @@ def first_copies(client: BrokerClient, cluster: ClusterUnderTest, topic: str) ->
 IN_ORDER = {f"k{key}": list(range(key, ROWS, 5)) for key in range(5)}
 
 
-def test_a_key_keeps_its_queue_while_its_topic_s_only_broker_restarts(cluster, producer, topic):
+def test_a_key_keeps_its_queue_while_its_topic_s_only_broker_restarts(
+    cluster: ClusterUnderTest, producer: Producer, topic: str
+) -> None:
     """G7 ★: no other broker makes the topic meanwhile, which would spread keys over its queues from then on."""
     [before, *_] = [producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7") for _ in range(2)]
     queues = producer.queues(topic)
@@ -121,7 +123,9 @@ def test_a_key_keeps_its_queue_while_its_topic_s_only_broker_restarts(cluster, p
     assert {queue.broker_name for queue in queues} == {"broker-b"}
 
 
-def test_a_task_goes_on_over_the_restart_of_its_topic_s_only_broker(cluster, client, topic):
+def test_a_task_goes_on_over_the_restart_of_its_topic_s_only_broker(
+    cluster: ClusterUnderTest, client: BrokerClient, topic: str
+) -> None:
     """G5, G7 ★: as long as ``retryTimeoutMs``, and every key in its order."""
     is_half_done, may_go_on = threading.Event(), threading.Event()
 
@@ -142,7 +146,9 @@ def test_a_task_goes_on_over_the_restart_of_its_topic_s_only_broker(cluster, cli
 
 
 @SIM_ONLY
-def test_a_task_that_begins_while_the_broker_is_away_waits_for_it(cluster, client, topic, caplog):
+def test_a_task_that_begins_while_the_broker_is_away_waits_for_it(
+    cluster: ClusterUnderTest, client: BrokerClient, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """G7: it has never seen the topic, and looks for it before it has another broker make it."""
     cluster.stop_broker("broker-b")
     with running(lambda: keyed_rows(cluster, topic, iter([rows(0, ROWS)]))):
@@ -153,7 +159,9 @@ def test_a_task_that_begins_while_the_broker_is_away_waits_for_it(cluster, clien
     assert cluster.routed_brokers(topic) == {"broker-b"}
 
 
-def test_sends_go_on_while_a_restarted_name_server_knows_no_broker(cluster, producer, topic):
+def test_sends_go_on_while_a_restarted_name_server_knows_no_broker(
+    cluster: ClusterUnderTest, producer: Producer, topic: str
+) -> None:
     """G7 ★: brokers register again after up to 30 s; they are there all the time."""
     first = producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7")
 
@@ -169,7 +177,9 @@ def test_sends_go_on_while_a_restarted_name_server_knows_no_broker(cluster, prod
 
 
 @SIM_ONLY
-def test_a_task_goes_on_while_a_restarted_name_server_knows_no_broker(cluster, client, topic):
+def test_a_task_goes_on_while_a_restarted_name_server_knows_no_broker(
+    cluster: ClusterUnderTest, client: BrokerClient, topic: str
+) -> None:
     """G7: also where a send was cut off, so that the route is asked for again."""
 
     def batches() -> Iterator[pa.RecordBatch]:

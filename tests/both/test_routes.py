@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.cluster import ClusterUnderTest
@@ -15,12 +16,14 @@ DEAD = "127.0.0.1:1"
 
 
 @pytest.fixture
-def names(cluster: ClusterUnderTest, pool) -> NameServerClient:
+def names(cluster: ClusterUnderTest, pool: ChannelPool) -> NameServerClient:
     """Asks a dead name server first."""
     return NameServerClient((DEAD, cluster.name_servers), pool, SystemClock(), PATIENCE_S, route_max_age_s=0)
 
 
-def test_a_route_has_every_queue_of_every_broker(cluster, names, soon):
+def test_a_route_has_every_queue_of_every_broker(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline
+) -> None:
     """A2: sorted by broker and queue."""
     topic = cluster.create_topic(queues=3)
 
@@ -31,7 +34,9 @@ def test_a_route_has_every_queue_of_every_broker(cluster, names, soon):
     assert {name: route.address_of(name) for name in cluster.broker_addresses} == cluster.broker_addresses
 
 
-def test_a_name_server_that_is_gone_is_passed_over(cluster, names, soon, caplog):
+def test_a_name_server_that_is_gone_is_passed_over(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline, caplog: pytest.LogCaptureFixture
+) -> None:
     """A2: and not asked first again while another one answers."""
     topic = cluster.create_topic(queues=1)
 
@@ -41,13 +46,17 @@ def test_a_name_server_that_is_gone_is_passed_over(cluster, names, soon, caplog)
     assert len([text for text in caplog.messages if DEAD in text]) == 1
 
 
-def test_a_topic_nobody_has_is_not_found(cluster, names, soon):
+def test_a_topic_nobody_has_is_not_found(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline
+) -> None:
     """A2: code 17, as an error of its own."""
     with pytest.raises(TopicNotFound, match="no-such-topic"):
         names.route("no-such-topic", soon)
 
 
-def test_queues_added_to_a_topic_are_found(cluster, names, soon):
+def test_queues_added_to_a_topic_are_found(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline
+) -> None:
     """A2: more queues and another broker, while a query runs."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     before = names.route(topic, soon).subscribe_queues(topic)
@@ -60,7 +69,9 @@ def test_queues_added_to_a_topic_are_found(cluster, names, soon):
 
 
 @pytest.mark.parametrize("perm", [6, 4, 2])
-def test_a_topic_s_permission_decides_who_sees_its_queues(cluster, names, soon, perm):
+def test_a_topic_s_permission_decides_who_sees_its_queues(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline, perm: int
+) -> None:
     """A2: 4 is readable, 2 is writable."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"], perm=perm)
 
@@ -70,7 +81,9 @@ def test_a_topic_s_permission_decides_who_sees_its_queues(cluster, names, soon, 
     assert len(route.publish_queues(topic)) == bool(perm & 2)
 
 
-def test_a_stopped_broker_leaves_the_route_and_comes_back(cluster, names, soon):
+def test_a_stopped_broker_leaves_the_route_and_comes_back(
+    cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline
+) -> None:
     """A2: its queues are not there meanwhile."""
     topic = cluster.create_topic(queues=1)
 

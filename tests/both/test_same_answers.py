@@ -320,7 +320,9 @@ def sides(sim_cluster: Backend, real_cluster: Backend) -> Iterator[tuple[Side, S
 @pytest.mark.real
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sequence=st.lists(steps, min_size=4, max_size=14))
-def test_the_simulator_answers_as_the_real_broker_does(sides: tuple[Side, Side], sequence: list[Step]):
+def test_the_simulator_answers_as_the_real_broker_does(
+    sides: tuple[Side, Side], sequence: list[Step]
+) -> None:
     simulated, real = sides
     names = Names(real.cluster.unique_name(), real.cluster.unique_name("group"))
     for side in sides:

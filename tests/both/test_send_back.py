@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -66,7 +67,9 @@ def arrived(client: BrokerClient, address: str) -> Callable[[str], MessageExt]:
     return lambda topic: first_of(client, address, MessageQueue(topic, "broker-a", 0))
 
 
-def test_a_message_comes_again_in_the_retry_topic(send_back, failed, arrived, address, group):
+def test_a_message_comes_again_in_the_retry_topic(
+    send_back: SendBack, failed: MessageExt, arrived: Callable[[str], MessageExt], address: str, group: str
+) -> None:
     """E3: whole, with one attempt more, the topic it belongs to and where the first copy lies."""
     send_back.send(failed, delay_level=1, max_reconsume_times=16)
     again = arrived(retry_topic(group))
@@ -79,7 +82,9 @@ def test_a_message_comes_again_in_the_retry_topic(send_back, failed, arrived, ad
 
 
 @pytest.mark.parametrize("terms", [(-1, 16), (0, 0)], ids=["asked for", "tried too often"])
-def test_a_message_ends_among_the_dead_letters(send_back, failed, arrived, terms):
+def test_a_message_ends_among_the_dead_letters(
+    send_back: SendBack, failed: MessageExt, arrived: Callable[[str], MessageExt], terms: tuple[int, ...]
+) -> None:
     """E3, E8: at once when the listener says so, else after the last attempt."""
     level, most = terms
     send_back.send(failed, delay_level=level, max_reconsume_times=most)
@@ -89,7 +94,9 @@ def test_a_message_ends_among_the_dead_letters(send_back, failed, arrived, terms
     assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (failed.topic, "0")
 
 
-def test_a_message_its_broker_cannot_find_is_sent_anew(send_back, failed, arrived, group):
+def test_a_message_its_broker_cannot_find_is_sent_anew(
+    send_back: SendBack, failed: MessageExt, arrived: Callable[[str], MessageExt], group: str
+) -> None:
     """E3: by an ordinary send; here the last attempt, so that the broker keeps it as a dead letter at once."""
     lost = failed._replace(commit_log_offset=failed.commit_log_offset + 10**9)
 
@@ -101,7 +108,9 @@ def test_a_message_its_broker_cannot_find_is_sent_anew(send_back, failed, arrive
     assert dead.properties["ORIGIN_MESSAGE_ID"] == failed.msg_id
 
 
-def test_a_message_of_a_broker_that_is_away_is_kept_by_another(cluster, settings, client, pool, group):
+def test_a_message_of_a_broker_that_is_away_is_kept_by_another(
+    cluster: ClusterUnderTest, settings: SendBackSettings, client: BrokerClient, pool: ChannelPool, group: str
+) -> None:
     """E3: nothing is lost with the broker that stored it."""
     topic = cluster.create_topic(queues=1)
     cluster.create_topic(retry_topic(group), queues=1)
@@ -123,8 +132,14 @@ def test_a_message_of_a_broker_that_is_away_is_kept_by_another(cluster, settings
 
 @pytest.mark.parametrize("holds_lock", [True, False])
 def test_an_orderly_consumer_s_message_is_a_dead_letter_by_an_ordinary_send(
-    send_back, failed, arrived, client, address, *, holds_lock
-):
+    send_back: SendBack,
+    failed: MessageExt,
+    arrived: Callable[[str], MessageExt],
+    client: BrokerClient,
+    address: str,
+    *,
+    holds_lock: bool,
+) -> None:
     """D6: one attempt more than there may be, so the broker keeps it; with a lock held it does so in any case.
 
     DELAY is "-1", other than that of a message sent back (golden fact 3).
@@ -140,7 +155,9 @@ def test_an_orderly_consumer_s_message_is_a_dead_letter_by_an_ordinary_send(
     assert dead.properties["ORIGIN_MESSAGE_ID"] == failed.msg_id
 
 
-def test_a_namespace_s_message_comes_again_inside_it(cluster, settings, pool, address, group):
+def test_a_namespace_s_message_comes_again_inside_it(
+    cluster: ClusterUnderTest, settings: SendBackSettings, pool: ChannelPool, address: str, group: str
+) -> None:
     """A6, E3: retry topic and RETRY_TOPIC have the namespace, as a Java consumer expects them."""
     namespace = cluster.unique_name("shop")
     inside = BrokerClient(pool, SystemClock(), ANSWER_S, namespace=namespace)

@@ -48,7 +48,7 @@ def read_raw(client: BrokerClient, address: str, queue: MessageQueue, end: int) 
     return body
 
 
-def test_a_message_comes_back_as_it_was_sent(client, address, queue):
+def test_a_message_comes_back_as_it_was_sent(client: BrokerClient, address: str, queue: MessageQueue) -> None:
     """G2: body, tag, keys, own properties and flag, in any script."""
     properties = {"TAGS": "Größe", "KEYS": "k1 k2", "UNIQ_KEY": UNIQ_KEY, "color": "红色", "empty?": " "}
     sent = Message(topic=queue.topic, body="payload \N{PARTY POPPER}".encode(), properties=properties, flag=7)
@@ -67,7 +67,7 @@ def test_a_message_comes_back_as_it_was_sent(client, address, queue):
     assert read.born_host.startswith("127.0.0.1:")
 
 
-def test_the_broker_marks_what_it_stores(client, address, queue):
+def test_the_broker_marks_what_it_stores(client: BrokerClient, address: str, queue: MessageQueue) -> None:
     """G2: properties that no producer sent."""
     client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
     (read,) = read_all(client, address, queue, 1)
@@ -77,7 +77,9 @@ def test_the_broker_marks_what_it_stores(client, address, queue):
     assert read.properties["TRACE_ON"] == "true"
 
 
-def test_a_message_without_a_unique_key_is_given_one(client, address, queue):
+def test_a_message_without_a_unique_key_is_given_one(
+    client: BrokerClient, address: str, queue: MessageQueue
+) -> None:
     """H6: the broker makes it up, so what is consumed always has one after an ordinary send."""
     client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
     (read,) = read_all(client, address, queue, 1)
@@ -86,7 +88,9 @@ def test_a_message_without_a_unique_key_is_given_one(client, address, queue):
     assert len(read.msg_id) in {32, 56}
 
 
-def test_the_answer_s_message_id_says_where_the_message_is_stored(client, address, queue):
+def test_the_answer_s_message_id_says_where_the_message_is_stored(
+    client: BrokerClient, address: str, queue: MessageQueue
+) -> None:
     """E3: host and commit log offset, by which a message can be sent back."""
     result = client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
     (read,) = read_all(client, address, queue, 1)
@@ -94,7 +98,9 @@ def test_the_answer_s_message_id_says_where_the_message_is_stored(client, addres
     assert decode_offset_message_id(result.offset_msg_id) == (address, read.commit_log_offset)
 
 
-def test_messages_of_a_batch_follow_each_other_and_show_one_message_id(client, address, queue, producer):
+def test_messages_of_a_batch_follow_each_other_and_show_one_message_id(
+    client: BrokerClient, address: str, queue: MessageQueue, producer: Producer
+) -> None:
     """G2, H6: the broker appends the batch's properties to each, so all show the batch's key (golden fact 2)."""
     batch = [
         Message(topic=queue.topic, body=b"%d" % n, properties={"TAGS": f"t{n}", "KEYS": f"k{n}"}, flag=n)
@@ -113,7 +119,9 @@ def test_messages_of_a_batch_follow_each_other_and_show_one_message_id(client, a
     assert result.queue_offset == 0
 
 
-def test_a_large_body_travels_compressed_and_is_read_whole(client, address, queue, producer):
+def test_a_large_body_travels_compressed_and_is_read_whole(
+    client: BrokerClient, address: str, queue: MessageQueue, producer: Producer
+) -> None:
     """G2: from 4 KiB on; after decoding the type bits stay, the compressed bit does not (golden fact 8)."""
     body = b"again and again " * 1000
 
@@ -130,7 +138,9 @@ def test_a_large_body_travels_compressed_and_is_read_whole(client, address, queu
 
 
 @REAL_ONLY
-def test_a_message_sent_back_comes_again_in_the_retry_topic(client, address, queue, cluster):
+def test_a_message_sent_back_comes_again_in_the_retry_topic(
+    client: BrokerClient, address: str, queue: MessageQueue, cluster: ClusterUnderTest
+) -> None:
     """E3: with its history; the topic of a long group is stored in the second layout (golden facts 3, 5)."""
     group = cluster.unique_name("g" * 125)
     client.heartbeat(
@@ -154,7 +164,9 @@ def test_a_message_sent_back_comes_again_in_the_retry_topic(client, address, que
     )
 
 
-def test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once(client, address, queue, cluster):
+def test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once(
+    client: BrokerClient, address: str, queue: MessageQueue, cluster: ClusterUnderTest
+) -> None:
     """D6: orderly consumption gives up by an ordinary send to the retry topic (golden fact 20)."""
     group = cluster.unique_name("group")
     client.heartbeat(
@@ -173,7 +185,9 @@ def test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once(client, a
     assert client.max_offset(address, retry) == 0
 
 
-def test_messages_of_one_key_go_to_one_queue_in_order(client, cluster, producer):
+def test_messages_of_one_key_go_to_one_queue_in_order(
+    client: BrokerClient, cluster: ClusterUnderTest, producer: Producer
+) -> None:
     """G1, G6: the queue is the key's Java hash modulo the number of queues, in route order."""
     topic = cluster.create_topic(queues=2)
     queues = producer.queues(topic)
@@ -191,7 +205,9 @@ def test_messages_of_one_key_go_to_one_queue_in_order(client, cluster, producer)
         assert [m.body.decode() for m in read] == [f"{key}:{step}" for step in range(3) for key in of_queue]
 
 
-def test_messages_without_a_key_take_turns_over_all_queues(client, cluster, producer):
+def test_messages_without_a_key_take_turns_over_all_queues(
+    client: BrokerClient, cluster: ClusterUnderTest, producer: Producer
+) -> None:
     """G3: round robin."""
     topic = cluster.create_topic(queues=2)
 
@@ -201,7 +217,7 @@ def test_messages_without_a_key_take_turns_over_all_queues(client, cluster, prod
     assert list(counts.values()) == [2, 2, 2, 2]
 
 
-def test_the_first_message_creates_its_topic(cluster, producer):
+def test_the_first_message_creates_its_topic(cluster: ClusterUnderTest, producer: Producer) -> None:
     """A2, G2: with four queues on the broker that took it, which then appears in the route."""
     topic = cluster.unique_name("auto")
 
@@ -213,7 +229,9 @@ def test_the_first_message_creates_its_topic(cluster, producer):
     wait_until(lambda: len(_fresh_queues(cluster, topic)) == 4, ANSWER_S, reason="four queues")
 
 
-def test_ordered_messages_create_their_topic_on_every_broker(client, cluster, producer):
+def test_ordered_messages_create_their_topic_on_every_broker(
+    client: BrokerClient, cluster: ClusterUnderTest, producer: Producer
+) -> None:
     """G1, G2: each key in the queue that it would have in a topic that was there before."""
     topic = cluster.unique_name("auto")
     keys = [f"order-{number}" for number in range(16)]
@@ -234,7 +252,9 @@ def test_ordered_messages_create_their_topic_on_every_broker(client, cluster, pr
         assert [m.body.decode() for m in read] == wanted
 
 
-def test_a_send_to_a_queue_that_does_not_exist_is_refused(client, address, queue):
+def test_a_send_to_a_queue_that_does_not_exist_is_refused(
+    client: BrokerClient, address: str, queue: MessageQueue
+) -> None:
     """G5: code 29; the message is not put elsewhere."""
     with pytest.raises(BrokerError) as caught:
         client.send(address, Message(topic=queue.topic, body=b"x"), queue._replace(queue_id=1), TERMS)
@@ -243,7 +263,9 @@ def test_a_send_to_a_queue_that_does_not_exist_is_refused(client, address, queue
     assert client.max_offset(address, queue) == 0
 
 
-def test_a_topic_of_the_broker_s_own_is_closed_to_producers(client, address, cluster):
+def test_a_topic_of_the_broker_s_own_is_closed_to_producers(
+    client: BrokerClient, address: str, cluster: ClusterUnderTest
+) -> None:
     """G2: code 16."""
     queue = MessageQueue("SCHEDULE_TOPIC_XXXX", "broker-a", 0)
 
@@ -251,7 +273,9 @@ def test_a_topic_of_the_broker_s_own_is_closed_to_producers(client, address, clu
         client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
 
 
-def test_an_unknown_topic_without_a_template_is_refused(client, address, cluster):
+def test_an_unknown_topic_without_a_template_is_refused(
+    client: BrokerClient, address: str, cluster: ClusterUnderTest
+) -> None:
     """G2: code 17."""
     queue = MessageQueue(cluster.unique_name("absent"), "broker-a", 0)
     terms = SendTerms(producer_group="tests", default_topic="no-such-template")
@@ -260,7 +284,9 @@ def test_an_unknown_topic_without_a_template_is_refused(client, address, cluster
         client.send(address, Message(topic=queue.topic, body=b"x"), queue, terms)
 
 
-def test_ordinary_sends_go_on_while_a_broker_is_away_and_ordered_ones_fail(client, cluster, producer):
+def test_ordinary_sends_go_on_while_a_broker_is_away_and_ordered_ones_fail(
+    client: BrokerClient, cluster: ClusterUnderTest, producer: Producer
+) -> None:
     """G3, G5: a key's message never goes to another queue than its own."""
     topic = cluster.create_topic(queues=1)
     key_of_b = next(key for key in map(str, range(10)) if select_by_hash(key, 2) == 1)
@@ -279,7 +305,9 @@ def test_ordinary_sends_go_on_while_a_broker_is_away_and_ordered_ones_fail(clien
 
 
 @SIM_ONLY
-def test_an_asynchronous_send_that_is_cut_off_is_repeated_with_the_same_key(client, cluster, producer):
+def test_an_asynchronous_send_that_is_cut_off_is_repeated_with_the_same_key(
+    client: BrokerClient, cluster: ClusterUnderTest, producer: Producer
+) -> None:
     """G3: cut off before it is stored, and after: then it is there twice."""
     topic = cluster.create_topic(queues=1)
     code = int(RequestCode.SEND_MESSAGE_V2)

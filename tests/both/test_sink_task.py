@@ -37,7 +37,9 @@ def queues(cluster: ClusterUnderTest) -> list[MessageQueue]:
 
 
 @pytest.mark.parametrize("kind", ["none", "zlib", "lz4", "zstd"])
-def test_bodies_come_back_whole_however_they_are_compressed(cluster, client: BrokerClient, queues, kind):
+def test_bodies_come_back_whole_however_they_are_compressed(
+    cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue], kind: str
+) -> None:
     """G2 ★: requests with compressed and with plain bodies keep the order of their key."""
     rows = [{"body": bytes([n]) * (1 + n * 97 % 400), "keys": str(n)} for n in range(200)]
 
@@ -57,7 +59,9 @@ def test_bodies_come_back_whole_however_they_are_compressed(cluster, client: Bro
     assert [(m.keys, m.body) for m in messages] == [(row["keys"], row["body"]) for row in rows]
 
 
-def test_a_row_with_a_delay_level_is_given_out_later(cluster, client: BrokerClient, queues):
+def test_a_row_with_a_delay_level_is_given_out_later(
+    cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue]
+) -> None:
     """G2 ★: alone, beside a batch of those that are not; compressed as the options say."""
     rows = [{"body": str(n) * (n + 1), "delayLevel": 1 if n == 2 else None} for n in range(5)]
 
@@ -74,7 +78,9 @@ def test_a_row_with_a_delay_level_is_given_out_later(cluster, client: BrokerClie
 
 
 @SIM_ONLY
-def test_a_row_with_a_moment_is_given_out_then(cluster, client: BrokerClient, queues):
+def test_a_row_with_a_moment_is_given_out_then(
+    cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue]
+) -> None:
     """G2: the real broker of the tests has its timer wheel off."""
     soon = datetime.now(UTC) + timedelta(seconds=1)
     rows = [{"body": "later", "deliverTimestamp": soon}, {"body": "now", "deliverTimestamp": None}]
@@ -90,8 +96,8 @@ def test_a_row_with_a_moment_is_given_out_then(cluster, client: BrokerClient, qu
 
 @SIM_ONLY
 def test_rows_without_a_key_go_on_while_a_broker_is_away_and_those_of_it_fail(
-    cluster, client: BrokerClient, queues
-):
+    cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue]
+) -> None:
     """G3, G5: a row of a queue goes nowhere else, and is told."""
     topic = queues[0].topic
     cluster.stop_broker("broker-b")
@@ -114,7 +120,9 @@ def test_rows_without_a_key_go_on_while_a_broker_is_away_and_those_of_it_fail(
 
 
 @REAL_ONLY
-def test_what_the_sink_sends_java_reads_in_order_and_with_an_id_each(cluster, client, queues, group):
+def test_what_the_sink_sends_java_reads_in_order_and_with_an_id_each(
+    cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue], group: str
+) -> None:
     """G1, G2, H6 ★: also the messages of one batch, which of Java's producer all show one id."""
     assert isinstance(cluster.backend, RealCluster)
     rows = [

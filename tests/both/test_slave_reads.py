@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import PullRequest, PullStatus, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendTerms
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -17,7 +18,7 @@ from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.send import Batch
 from tests.both.support import await_readable
-from tests.helpers.cluster import REAL_ONLY
+from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.wait import wait_until
 from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
 
@@ -28,7 +29,7 @@ _IN_FLIGHT = 128 << 10
 
 
 @pytest.fixture
-def queue(cluster, client):
+def queue(cluster: ClusterUnderTest, client: BrokerClient):
     """A queue on broker-b with a thousand messages of 1 KiB, all in the newest file of the commit log.
 
     A new replica gets no older file (``DefaultHAConnection.WriteSocketService``).
@@ -41,7 +42,7 @@ def queue(cluster, client):
     close_idle_lines()
 
 
-def fill(cluster, client, address) -> MessageQueue:
+def fill(cluster: Any, client: Any, address: Any) -> MessageQueue:
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=["broker-b"]), "broker-b", 0)
     members = [Message(topic=queue.topic, body=b"x" * 1024)] * 100
     for _ in range(COUNT // 100):
@@ -51,7 +52,7 @@ def fill(cluster, client, address) -> MessageQueue:
     return queue
 
 
-def positions_of_ends(client, address, queue) -> list[int]:
+def positions_of_ends(client: Any, address: Any, queue: Any) -> list[int]:
     """Where the first and the last message are in the commit log."""
     positions = []
     for queue_offset in (0, COUNT - 1):
@@ -64,7 +65,9 @@ def positions_of_ends(client, address, queue) -> list[int]:
 
 
 @REAL_ONLY
-def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_dies(cluster, client, queue):
+def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_dies(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue
+) -> None:
     """A4: suggestWhichBrokerId of a real broker; nothing lost, nothing twice."""
 
     def has_all(address: str) -> bool:

@@ -9,9 +9,11 @@ from queue import SimpleQueue
 import pytest
 
 from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
-from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ExpressionInvalid, RocketMQError
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -23,9 +25,11 @@ from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from pyspark_rocketmq.wire.subscription import build_subscription
+from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.broker_sim.exchange import pull, request
 from tests.helpers.batch_read import planned_batch, read_batch
+from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.sql92_cases import CASES, ILLEGAL
 
 _MESSAGES = sorted({tuple(sorted(properties.items())) for _, properties, _ in CASES})
@@ -33,21 +37,21 @@ _SQL92 = "SQL92"
 
 
 @pytest.fixture(autouse=True)
-def property_filter(cluster, broker, soon) -> Iterator[None]:
+def property_filter(cluster: ClusterUnderTest, broker: Channel, soon: Deadline) -> Iterator[None]:
     """enablePropertyFilter is off by default, and on at the real brokers of the harness."""
     _filter_properties(broker, soon, is_on=True)
     yield
     _filter_properties(broker, soon, is_on=cluster.kind == "real")
 
 
-def _filter_properties(broker, soon, *, is_on: bool) -> None:
+def _filter_properties(broker: Channel, soon: Deadline, *, is_on: bool) -> None:
     setting = b"enablePropertyFilter=%s\n" % (b"true" if is_on else b"false")
     answer = broker.request(request(RequestCode.UPDATE_BROKER_CONFIG, body=setting), soon)
     assert answer.code == ResponseCode.SUCCESS
 
 
 @pytest.fixture
-def filled(put, queue) -> None:
+def filled(put: Put, queue: MessageQueue) -> None:
     """One message for each set of properties; its body tells which."""
     put(
         *(
@@ -58,7 +62,9 @@ def filled(put, queue) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_pull_gets_the_messages_its_expression_matches(broker, queue, group, soon):
+def test_a_pull_gets_the_messages_its_expression_matches(
+    broker: Channel, queue: MessageQueue, group: str, soon: Deadline
+) -> None:
     """E1: every case of the table, on the messages of all."""
     wrong = []
     for expression, properties, expected in CASES:
@@ -72,7 +78,9 @@ def test_a_pull_gets_the_messages_its_expression_matches(broker, queue, group, s
     assert wrong == []
 
 
-def test_the_client_is_told_whether_its_expression_compiles(broker, queue, group, soon):
+def test_the_client_is_told_whether_its_expression_compiles(
+    broker: Channel, queue: MessageQueue, group: str, soon: Deadline
+) -> None:
     """E1, golden fact 9: code 46."""
     legal = {expression: ResponseCode.SUCCESS for expression, _, _ in CASES}
     for expression, code in {
@@ -86,7 +94,9 @@ def test_the_client_is_told_whether_its_expression_compiles(broker, queue, group
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_pull_with_an_expression_that_does_not_compile_gets_everything(broker, queue, group, soon):
+def test_a_pull_with_an_expression_that_does_not_compile_gets_everything(
+    broker: Channel, queue: MessageQueue, group: str, soon: Deadline
+) -> None:
     """Golden fact 9."""
     command = _pull(queue, group, 0, subscription=ILLEGAL[0])
     answer = broker.request(command, soon)
@@ -94,8 +104,8 @@ def test_a_pull_with_an_expression_that_does_not_compile_gets_everything(broker,
 
 
 def test_an_expression_comes_with_the_heartbeat_and_must_be_as_new_as_the_pull(
-    broker, queue, group, soon, put
-):
+    broker: Channel, queue: MessageQueue, group: str, soon: Deadline, put: Put
+) -> None:
     """E1, E4: codes 24, 25, 27 and 0, by one group's registered expression."""
     put(*(Message(topic=queue.topic, body=b"x", properties={"a": str(number)}) for number in (1, 10)))
 
@@ -129,7 +139,9 @@ def test_an_expression_comes_with_the_heartbeat_and_must_be_as_new_as_the_pull(
     assert bodies == [0, 1, 0, 0]
 
 
-def test_only_a_message_that_matches_wakes_a_held_pull(broker, queue, group, soon, put):
+def test_only_a_message_that_matches_wakes_a_held_pull(
+    broker: Channel, queue: MessageQueue, group: str, soon: Deadline, put: Put
+) -> None:
     """B4 with SQL92: the first message passes by, the second ends the wait.
 
     A broker that looks into the queue between the two sends holds nothing and tells of the first as
@@ -162,7 +174,9 @@ def _pull(queue: MessageQueue, group: str, queue_offset: int, **fields: object) 
     )
 
 
-def test_a_read_brings_what_its_condition_matches(cluster, broker, queue, put, soon):
+def test_a_read_brings_what_its_condition_matches(
+    cluster: ClusterUnderTest, broker: Channel, queue: MessageQueue, put: Put, soon: Deadline
+) -> None:
     """sqlFilter, A4: and no condition is believed to filter before the broker has taken it."""
     put(*(Message(topic=queue.topic, body=b"x", properties={"amount": str(number)}) for number in range(50)))
     options = {"nameServers": cluster.name_servers, "topic": queue.topic}
@@ -177,7 +191,9 @@ def test_a_read_brings_what_its_condition_matches(cluster, broker, queue, put, s
         planned_batch(**options, sqlFilter="amount > 10")
 
 
-def test_a_group_subscribes_by_a_condition(cluster, client, address, queue, group):
+def test_a_group_subscribes_by_a_condition(
+    cluster: ClusterUnderTest, client: BrokerClient, address: str, queue: MessageQueue, group: str
+) -> None:
     """sqlFilter, A3: its heartbeats tell the brokers, which show it to administrators."""
     options = {
         "nameServers": cluster.name_servers,

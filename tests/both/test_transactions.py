@@ -61,7 +61,9 @@ def readable(client: BrokerClient, address: str, queue: MessageQueue, count: int
     return decode_messages(result.body, queue.broker_name)
 
 
-def test_a_message_is_seen_when_its_transaction_has_succeeded(producer, client, address, queue):
+def test_a_message_is_seen_when_its_transaction_has_succeeded(
+    producer: TransactionProducer, client: BrokerClient, address: str, queue: MessageQueue
+) -> None:
     """G2 ★: not while it runs; never if it is rolled back."""
     seen: list[int] = []
     ids: list[str | None] = []
@@ -91,7 +93,14 @@ def test_a_message_is_seen_when_its_transaction_has_succeeded(producer, client, 
     assert (message.flag, message.properties["WAIT"]) == (7, "true")
 
 
-def test_a_broker_asks_for_what_it_was_told_nothing_of(producer, client, address, queue, checks, caplog):  # noqa: PLR0917
+def test_a_broker_asks_for_what_it_was_told_nothing_of(  # noqa: PLR0917
+    producer: TransactionProducer,
+    client: BrokerClient,
+    address: str,
+    queue: MessageQueue,
+    checks: SimpleQueue[MessageExt],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """G2 ★: a check that fails counts as not known, so it asks again; then the message is delivered."""
 
     def dies(message: Message) -> LocalTransactionState:
@@ -114,7 +123,9 @@ def test_a_broker_asks_for_what_it_was_told_nothing_of(producer, client, address
     assert "transaction check failed" in caplog.text
 
 
-def test_a_transaction_is_not_run_when_its_message_could_not_be_sent(producer, cluster):
+def test_a_transaction_is_not_run_when_its_message_could_not_be_sent(
+    producer: TransactionProducer, cluster: ClusterUnderTest
+) -> None:
     """G2: the error surfaces."""
     with pytest.raises(RocketMQError, match="SCHEDULE_TOPIC_XXXX"):
         producer.send(Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"), pytest.fail)

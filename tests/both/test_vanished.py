@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.broker import SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
+from tests.both.conftest import Put
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.stream_read import StreamUnderTest
 from tests.helpers.wait import wait_until
@@ -28,7 +29,9 @@ def stream(cluster: ClusterUnderTest, queue: MessageQueue) -> Iterator[StreamUnd
     close_idle_lines()
 
 
-def test_a_topic_that_was_deleted_ends_the_query(cluster, queue, put, stream) -> None:
+def test_a_topic_that_was_deleted_ends_the_query(
+    cluster: ClusterUnderTest, queue: MessageQueue, put: Put, stream: StreamUnderTest
+) -> None:
     """F4: the broker denies it; that the name server forgets it says nothing."""
     put(b"one")
     assert stream.next_offsets() == {queue: [0]}
@@ -43,7 +46,13 @@ def test_a_topic_that_was_deleted_ends_the_query(cluster, queue, put, stream) ->
         wait_until(lambda: stream.plan() and False, SOON_S)
 
 
-def test_a_topic_that_may_not_be_read_for_a_while_is_waited_for(cluster, queue, put, stream, caplog) -> None:
+def test_a_topic_that_may_not_be_read_for_a_while_is_waited_for(
+    cluster: ClusterUnderTest,
+    queue: MessageQueue,
+    put: Put,
+    stream: StreamUnderTest,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A2: write-only, with messages stored meanwhile, none of which is lost; it is said once, and that it is over."""
     caplog.set_level("INFO")
     put(b"one", b"two")
@@ -62,7 +71,13 @@ def test_a_topic_that_may_not_be_read_for_a_while_is_waited_for(cluster, queue, 
     ]
 
 
-def test_a_queue_that_was_taken_away_unread_ends_the_query(cluster, client, address, queue, stream) -> None:
+def test_a_queue_that_was_taken_away_unread_ends_the_query(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    address: str,
+    queue: MessageQueue,
+    stream: StreamUnderTest,
+) -> None:
     """F4: a broker lets nobody pull from it, though its messages are there."""
     cluster.create_topic(queue.topic, queues=2, brokers=["broker-a"])
     second = queue._replace(queue_id=1)

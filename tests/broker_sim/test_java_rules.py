@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker_sim.settings import BrokerSettings
@@ -20,12 +22,12 @@ _TOPIC = "GoldenRaw"
 _UNIT_S = {"s": 1, "m": 60, "h": 3600}
 
 
-def _name(case):
+def _name(case: dict[str, Any]) -> str:
     return f"{(case['name'] or str(case['name']))[:12]}-{case['len']}"
 
 
 @pytest.mark.parametrize("case", NAMES, ids=_name)
-def test_topic_names_are_judged_as_by_a_broker(case):
+def test_topic_names_are_judged_as_by_a_broker(case: dict[str, Any]) -> None:
     """G1: ``TopicValidator.validateTopic``, in its words."""
     judged = case["broker_validateTopic"]
     expected = None if judged == "ok" else judged["invalid"]
@@ -34,35 +36,35 @@ def test_topic_names_are_judged_as_by_a_broker(case):
 
 
 @pytest.mark.parametrize("case", [case for case in NAMES if case["name"] is not None], ids=_name)
-def test_system_topics_and_those_closed_to_producers_are_java_s(case):
+def test_system_topics_and_those_closed_to_producers_are_java_s(case: dict[str, Any]) -> None:
     """G1: ``isSystemTopic`` and ``isNotAllowedSendTopic``."""
     assert is_system_topic(case["name"]) == (case["client_isSystemTopic"] != "ok")
     assert is_closed_to_producers(case["name"]) == (case["client_isNotAllowedSendTopic"] != "ok")
 
 
 @pytest.mark.parametrize("topic", NUMBERS["not_allowed_send_topics"])
-def test_every_topic_java_closes_to_producers_is_closed(topic):
+def test_every_topic_java_closes_to_producers_is_closed(topic: str) -> None:
     assert is_closed_to_producers(topic)
 
 
 @pytest.mark.parametrize("topic", NUMBERS["system_topics"])
-def test_every_system_topic_of_java_is_one(topic):
+def test_every_system_topic_of_java_is_one(topic: str) -> None:
     assert is_system_topic(topic)
 
 
 @pytest.mark.parametrize(("perm", "text"), NUMBERS["PermName_perm2String"].items())
-def test_permissions_are_spelled_as_in_java(perm, text):
+def test_permissions_are_spelled_as_in_java(perm: str, text: str) -> None:
     config = Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1, perm=int(perm))
     assert f"perm={text}," in str(config)
 
 
-def test_the_delay_levels_are_java_s():
+def test_the_delay_levels_are_java_s() -> None:
     """E3: eighteen, from one second to two hours."""
     levels = NUMBERS["MessageStoreConfig.messageDelayLevel_default"].split()
     assert BrokerSettings().delay_levels_s == tuple(int(text[:-1]) * _UNIT_S[text[-1]] for text in levels)
 
 
-def test_odd_sends_are_answered_as_by_a_broker():
+def test_odd_sends_are_answered_as_by_a_broker() -> None:
     """G2: 14 bare sends, one after another: without properties, without an end mark, too long, without a body."""
     broker = make_broker(FakeClock())
     for topic in (_TOPIC, "GoldenBatchRaw"):
@@ -79,7 +81,7 @@ def test_odd_sends_are_answered_as_by_a_broker():
         assert answer.ext_fields.get("msgId", "").count(",") == fields.get("msgId", "").count(","), case
 
 
-def _raw_send(case):
+def _raw_send(case: dict[str, Any]):
     note = case.get("note", "")
     properties = case["properties_sent"]
     body = case.get("body", "raw")
@@ -109,7 +111,7 @@ def _raw_send(case):
     return request(code, fields, body=content)
 
 
-def test_sends_to_an_inner_batch_queue_are_counted_by_members():
+def test_sends_to_an_inner_batch_queue_are_counted_by_members() -> None:
     """A1: each SendResult names the first member's offset and the one place of the whole batch (golden fact 7)."""
     (pull,) = (pull for pull in MESSAGES["pulls"] if pull["name"] == "inner_batch")
     queue = MessageQueue(pull["topic"], "broker-a", pull["queueId"])

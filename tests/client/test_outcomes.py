@@ -11,14 +11,14 @@ from pyspark_rocketmq.client.producer import attempts as outcomes
 from pyspark_rocketmq.client.producer.attempts import next_outcome
 
 
-def test_an_outcome_is_waited_for_though_it_comes_after_the_send_s_own_time():
+def test_an_outcome_is_waited_for_though_it_comes_after_the_send_s_own_time() -> None:
     queue: SimpleQueue[str] = SimpleQueue()
     threading.Timer(0.05, queue.put, ("stored",)).start()
 
     assert next_outcome(queue, 0.0) == "stored"
 
 
-def test_a_callback_that_was_lost_is_told_as_the_bug_it_is(monkeypatch: pytest.MonkeyPatch):
+def test_a_callback_that_was_lost_is_told_as_the_bug_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "_LATE_S", 0.02)
     monkeypatch.setattr(outcomes, "_WAIT_S", 0.01)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ ME, OTHER = "me", "other"
 class Driver:
     """A member whose calls all succeed, unless a test answers itself."""
 
-    def __init__(self, *, allocate=average, **kwargs):
+    def __init__(self, *, allocate: Callable[..., Any] | Shares = average, **kwargs: Any) -> None:
         self.machine = Membership(ME, allocate, **kwargs)
         self.now_s = 100.0
         self.members = [ME]
@@ -40,13 +42,13 @@ class Driver:
                 self.answer(duty)
         raise AssertionError(f"no end of duties: {duties}")
 
-    def answer(self, duty):
+    def answer(self, duty: AskMembers | Heartbeat | Lock | Unlock) -> None:
         if isinstance(duty, AskMembers):
             self.machine.members_listed(self.members, self.now_s)
         elif isinstance(duty, Lock):
             self.machine.locks_answered(duty.queues, duty.queues - self.refused, self.now_s)
 
-    def after(self, seconds):
+    def after(self, seconds: float):
         self.now_s += seconds
         return self.work()
 
@@ -58,10 +60,10 @@ class Driver:
 class Shares:
     """Averagely, but for topics where that fails."""
 
-    def __init__(self, fails_at=()):
+    def __init__(self, fails_at: Any = ()) -> None:
         self.fails_at = fails_at
 
-    def __call__(self, client_id, queues, members):
+    def __call__(self, client_id: str, queues: list[MessageQueue], members: tuple[str, ...]):
         return None if queues[0].topic in self.fails_at else average(client_id, queues, members)
 
 
@@ -70,11 +72,11 @@ def driver():
     return Driver()
 
 
-def kinds(duties):
+def kinds(duties: list[Any]):
     return [type(duty) for duty in duties]
 
 
-def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver):
+def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver: Driver) -> None:
     """A3, B1, C1, C2: in Java's order; the queues may be planned after that and not before."""
     assert driver.plannable == set()
 
@@ -85,7 +87,7 @@ def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver)
     assert driver.plannable == set(QUEUES)
 
 
-def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver):
+def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver: Driver) -> None:
     """A3: 30 s; B1: 20 s; C2: 20 s, one call per broker for all queues."""
     driver.work()
     seen = {Heartbeat: [], AskMembers: [], Lock: []}
@@ -98,7 +100,7 @@ def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver):
     assert seen[Lock] == [20, 20, 40, 40, 60, 60]
 
 
-def test_nothing_is_due_before_the_moment_that_is_named(driver):
+def test_nothing_is_due_before_the_moment_that_is_named(driver: Driver) -> None:
     """B1: whoever drives the machine may sleep until then."""
     driver.work()
     for _ in range(20):
@@ -110,14 +112,14 @@ def test_nothing_is_due_before_the_moment_that_is_named(driver):
         assert driver.work()
 
 
-def test_without_a_route_nothing_is_asked_of_anybody():
+def test_without_a_route_nothing_is_asked_of_anybody() -> None:
     machine = Membership(ME, average)
 
     assert machine.due(5.0) == []
     assert machine.next_due_s() == float("inf")
 
 
-def test_a_notification_is_followed_by_a_look_at_once_but_not_twice_a_second(driver):
+def test_a_notification_is_followed_by_a_look_at_once_but_not_twice_a_second(driver: Driver) -> None:
     """B1: NOTIFY_CONSUMER_IDS_CHANGED; ``RebalanceService.minInterval`` is 1 s."""
     driver.work()
     driver.now_s += 5
@@ -130,7 +132,7 @@ def test_a_notification_is_followed_by_a_look_at_once_but_not_twice_a_second(dri
 
 
 class TestMembersComeAndGo:
-    def test_a_new_member_takes_its_share_at_once(self, driver):
+    def test_a_new_member_takes_its_share_at_once(self, driver: Driver) -> None:
         """B1, B5: idle queues are given free in one call per broker."""
         driver.work()
         driver.members = [ME, OTHER]
@@ -141,7 +143,7 @@ class TestMembersComeAndGo:
         assert driver.plannable == set(QUEUES) - theirs
         assert {queue for duty in done if isinstance(duty, Unlock) for queue in duty.queues} == theirs
 
-    def test_a_queue_in_a_batch_keeps_its_lock_until_the_batch_is_over(self, driver):
+    def test_a_queue_in_a_batch_keeps_its_lock_until_the_batch_is_over(self, driver: Driver) -> None:
         """B5: not planned again, renewed, then unlocked."""
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
@@ -163,7 +165,7 @@ class TestMembersComeAndGo:
         }
         assert driver.machine.phase(QUEUES[1]) is Phase.ABSENT
 
-    def test_a_queue_the_plan_leaves_out_is_free_to_go(self, driver):
+    def test_a_queue_the_plan_leaves_out_is_free_to_go(self, driver: Driver) -> None:
         """B5: nothing to read in it, so nothing to wait for."""
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
@@ -174,7 +176,7 @@ class TestMembersComeAndGo:
 
         assert [duty for duty in driver.work() if isinstance(duty, Unlock)]
 
-    def test_a_queue_that_comes_back_before_it_is_gone_goes_on_under_its_term(self, driver):
+    def test_a_queue_that_comes_back_before_it_is_gone_goes_on_under_its_term(self, driver: Driver) -> None:
         """B5: no second claim, so the batch under way is not fenced off."""
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
@@ -187,7 +189,7 @@ class TestMembersComeAndGo:
 
         assert driver.machine.plannable(driver.now_s) == terms
 
-    def test_a_member_missing_from_one_list_still_counts(self, driver):
+    def test_a_member_missing_from_one_list_still_counts(self, driver: Driver) -> None:
         """B4: a momentarily short list takes nobody's queues; the second look, a second later, decides."""
         driver.members = [ME, OTHER]
         driver.work()
@@ -205,7 +207,7 @@ class TestMembersComeAndGo:
         driver.after(1.0)
         assert driver.plannable == set(QUEUES)
 
-    def test_who_misses_the_own_id_sends_a_heartbeat_and_looks_again(self, driver):
+    def test_who_misses_the_own_id_sends_a_heartbeat_and_looks_again(self, driver: Driver) -> None:
         """B4: only then every queue is given up."""
         driver.work()
         driver.members = [OTHER]
@@ -216,7 +218,7 @@ class TestMembersComeAndGo:
         assert driver.plannable == set()
 
     @pytest.mark.parametrize("answer", ["none", "an empty list"])
-    def test_a_list_that_cannot_be_had_changes_nothing(self, driver, answer):
+    def test_a_list_that_cannot_be_had_changes_nothing(self, driver: Driver, answer: str) -> None:
         """B4."""
         driver.work()
         driver.now_s += 20
@@ -230,7 +232,7 @@ class TestMembersComeAndGo:
         assert driver.plannable == set(QUEUES)
         assert AskMembers in kinds(driver.after(1.0))
 
-    def test_a_queue_or_broker_that_is_new_in_the_route_is_taken_at_once(self, driver):
+    def test_a_queue_or_broker_that_is_new_in_the_route_is_taken_at_once(self, driver: Driver) -> None:
         """A2, A3: a new broker gets a heartbeat before it is asked for locks."""
         driver.work()
         new = MessageQueue("T", "c", 0)
@@ -239,7 +241,7 @@ class TestMembersComeAndGo:
         assert kinds(driver.work()) == [Heartbeat, Lock]
         assert new in driver.plannable
 
-    def test_a_queue_that_leaves_the_route_is_given_up(self, driver):
+    def test_a_queue_that_leaves_the_route_is_given_up(self, driver: Driver) -> None:
         """B1: as ``updateTopicSubscribeInfo`` has it; every member computes with the route."""
         driver.work()
         driver.machine.route_changed(QUEUES[:2], driver.now_s)
@@ -248,7 +250,7 @@ class TestMembersComeAndGo:
 
 
 class TestLocks:
-    def test_a_refused_queue_is_not_planned_and_tried_again_soon(self, driver):
+    def test_a_refused_queue_is_not_planned_and_tried_again_soon(self, driver: Driver) -> None:
         """C1: between 500 ms and 20 s; the others do not wait for it."""
         driver.refused = {QUEUES[1]}
         driver.work()
@@ -260,7 +262,7 @@ class TestLocks:
         assert driver.plannable == set(QUEUES)
         assert driver.machine.is_settled
 
-    def test_an_answer_without_the_queue_means_lost(self, driver):
+    def test_an_answer_without_the_queue_means_lost(self, driver: Driver) -> None:
         """C2, C4: at once, with a new term when it comes back."""
         driver.work()
         terms = driver.machine.plannable(driver.now_s)
@@ -276,7 +278,7 @@ class TestLocks:
             queue: term for queue, term in terms.items() if queue != QUEUES[1]
         }
 
-    def test_a_failed_call_keeps_the_lock_until_30_s_have_passed(self, driver):
+    def test_a_failed_call_keeps_the_lock_until_30_s_have_passed(self, driver: Driver) -> None:
         """C2: and nothing is planned after that, whether or not anybody looked at the clock."""
         driver.work()
         began_s = driver.now_s
@@ -292,7 +294,7 @@ class TestLocks:
         driver.now_s = began_s + 30.1
         assert driver.plannable == set()
 
-    def test_a_lock_counts_from_the_moment_it_was_asked_for(self, driver):
+    def test_a_lock_counts_from_the_moment_it_was_asked_for(self, driver: Driver) -> None:
         """C2: the broker's minute begins later, so here it ends earlier."""
         driver.machine.due(driver.now_s)
         driver.machine.members_listed([ME], driver.now_s)
@@ -307,7 +309,7 @@ class TestLocks:
         driver.now_s = asked_s + 31
         assert driver.plannable == set()
 
-    def test_a_plan_that_took_too_long_may_not_be_run(self, driver):
+    def test_a_plan_that_took_too_long_may_not_be_run(self, driver: Driver) -> None:
         """C1, C5: a process that slept in the middle of planning finds its terms over."""
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
@@ -315,7 +317,7 @@ class TestLocks:
 
         assert driver.machine.planned(terms, driver.now_s) == frozenset()
 
-    def test_a_queue_that_another_claimed_waits_for_the_next_rebalance(self, driver):
+    def test_a_queue_that_another_claimed_waits_for_the_next_rebalance(self, driver: Driver) -> None:
         """C5, H5: two that claim a queue from each other at every trigger would get nothing done."""
         driver.work()
         driver.machine.claimed_by_other(QUEUES[0], driver.now_s)
@@ -327,7 +329,7 @@ class TestLocks:
         driver.after(1.0)
         assert QUEUES[0] in driver.plannable
 
-    def test_a_held_queue_can_be_claimed_anew(self, driver):
+    def test_a_held_queue_can_be_claimed_anew(self, driver: Driver) -> None:
         """B6."""
         driver.work()
         before = driver.machine.plannable(driver.now_s)
@@ -337,7 +339,7 @@ class TestLocks:
 
 
 class TestStop:
-    def test_the_last_duties_are_to_unlock_and_to_unregister(self, driver):
+    def test_the_last_duties_are_to_unlock_and_to_unregister(self, driver: Driver) -> None:
         """B7: once, and nothing may be planned any more."""
         driver.work()
         driver.machine.stop()
@@ -350,7 +352,7 @@ class TestStop:
         assert driver.plannable == set()
         assert driver.machine.due(driver.now_s) == []
 
-    def test_locks_asked_for_and_not_answered_are_given_back_too(self, driver):
+    def test_locks_asked_for_and_not_answered_are_given_back_too(self, driver: Driver) -> None:
         """B7: the broker may have granted them."""
         driver.machine.due(driver.now_s)
         driver.machine.members_listed([ME], driver.now_s)
@@ -359,7 +361,7 @@ class TestStop:
 
         assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
 
-    def test_who_never_registered_leaves_in_silence(self):
+    def test_who_never_registered_leaves_in_silence(self) -> None:
         machine = Membership(ME, average)
         machine.stop()
 
@@ -367,7 +369,7 @@ class TestStop:
 
 
 class TestOtherModels:
-    def test_without_locks_allocation_is_enough(self):
+    def test_without_locks_allocation_is_enough(self) -> None:
         """E1, B1: a concurrent consumer; two may have a queue during a rebalance, which is RocketMQ's rule."""
         driver = Driver(needs_locks=False)
 
@@ -377,7 +379,7 @@ class TestOtherModels:
         assert driver.plannable == set(QUEUES)
 
     @pytest.mark.parametrize("is_broadcast", [False, True])
-    def test_without_locks_there_is_always_time_until_something_is_due(self, is_broadcast):
+    def test_without_locks_there_is_always_time_until_something_is_due(self, is_broadcast: bool) -> None:
         """A3, B1: a member that waits for a lock's renewal, which never comes, would run in a circle."""
         driver = Driver(needs_locks=False, is_broadcast=is_broadcast)
         driver.work()
@@ -387,7 +389,9 @@ class TestOtherModels:
             driver.after(1.0)
             assert driver.machine.next_due_s() > driver.now_s
 
-    def test_without_locks_a_queue_that_another_has_claimed_is_left_to_it_until_the_next_rebalance(self):
+    def test_without_locks_a_queue_that_another_has_claimed_is_left_to_it_until_the_next_rebalance(
+        self,
+    ) -> None:
         """B1, C5: both may think it theirs while their lists differ; taking it back at once would take it from both."""
         driver = Driver(needs_locks=False)
         driver.work()
@@ -403,7 +407,7 @@ class TestOtherModels:
         assert driver.plannable == set(QUEUES)
         assert driver.machine.plannable(driver.now_s)[queue] > term, "it must be claimed again"
 
-    def test_without_locks_a_queue_is_anothers_as_soon_as_it_is_allocated_to_it(self):
+    def test_without_locks_a_queue_is_anothers_as_soon_as_it_is_allocated_to_it(self) -> None:
         """B1, B5: the plan that holds it may still be run, but what it commits is refused once the other has claimed."""
         driver = Driver(needs_locks=False)
         driver.work()
@@ -420,7 +424,7 @@ class TestOtherModels:
         driver.machine.batch_over(driver.now_s)
         assert set(driver.machine.locked_at_s()) == share
 
-    def test_broadcasting_takes_every_queue_whoever_else_is_there(self):
+    def test_broadcasting_takes_every_queue_whoever_else_is_there(self) -> None:
         """B3, D9: no locks; heartbeats go on, so that the group can be seen, and members that differ be told."""
         driver = Driver(needs_locks=False, is_broadcast=True)
 
@@ -431,7 +435,7 @@ class TestOtherModels:
         assert later == {Heartbeat, AskMembers}
         assert driver.plannable == set(QUEUES)
 
-    def test_broadcasting_waits_for_the_route_alone(self):
+    def test_broadcasting_waits_for_the_route_alone(self) -> None:
         """B3, H4: nobody has to give a queue away, and a list that cannot be had holds nothing up."""
         machine = Membership("me", average, needs_locks=False, is_broadcast=True)
         assert not machine.is_settled
@@ -445,7 +449,9 @@ class TestOtherModels:
 class TestTheTable:
     @pytest.mark.parametrize("phase", Phase)
     @pytest.mark.parametrize("event", Event)
-    def test_a_lock_is_given_back_exactly_where_it_is_held_and_no_longer_needed(self, phase, event):
+    def test_a_lock_is_given_back_exactly_where_it_is_held_and_no_longer_needed(
+        self, phase: Phase, event: Event
+    ) -> None:
         """C1, B5."""
         transition = after(phase, event)
         gives_back = Effect.UNLOCK in transition.effects
@@ -457,20 +463,20 @@ class TestTheTable:
             keeps_none and may_hold and not is_lost_anyway and after_is_a_way_out(phase, event)
         )
 
-    def test_a_term_begins_with_a_lock_and_no_other_way(self):
+    def test_a_term_begins_with_a_lock_and_no_other_way(self) -> None:
         """C3."""
         beginnings = {
             pair for pair, transition in TRANSITIONS.items() if Effect.BEGIN_TENURE in transition.effects
         }
         assert beginnings == {(Phase.WANTED, Event.GRANTED)}
 
-    def test_a_held_queue_is_never_reached_without_a_lock(self):
+    def test_a_held_queue_is_never_reached_without_a_lock(self) -> None:
         """C1."""
         for (phase, event), transition in TRANSITIONS.items():
             if transition.phase is Phase.HELD:
                 assert event is Event.GRANTED or phase is Phase.LEAVING
 
-    def test_every_phase_can_be_left_for_good(self):
+    def test_every_phase_can_be_left_for_good(self) -> None:
         """B5."""
         for phase in Phase:
             reached, waiting = {phase}, [phase]
@@ -483,18 +489,18 @@ class TestTheTable:
                         waiting.append(there)
             assert Phase.ABSENT in reached
 
-    def test_no_pair_is_written_that_changes_nothing(self):
+    def test_no_pair_is_written_that_changes_nothing(self) -> None:
         for (phase, event), transition in TRANSITIONS.items():
             assert transition != (phase, ()), (phase, event)
         assert set(TRANSITIONS) <= set(itertools.product(Phase, Event))
 
 
-def after_is_a_way_out(phase, event):
+def after_is_a_way_out(phase: Phase, event: Event):
     """Whether the pair is in the table at all: what is not, changes nothing."""
     return (phase, event) in TRANSITIONS
 
 
-def in_a_batch(driver):
+def in_a_batch(driver: Driver):
     """The number of the plan under way, which holds all queues."""
     driver.work()
     driver.machine.planned(driver.machine.begin_plan(driver.now_s), driver.now_s)
@@ -503,7 +509,7 @@ def in_a_batch(driver):
     return plan
 
 
-def test_a_queue_of_a_batch_leaves_when_it_is_over_for_that_queue(driver):
+def test_a_queue_of_a_batch_leaves_when_it_is_over_for_that_queue(driver: Driver) -> None:
     """B5: the rest of the batch goes on."""
     plan = in_a_batch(driver)
     driver.members = [ME, OTHER]
@@ -522,7 +528,7 @@ def test_a_queue_of_a_batch_leaves_when_it_is_over_for_that_queue(driver):
     assert not driver.machine.is_planned(first, driver.now_s)
 
 
-def test_a_batch_that_is_over_holds_nothing_back(driver):
+def test_a_batch_that_is_over_holds_nothing_back(driver: Driver) -> None:
     """B5: the next trigger may be minutes away."""
     plan = in_a_batch(driver)
     driver.machine.free(plan, None, driver.now_s)
@@ -534,7 +540,7 @@ def test_a_batch_that_is_over_holds_nothing_back(driver):
     assert driver.machine.must_leave() == set()
 
 
-def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver):
+def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver: Driver) -> None:
     """B5: the message and Spark's next call cross."""
     late = in_a_batch(driver)
     plan = in_a_batch(driver)
@@ -546,7 +552,7 @@ def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver
     assert driver.machine.plan_under_way() == (plan, set(QUEUES))
 
 
-def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver):
+def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver: Driver) -> None:
     """C2, D7: Java looks at the lock before each delivery."""
     in_a_batch(driver)
     driver.refused = {QUEUES[0]}
@@ -558,7 +564,7 @@ def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver):
     assert driver.machine.must_leave() == set()
 
 
-def test_a_share_that_cannot_be_computed_leaves_the_queues_as_they_are():
+def test_a_share_that_cannot_be_computed_leaves_the_queues_as_they_are() -> None:
     """B2: a strategy of the user's own may fail; locks are renewed meanwhile, and the next look asks it again."""
     shares = Shares()
     driver = Driver(allocate=shares)
@@ -578,7 +584,7 @@ def test_a_share_that_cannot_be_computed_leaves_the_queues_as_they_are():
     assert driver.machine.is_settled
 
 
-def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others():
+def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others() -> None:
     """B2: as Java, which rebalances topic by topic."""
     shares = Shares(fails_at={"T"})
     driver = Driver(allocate=shares)
@@ -591,7 +597,7 @@ def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others():
     assert not driver.machine.is_settled
 
 
-def test_a_member_that_is_listed_twice_counts_twice():
+def test_a_member_that_is_listed_twice_counts_twice() -> None:
     """B1: brokers list a member once per connection, and Java's members count it so: another share would be taken for ours."""
     driver = Driver(allocate=Averagely().allocate)
     driver.members = [OTHER, ME, ME, "you"]

@@ -6,7 +6,8 @@ import os
 import random
 import sys
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,10 +27,10 @@ _CALM = {"work", "begin plan", "finish plan", "commit", "resume", "start"}
 
 
 @pytest.fixture
-def tell(capsys):
+def tell(capsys: pytest.CaptureFixture[str]):
     """Print a line in any case: how much was explored is part of the result."""
 
-    def write(line):
+    def write(line: str) -> None:
         with capsys.disabled():
             sys.stdout.write(f"\n  {line} ")
 
@@ -121,7 +122,9 @@ SCOPES = (
 
 @pytest.mark.parametrize("scope", SCOPES, ids=lambda scope: f"{scope.members} members {scope.queues} queues")
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
-def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nobody(scope, begin, tell):
+def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nobody(
+    scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
+) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5."""
     _explore_all(GroupModel(scope.members, scope.queues, faults=0), scope, begin, tell)
 
@@ -131,13 +134,15 @@ def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nob
 )
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
 def test_without_locks_no_order_of_events_leaves_a_queue_with_nobody_or_with_one_who_cannot_commit(
-    scope, begin, tell
-):
+    scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
+) -> None:
     """B1, B4, B5, B7, C5: a concurrent group, whose members may plan a queue together, but not commit it."""
     _explore_all(GroupModel(scope.members, scope.queues, faults=0, needs_locks=False), scope, begin, tell)
 
 
-def _explore_all(model, scope, begin, tell):
+def _explore_all(
+    model: GroupModel, scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
+) -> None:
     begin(model)
     model.faults_left, model.stops_left, model.starts_left = scope.faults, scope.stops, scope.starts
 
@@ -150,7 +155,7 @@ def _explore_all(model, scope, begin, tell):
 
 
 @pytest.mark.parametrize("needs_locks", [True, False], ids=["orderly", "concurrent"])
-def test_long_random_lives_of_a_group_end_settled(needs_locks, tell):
+def test_long_random_lives_of_a_group_end_settled(needs_locks: bool, tell: Callable[..., Any]) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5: hundreds of moves, far deeper than exploring all of them can go."""
     seed = int(os.environ.get("GROUP_SEED", "20240229"))
     chance = random.Random(seed)

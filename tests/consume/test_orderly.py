@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from pyspark_rocketmq.consume.orderly import (
@@ -24,7 +27,14 @@ RAISES = object()
 START_S = 100.0
 
 
-def consumption(count: int = 5, *, batch: int = 1, put_back=(), stored_times=lambda _: 0, **settings):
+def consumption(
+    count: int = 5,
+    *,
+    batch: int = 1,
+    put_back: Any = (),
+    stored_times: Callable[..., Any] = lambda _: 0,
+    **settings: Any,
+):
     return OrderlyConsumption(
         count=count,
         settings=OrderlySettings(consume_message_batch_max_size=batch, **settings),
@@ -49,12 +59,12 @@ def answer(
     )
 
 
-def deliver(machine: OrderlyConsumption, status: object, **how) -> Outcome:
+def deliver(machine: OrderlyConsumption, status: object, **how: Any) -> Outcome:
     assert machine.next_delivery(START_S) is not None
     return answer(machine, status, **how)
 
 
-def test_messages_come_one_batch_after_the_other_in_order():
+def test_messages_come_one_batch_after_the_other_in_order() -> None:
     """D1, D2."""
     machine = consumption(5, batch=2)
     deliveries = []
@@ -67,7 +77,7 @@ def test_messages_come_one_batch_after_the_other_in_order():
     assert machine.committed == 5
 
 
-def test_no_second_delivery_while_the_listener_has_one():
+def test_no_second_delivery_while_the_listener_has_one() -> None:
     """D1: one listener call at a time."""
     machine = consumption()
     machine.next_delivery(START_S)
@@ -77,7 +87,7 @@ def test_no_second_delivery_while_the_listener_has_one():
 
 
 @pytest.mark.parametrize("status", [SUCCESS, RAISES])
-def test_an_answer_without_a_delivery_is_refused(status):
+def test_an_answer_without_a_delivery_is_refused(status: ConsumeOrderlyStatus | object) -> None:
     """D1."""
     machine = consumption()
 
@@ -85,7 +95,7 @@ def test_an_answer_without_a_delivery_is_refused(status):
         answer(machine, status)
 
 
-def test_with_nothing_to_deliver_the_run_is_exhausted():
+def test_with_nothing_to_deliver_the_run_is_exhausted() -> None:
     machine = consumption(0)
 
     assert machine.finished is None
@@ -95,13 +105,13 @@ def test_with_nothing_to_deliver_the_run_is_exhausted():
 
 
 @pytest.mark.parametrize("wrong", [{"count": -1}, {"put_back": {1: -1}}])
-def test_negative_numbers_are_refused(wrong):
+def test_negative_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         consumption(**wrong)
 
 
 @pytest.mark.parametrize("batch", [0, 1025])
-def test_a_batch_size_out_of_range_is_refused(batch):
+def test_a_batch_size_out_of_range_is_refused(batch: int) -> None:
     """D2: 1..1024."""
     with pytest.raises(ValueError, match="consumeMessageBatchMaxSize must be from 1 to 1024"):
         OrderlySettings(consume_message_batch_max_size=batch)
@@ -134,8 +144,14 @@ PRODUCT = [
 @pytest.mark.parametrize("has_accumulated", [True, False])
 @pytest.mark.parametrize(("status", "auto_commit", "return_type", "effect", "after"), PRODUCT)
 def test_every_answer_with_and_without_accumulated_messages(
-    *, status, auto_commit, return_type, effect, after, has_accumulated
-):
+    *,
+    status: ConsumeOrderlyStatus | object | str | None,
+    auto_commit: bool,
+    return_type: ReturnType,
+    effect: Effect,
+    after: tuple[Any, ...],
+    has_accumulated: bool,
+) -> None:
     """D3, D4, D5: the whole table."""
     machine = consumption(9)
     deliver(machine, SUCCESS)
@@ -163,7 +179,9 @@ def test_every_answer_with_and_without_accumulated_messages(
 @pytest.mark.parametrize("finish", list(Finish))
 @pytest.mark.parametrize("status", [SUCCESS, COMMIT, ROLLBACK, SUSPEND, None, RAISES, "?"])
 @pytest.mark.parametrize("auto_commit", [True, False])
-def test_a_finished_run_takes_no_answer_and_gives_no_delivery(finish, status, auto_commit):
+def test_a_finished_run_takes_no_answer_and_gives_no_delivery(
+    finish: Finish, status: ConsumeOrderlyStatus | object | str | None, auto_commit: bool
+) -> None:
     """D1, D3, D7."""
     machine = consumption(2)
     deliver(machine, SUSPEND if finish is Finish.SUSPENDED else SUCCESS)
@@ -186,7 +204,7 @@ def test_a_finished_run_takes_no_answer_and_gives_no_delivery(finish, status, au
     ("suspend_millis", "pause_s"),
     [(-1, 1.0), (0, 0.01), (9, 0.01), (10, 0.01), (500, 0.5), (30_000, 30.0), (30_001, 30.0), (-2, 0.01)],
 )
-def test_the_pause_is_the_contexts_or_the_default_clamped(suspend_millis, pause_s):
+def test_the_pause_is_the_contexts_or_the_default_clamped(suspend_millis: int, pause_s: float) -> None:
     """D3: -1 is the consumer's default, 10..30000 ms."""
     machine = consumption()
     deliver(machine, SUSPEND, suspend_millis=suspend_millis, now_s=START_S + 3)
@@ -194,7 +212,7 @@ def test_the_pause_is_the_contexts_or_the_default_clamped(suspend_millis, pause_
     assert machine.suspended_until_s == pytest.approx(START_S + 3 + pause_s)
 
 
-def test_the_default_pause_is_clamped_too():
+def test_the_default_pause_is_clamped_too() -> None:
     """D3."""
     machine = consumption(suspend_current_queue_time_millis=99_000)
     deliver(machine, SUSPEND)
@@ -202,7 +220,7 @@ def test_the_default_pause_is_clamped_too():
     assert machine.suspended_until_s == START_S + 30
 
 
-def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets_them():
+def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets_them() -> None:
     """D3, D5: a message that came with a failed batch for the first time begins at 0."""
     failing = consumption(4, batch=3, put_back={0: 2, 1: 2})
     deliver(failing, RAISES)
@@ -215,7 +233,7 @@ def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets
     assert passing.next_delivery(START_S) == Delivery(2, 4, (1, 0))
 
 
-def test_a_rollback_does_not_count():
+def test_a_rollback_does_not_count() -> None:
     """D4"""
     machine = consumption(put_back={0: 2})
     deliver(machine, ROLLBACK, auto_commit=False)
@@ -223,7 +241,7 @@ def test_a_rollback_does_not_count():
     assert machine.put_back == {0: 2}
 
 
-def test_a_rollback_brings_back_what_was_accumulated():
+def test_a_rollback_brings_back_what_was_accumulated() -> None:
     """D4: each message as often put back as it was."""
     machine = consumption(5, put_back={1: 1, 3: 2})
     for status in (SUCCESS, SUCCESS, SUCCESS, ROLLBACK):
@@ -232,7 +250,7 @@ def test_a_rollback_brings_back_what_was_accumulated():
     assert (machine.committed, machine.accumulated, machine.put_back) == (0, 0, {1: 1, 3: 2})
 
 
-def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed():
+def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed() -> None:
     """D6: reconsumeTimes 0..max, then it is to be sent, without another pause."""
     put_back = {}
     for times in range(3):
@@ -251,7 +269,9 @@ def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed():
 
 
 @pytest.mark.parametrize("failure", [SUSPEND, None, RAISES, "?"])
-def test_without_any_reconsumption_every_failure_is_a_dead_letter(failure):
+def test_without_any_reconsumption_every_failure_is_a_dead_letter(
+    failure: ConsumeOrderlyStatus | object | str | None,
+) -> None:
     """D5, D6: maxReconsumeTimes=0 means one delivery."""
     machine = consumption(3, batch=3, max_reconsume_times=0)
 
@@ -262,28 +282,28 @@ def test_without_any_reconsumption_every_failure_is_a_dead_letter(failure):
     assert machine.committed == 3
 
 
-def test_without_a_limit_no_message_is_given_up():
+def test_without_a_limit_no_message_is_given_up() -> None:
     """D6: -1."""
     machine = consumption(put_back={0: 2**31}, max_reconsume_times=-1)
 
     assert deliver(machine, SUSPEND).effect is Effect.PUT_BACK
 
 
-def test_a_rollback_makes_no_dead_letters():
+def test_a_rollback_makes_no_dead_letters() -> None:
     """D4, D6"""
     machine = consumption(put_back={0: 9}, max_reconsume_times=1)
 
     assert deliver(machine, ROLLBACK, auto_commit=False).effect is Effect.ROLL_BACK
 
 
-def test_what_the_broker_has_counted_counts_too():
+def test_what_the_broker_has_counted_counts_too() -> None:
     """D6: a message that comes through the retry topic brings its reconsumeTimes along."""
     machine = consumption(2, batch=2, put_back={1: 1}, stored_times=[3, 1].__getitem__, max_reconsume_times=3)
 
     assert deliver(machine, SUSPEND).dead_letters == (0,)
 
 
-def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole():
+def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole() -> None:
     """D6: the dead letter with it, uncounted, as in the Java client; it is sent again when it fails again."""
     machine = consumption(2, batch=2, put_back={0: 2, 1: 1}, max_reconsume_times=2)
     assert deliver(machine, SUSPEND, suspend_millis=500).dead_letters == (0,)
@@ -296,7 +316,9 @@ def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole(
 
 
 @pytest.mark.parametrize(("stored", "put_back"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
-def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(stored, put_back):
+def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(
+    stored: list[int], put_back: dict[int, int]
+) -> None:
     """D6: a message is never lost."""
     machine = consumption(3, batch=2, put_back={0: 2, 1: 2}, max_reconsume_times=2)
     deliver(machine, SUSPEND)
@@ -309,7 +331,7 @@ def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(stored, p
     assert deliver(again, SUSPEND).dead_letters == (0, 1)
 
 
-def test_without_auto_commit_a_dead_letter_waits_for_the_commit():
+def test_without_auto_commit_a_dead_letter_waits_for_the_commit() -> None:
     """D4, D6: Java leaves it among the messages consumed; a roll-back brings it back."""
     machine = consumption(max_reconsume_times=0)
     deliver(machine, SUCCESS, auto_commit=False)
@@ -322,7 +344,7 @@ def test_without_auto_commit_a_dead_letter_waits_for_the_commit():
     assert (machine.committed, machine.accumulated) == (0, 0)
 
 
-def test_dead_letters_that_were_not_asked_for_change_nothing():
+def test_dead_letters_that_were_not_asked_for_change_nothing() -> None:
     """D6: a message must not pass because of a wrong report."""
     machine = consumption(2, batch=2, put_back={0: 1}, max_reconsume_times=1)
     deliver(machine, SUSPEND)
@@ -330,7 +352,7 @@ def test_dead_letters_that_were_not_asked_for_change_nothing():
     assert machine.sent_back([0, 1], START_S).effect is Effect.PUT_BACK
 
 
-def test_nothing_goes_on_before_the_dead_letters_are_sent():
+def test_nothing_goes_on_before_the_dead_letters_are_sent() -> None:
     """D1, D6"""
     machine = consumption(max_reconsume_times=0)
     with pytest.raises(RuntimeError, match="SEND_BACK comes first"):
@@ -346,13 +368,13 @@ def test_nothing_goes_on_before_the_dead_letters_are_sent():
         machine.sent_back([0], START_S)
 
 
-def test_a_limit_below_minus_one_is_refused():
+def test_a_limit_below_minus_one_is_refused() -> None:
     """D6"""
     with pytest.raises(ValueError, match="maxReconsumeTimes must be -1 \\(no limit\\) or more, not -2"):
         OrderlySettings(max_reconsume_times=-2)
 
 
-def test_rollback_with_auto_commit_commits_and_tells_the_user():
+def test_rollback_with_auto_commit_commits_and_tells_the_user() -> None:
     """D4: Java logs "the message queue consume result is illegal" and commits."""
     outcome = deliver(consumption(), ROLLBACK)
 
@@ -376,7 +398,7 @@ def test_rollback_with_auto_commit_commits_and_tells_the_user():
         ),
     ],
 )
-def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned, shown):
+def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: Any, shown: str) -> None:
     """D5."""
     machine = consumption()
     outcome = deliver(machine, returned)
@@ -389,11 +411,11 @@ def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned, 
     assert machine.finished is Finish.SUSPENDED
 
 
-def test_the_name_of_a_status_is_that_status():
+def test_the_name_of_a_status_is_that_status() -> None:
     assert deliver(consumption(), "SUCCESS").effect is Effect.COMMIT
 
 
-def test_a_run_yields_after_sixty_seconds():
+def test_a_run_yields_after_sixty_seconds() -> None:
     """D7: more than 60 s, tested between deliveries."""
     machine = consumption()
     deliver(machine, SUCCESS)
@@ -406,7 +428,7 @@ def test_a_run_yields_after_sixty_seconds():
     assert machine.suspended_until_s is None
 
 
-def test_a_late_start_still_delivers_once():
+def test_a_late_start_still_delivers_once() -> None:
     """D7: a queue whose data took more than a minute to arrive must not starve."""
     machine = consumption()
 
@@ -423,7 +445,9 @@ def test_a_late_start_still_delivers_once():
         (RAISES, 900.0, ReturnType.EXCEPTION),
     ],
 )
-def test_a_slow_call_is_a_time_out_in_the_statistics_only(status, duration_s, return_type):
+def test_a_slow_call_is_a_time_out_in_the_statistics_only(
+    status: ConsumeOrderlyStatus | object | None, duration_s: float, return_type: ReturnType
+) -> None:
     """D8."""
     machine = consumption()
     outcome = deliver(machine, status, now_s=START_S + duration_s)
@@ -432,7 +456,7 @@ def test_a_slow_call_is_a_time_out_in_the_statistics_only(status, duration_s, re
     assert machine.committed == (1 if status is SUCCESS else 0)
 
 
-def test_a_run_is_given_up_between_two_deliveries_only():
+def test_a_run_is_given_up_between_two_deliveries_only() -> None:
     """D7"""
     machine = consumption(3)
     deliver(machine, SUCCESS)

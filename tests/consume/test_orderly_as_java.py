@@ -96,7 +96,7 @@ class ReplayedQueue:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s["scenario"])
-def test_java_made_the_same_deliveries_and_dead_letters(scenario):
+def test_java_made_the_same_deliveries_and_dead_letters(scenario: dict[str, Any]) -> None:
     """D1-D6: each recorded listener call is the machine's next delivery, its dead letters are Java's."""
     config = scenario["config"]
     settings = OrderlySettings(
@@ -207,7 +207,9 @@ _ANSWERS = st.tuples(
     answers=st.lists(_ANSWERS, max_size=60),
     slices=st.sets(st.integers(0, 60)),
 )
-def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(length, most, answers, slices):
+def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(
+    length: int, most: int, answers: list[Any], slices: set[int]
+) -> None:
     """D1-D7: whatever a run ends by, the next one begins as a Java consumer does that is started again, but with each
     message's count."""
     java = JavaProcessQueue(length, most)

@@ -49,7 +49,7 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
     return {r.queue.queue_id: (r.start, r.end) for r in made.ranges}
 
 
-def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end():
+def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end() -> None:
     stored = {"epoch": 3, "reconsume_times": 2, "put_back": "[[20,22,2]]"}
     made = plan({0: (5, 90)}, {0: QueueProgress(20, **stored)})
 
@@ -58,27 +58,27 @@ def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end():
     assert made.next_due_s is None
 
 
-def test_ranges_are_sorted_by_queue():
+def test_ranges_are_sorted_by_queue() -> None:
     made = plan({2: (0, 5), 0: (0, 5), 1: (0, 5)}, {})
 
     assert [r.queue.queue_id for r in made.ranges] == [0, 1, 2]
 
 
-def test_a_queue_without_progress_starts_at_its_min_offset():
+def test_a_queue_without_progress_starts_at_its_min_offset() -> None:
     """A2: queues that appear while a query runs are read from their earliest message."""
     assert spans(plan({7: (40, 60)}, {})) == {7: (40, 60)}
 
 
-def test_a_queue_with_nothing_new_is_left_out():
+def test_a_queue_with_nothing_new_is_left_out() -> None:
     assert plan({0: (0, 20)}, {0: QueueProgress(20)}).ranges == ()
 
 
-def test_progress_of_a_queue_not_owned_is_not_planned():
+def test_progress_of_a_queue_not_owned_is_not_planned() -> None:
     """C1: only the queues of ``bounds`` are owned and locked."""
     assert plan({}, {0: QueueProgress(0)}).ranges == ()
 
 
-def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_delivery():
+def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_delivery() -> None:
     """D2, D3: its growing backlog takes nothing from the others, and a delivery is as large as it was."""
     stored = {
         0: QueueProgress(10, reconsume_times=1, suspended_until_s=NOW_S - 1),
@@ -96,12 +96,12 @@ def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_deli
         pytest.param(QueueProgress(0, suspended_until_s=NOW_S - 1), id="rolled back"),
     ],
 )
-def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueProgress):
+def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueProgress) -> None:
     """D4: a listener that commits later needs the messages before."""
     assert spans(plan({0: (0, 9000)}, {0: stored})) == {0: (0, 9000)}
 
 
-def test_a_suspended_queue_waits_and_the_others_do_not():
+def test_a_suspended_queue_waits_and_the_others_do_not() -> None:
     """D3: only the suspended queue waits."""
     made = plan(
         {0: (0, 9), 1: (0, 9), 2: (0, 9)},
@@ -116,7 +116,7 @@ def test_a_suspended_queue_waits_and_the_others_do_not():
     assert made.next_due_s == NOW_S + 2
 
 
-def test_a_suspended_queue_is_planned_at_the_moment_it_is_due():
+def test_a_suspended_queue_is_planned_at_the_moment_it_is_due() -> None:
     """D3: redelivery is a re-pull with the count of failed deliveries."""
     made = plan({0: (0, 9)}, {0: QueueProgress(3, reconsume_times=4, suspended_until_s=NOW_S)})
 
@@ -124,7 +124,7 @@ def test_a_suspended_queue_is_planned_at_the_moment_it_is_due():
     assert made.next_due_s is None
 
 
-def test_a_suspension_that_no_listener_can_have_wished_for_is_over():
+def test_a_suspension_that_no_listener_can_have_wished_for_is_over() -> None:
     """D3: at most 30 s; one that ends later was written before the clock was stepped back."""
     longest = QueueProgress(3, suspended_until_s=NOW_S + 30)
     stepped = QueueProgress(3, suspended_until_s=NOW_S + 30.001)
@@ -133,47 +133,47 @@ def test_a_suspension_that_no_listener_can_have_wished_for_is_over():
     assert [each.start for each in plan({0: (0, 9)}, {0: stepped}).ranges] == [3]
 
 
-def test_a_suspended_queue_beyond_its_cap_is_nothing_to_wait_for():
+def test_a_suspended_queue_beyond_its_cap_is_nothing_to_wait_for() -> None:
     """H4: AvailableNow waits for suspended queues, but not for messages that came after it began."""
     made = plan({0: (0, 9)}, {0: QueueProgress(5, suspended_until_s=NOW_S + 5)}, caps={0: 5})
 
     assert made.next_due_s is None
 
 
-def test_caps_end_ranges_and_leave_out_queues_that_were_not_there():
+def test_caps_end_ranges_and_leave_out_queues_that_were_not_there() -> None:
     """H4: AvailableNow drains exactly what was there at the start."""
     made = plan({0: (0, 90), 1: (0, 90), 2: (0, 90)}, {1: QueueProgress(50)}, caps={0: 10, 1: 50})
 
     assert spans(made) == {0: (0, 10)}
 
 
-def test_the_threshold_bounds_every_queue():
+def test_the_threshold_bounds_every_queue() -> None:
     """D13: pullThresholdForQueue."""
     made = plan({0: (0, 5000), 1: (0, 30)}, {}, limits=ReadLimits(pull_threshold_for_queue=1000))
 
     assert spans(made) == {0: (0, 1000), 1: (0, 30)}
 
 
-def test_the_total_limit_is_shared_in_proportion_to_the_backlog():
+def test_the_total_limit_is_shared_in_proportion_to_the_backlog() -> None:
     made = plan({0: (0, 900), 1: (0, 300)}, {}, limits=ReadLimits(max_offsets_per_trigger=120))
 
     assert spans(made) == {0: (0, 90), 1: (0, 30)}
 
 
-def test_a_small_backlog_beside_a_huge_one_still_gets_an_offset():
+def test_a_small_backlog_beside_a_huge_one_still_gets_an_offset() -> None:
     made = plan({0: (0, 10**9), 1: (0, 1)}, {}, limits=ReadLimits(max_offsets_per_trigger=10))
 
     assert spans(made) == {0: (0, 9), 1: (0, 1)}
 
 
-def test_with_more_queues_than_the_limit_every_queue_gets_one_offset():
+def test_with_more_queues_than_the_limit_every_queue_gets_one_offset() -> None:
     """As Spark's Kafka source: exceeding a tiny limit starves nobody."""
     made = plan(dict.fromkeys(range(5), (0, 100)), {}, limits=ReadLimits(max_offsets_per_trigger=2))
 
     assert spans(made) == dict.fromkeys(range(5), (0, 1))
 
 
-def test_a_listener_that_committed_nothing_gets_twice_as_much():
+def test_a_listener_that_committed_nothing_gets_twice_as_much() -> None:
     """D4: without autoCommit the messages after which the listener commits must come into reach, whatever the shares are."""
     limits = ReadLimits(max_offsets_per_trigger=20)
 
@@ -188,7 +188,7 @@ def test_a_listener_that_committed_nothing_gets_twice_as_much():
     assert made.held_up == ()
 
 
-def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more():
+def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -> None:
     """D4: it has had these messages, and has answered."""
     made = plan({0: (0, 25), 1: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=True)})
 
@@ -196,12 +196,12 @@ def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more():
     assert (made.held_up, made.next_due_s) == ((), None)
 
 
-def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while():
+def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while() -> None:
     """D4: it may commit for another reason, or what it answered may have been lost."""
     assert spans(plan({0: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=False)})) == {0: (5, 25)}
 
 
-def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit():
+def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit() -> None:
     """D4, D13: as in Java; it is said, because the queue goes on no more."""
     limits = ReadLimits(pull_threshold_for_queue=30)
 
@@ -213,7 +213,7 @@ def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit():
 
 
 @given(share=st.integers(1, 50), needed=st.integers(1, 5000))
-def test_ranges_grow_until_the_listener_can_commit(share, needed):
+def test_ranges_grow_until_the_listener_can_commit(share: int, needed: int) -> None:
     """D4: and all deliveries together are at most four times the messages."""
     limits = ReadLimits(max_offsets_per_trigger=share)
     had, delivered = 0, 0
@@ -227,7 +227,7 @@ def test_ranges_grow_until_the_listener_can_commit(share, needed):
     assert delivered <= 4 * max(needed, share)
 
 
-def test_deleted_messages_are_a_gap_and_the_queue_is_left_out():
+def test_deleted_messages_are_a_gap_and_the_queue_is_left_out() -> None:
     """F4: failOnDataLoss=true."""
     made = plan({0: (50, 90), 1: (0, 5)}, {0: QueueProgress(20)})
 
@@ -235,7 +235,7 @@ def test_deleted_messages_are_a_gap_and_the_queue_is_left_out():
     assert made.gaps == (OffsetGap(queue=queue(0), wanted=20, min_offset=50, max_offset=90, corrected=50),)
 
 
-def test_deleted_messages_are_skipped_when_told_so():
+def test_deleted_messages_are_skipped_when_told_so() -> None:
     """F4: failOnDataLoss=false; the count of failed deliveries was that of a message that is gone."""
     made = plan({0: (50, 90)}, {0: QueueProgress(20, epoch=3, reconsume_times=2)}, skip_gaps=True)
 
@@ -244,7 +244,7 @@ def test_deleted_messages_are_skipped_when_told_so():
 
 
 @pytest.mark.parametrize("skip_gaps", [True, False])
-def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps):
+def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps: bool) -> None:
     """F4: a broker that lost its tail never makes a consumer read everything again."""
     made = plan({0: (0, 30)}, {0: QueueProgress(31)}, skip_gaps=skip_gaps)
 
@@ -252,20 +252,20 @@ def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps):
     assert made.gaps == (OffsetGap(queue=queue(0), wanted=31, min_offset=0, max_offset=30, corrected=30),)
 
 
-def test_the_end_itself_is_no_gap():
+def test_the_end_itself_is_no_gap() -> None:
     made = plan({0: (30, 30)}, {0: QueueProgress(30)})
 
     assert made == Plan(ranges=(), gaps=(), readable=0, next_due_s=None)
 
 
-def test_a_suspended_queue_reports_its_gap_when_it_is_due():
+def test_a_suspended_queue_reports_its_gap_when_it_is_due() -> None:
     suspended = {0: QueueProgress(20, suspended_until_s=NOW_S + 1)}
 
     assert plan({0: (50, 90)}, suspended).gaps == ()
     assert plan({0: (50, 90)}, {0: QueueProgress(20, suspended_until_s=NOW_S)}).gaps
 
 
-def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy():
+def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy() -> None:
     """F4."""
     gap = OffsetGap.between(queue(3), 20, bounds(50, 90))
     assert gap is not None
@@ -279,7 +279,9 @@ def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy():
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 3000))
-def test_a_shared_limit_is_used_up_and_nobody_gets_none_or_more_than_wanted(wanted, limit):
+def test_a_shared_limit_is_used_up_and_nobody_gets_none_or_more_than_wanted(
+    wanted: list[int], limit: int
+) -> None:
     shares = share_limit(wanted, limit)
 
     assert sum(shares) == max(min(limit, sum(wanted)), len(wanted))
@@ -287,7 +289,7 @@ def test_a_shared_limit_is_used_up_and_nobody_gets_none_or_more_than_wanted(want
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 3000))
-def test_a_longer_backlog_never_gets_less(wanted, limit):
+def test_a_longer_backlog_never_gets_less(wanted: list[int], limit: int) -> None:
     shares = share_limit(wanted, limit)
     by_demand = sorted(zip(wanted, shares, strict=True))
 
@@ -298,7 +300,9 @@ def test_a_longer_backlog_never_gets_less(wanted, limit):
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.1, 5000)), min_size=1, max_size=12),
     st.integers(1, 1_000_000),
 )
-def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(queues, limit):
+def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(
+    queues: list[MessageQueue], limit: int
+) -> None:
     """maxBytesPerTrigger: and it is used up, to less than a message of each queue."""
     sizes = {queue(number): max(1.0, size) for number, (_, size) in enumerate(queues)}
 
@@ -342,7 +346,13 @@ _QUEUES = st.integers(0, 12)
     caps=st.none() | st.dictionaries(_QUEUES, st.integers(0, 120)),
     skip_gaps=st.booleans(),
 )
-def test_invariants_of_any_plan(broker, stored, limits, caps, skip_gaps):
+def test_invariants_of_any_plan(
+    broker: dict[int, tuple[int, ...]],
+    stored: dict[int, QueueProgress],
+    limits: ReadLimits,
+    caps: dict[int, int] | None,
+    skip_gaps: bool,
+) -> None:
     """A2, C1, D3, D13, F4, H4."""
     made = plan(broker, stored, limits=limits, caps=caps, skip_gaps=skip_gaps)
     taken = spans(made)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,27 +36,27 @@ def is_done(pulls: PullWindow) -> bool:
     return pulls.is_pulled and not pulls.buffered_bytes
 
 
-def test_an_empty_range_is_done_and_asks_for_nothing():
+def test_an_empty_range_is_done_and_asks_for_nothing() -> None:
     empty = window(7, 7)
 
     assert is_done(empty)
     assert empty.requests() == []
 
 
-def test_each_open_segment_has_one_pull_and_no_more_than_depth_are_open():
+def test_each_open_segment_has_one_pull_and_no_more_than_depth_are_open() -> None:
     pulls = window(0, 100, segment=32, depth=2)
 
     assert pulls.requests() == [PullStep(0, 0, 32), PullStep(1, 32, 32)]
     assert pulls.requests() == []
 
 
-def test_a_pull_never_asks_for_more_than_its_segment_has_left():
+def test_a_pull_never_asks_for_more_than_its_segment_has_left() -> None:
     pulls = window(10, 13, segment=32, depth=4)
 
     assert pulls.requests() == [PullStep(0, 10, 3)]
 
 
-def test_a_short_answer_is_asked_further_and_never_taken_for_the_end():
+def test_a_short_answer_is_asked_further_and_never_taken_for_the_end() -> None:
     """A4: a broker may answer 8 messages, or none, where 32 were asked for."""
     pulls = window(0, 32, segment=32, depth=1)
     pulls.requests()
@@ -69,7 +71,7 @@ def test_a_short_answer_is_asked_further_and_never_taken_for_the_end():
     assert is_done(pulls)
 
 
-def test_a_later_segment_waits_for_the_earlier_ones():
+def test_a_later_segment_waits_for_the_earlier_ones() -> None:
     pulls = window(0, 8)
     pulls.requests()
     pulls.answered(1, 8, body(4, 5, 6, 7))
@@ -83,7 +85,7 @@ def test_a_later_segment_waits_for_the_earlier_ones():
     assert is_done(pulls)
 
 
-def test_surplus_past_a_segments_end_is_cut_by_the_limit():
+def test_surplus_past_a_segments_end_is_cut_by_the_limit() -> None:
     pulls = window(0, 8)
     pulls.requests()
     pulls.answered(0, 6, body(3, 4, 5))
@@ -92,7 +94,7 @@ def test_surplus_past_a_segments_end_is_cut_by_the_limit():
     assert offsets_of(pulls.take()) == [3, 4, 5, 7]
 
 
-def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_start():
+def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_start() -> None:
     pulls = window(0, 8)
     pulls.requests()
     pulls.answered(0, 6, body(0, 1, 2, 3, 4, 5))
@@ -101,7 +103,7 @@ def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_st
     assert offsets_of(pulls.take()) == list(range(8))
 
 
-def test_a_failed_pull_is_given_out_again():
+def test_a_failed_pull_is_given_out_again() -> None:
     pulls = window(0, 8)
     pulls.requests()
     pulls.failed(0)
@@ -110,7 +112,9 @@ def test_a_failed_pull_is_given_out_again():
 
 
 @pytest.mark.parametrize(("next_begin_offset", "answer"), [(4, b""), (0, b""), (4, body(4))])
-def test_an_answer_without_progress_is_told_apart_and_its_step_comes_again(next_begin_offset, answer):
+def test_an_answer_without_progress_is_told_apart_and_its_step_comes_again(
+    next_begin_offset: int, answer: bytes
+) -> None:
     pulls = window(4, 8)
     pulls.requests()
 
@@ -119,7 +123,7 @@ def test_an_answer_without_progress_is_told_apart_and_its_step_comes_again(next_
     assert pulls.requests() == [PullStep(0, 4, 4)]
 
 
-def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on():
+def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on() -> None:
     pulls = window(0, 100, segment=4, depth=3, max_ahead_bytes=16)
     pulls.requests()
     pulls.answered(1, 6, body(4, 5))
@@ -135,7 +139,7 @@ def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on():
     assert pulls.requests() == [PullStep(3, 12, 4), PullStep(4, 16, 4)]
 
 
-def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened():
+def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened() -> None:
     pulls = window(0, 100, segment=4, depth=3, max_ahead_bytes=4)
     for segment_id, *_ in pulls.requests():
         pulls.answered(segment_id, segment_id * 4 + 4, body(segment_id))
@@ -144,7 +148,7 @@ def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened():
 
 
 @pytest.mark.parametrize("report", [lambda pulls: pulls.answered(0, 4, b""), lambda pulls: pulls.failed(0)])
-def test_a_second_report_of_one_pull_is_refused(report):
+def test_a_second_report_of_one_pull_is_refused(report: Callable[..., Any]) -> None:
     pulls = window(0, 8)
     pulls.requests()
     pulls.answered(0, 4, b"")
@@ -154,7 +158,7 @@ def test_a_second_report_of_one_pull_is_refused(report):
 
 
 @pytest.mark.parametrize("sizes", [{"segment": 0}, {"depth": 0}])
-def test_sizes_below_one_are_refused(sizes):
+def test_sizes_below_one_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         window(0, 8, **sizes)
 
@@ -188,8 +192,17 @@ class ModelBroker:
     seed=st.integers(0, 1 << 32),
 )
 def test_any_broker_gives_exactly_the_messages_of_the_range_in_order_once(
-    *, start, length, beyond, segment, depth, max_msg_nums, max_ahead_bytes, share, seed
-):
+    *,
+    start: int,
+    length: int,
+    beyond: int,
+    segment: int,
+    depth: int,
+    max_msg_nums: int,
+    max_ahead_bytes: int,
+    share: float,
+    seed: int,
+) -> None:
     """A4, D1: random batch limits, filters, answer order and failures."""
     rng = random.Random(seed)
     end = start + length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark_rocketmq.listeners.errors import LONGEST_PAUSE_S, MOST_KEYS, Repeated
 
 
-def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals():
+def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals() -> None:
     """D5: a message that fails comes again each second."""
     repeated = Repeated()
 
@@ -18,7 +18,7 @@ def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals():
     assert told == {0: 0, 10: 10, 30: 20, 70: 40, 150: 80}
 
 
-def test_the_intervals_stop_growing():
+def test_the_intervals_stop_growing() -> None:
     repeated, now_s = Repeated(), 0.0
     repeated.happened("error", now_s)
     for _ in range(20):
@@ -26,14 +26,14 @@ def test_the_intervals_stop_growing():
         assert repeated.happened("error", now_s) == 1
 
 
-def test_something_else_is_told_at_once():
+def test_something_else_is_told_at_once() -> None:
     repeated = Repeated()
     repeated.happened("error", 0.0)
 
     assert repeated.happened("another", 0.0) == 0
 
 
-def test_no_more_is_remembered_than_is_of_use():
+def test_no_more_is_remembered_than_is_of_use() -> None:
     """H9: what goes wrong is up to others."""
     repeated = Repeated()
     for key in range(MOST_KEYS + 1):

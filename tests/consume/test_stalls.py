@@ -26,16 +26,16 @@ def stalled() -> StallCounter:
     return counter
 
 
-def test_nothing_planned_yet_is_nothing_had():
+def test_nothing_planned_yet_is_nothing_had() -> None:
     assert StallCounter().had({QUEUE: QueueProgress(5)}, NOW_S) == {}
 
 
-def test_a_plan_without_progress_was_had_in_vain():
+def test_a_plan_without_progress_was_had_in_vain() -> None:
     """D4: autoCommit=false accumulates."""
     stalled()
 
 
-def test_a_queue_that_is_not_planned_still_has_had_it():
+def test_a_queue_that_is_not_planned_still_has_had_it() -> None:
     counter = stalled()
 
     assert had_after(counter, QueueProgress(5, epoch=1)) == 20
@@ -43,14 +43,14 @@ def test_a_queue_that_is_not_planned_still_has_had_it():
     assert had_after(counter, QueueProgress(5, epoch=1)) == 20
 
 
-def test_progress_forgets_it():
+def test_progress_forgets_it() -> None:
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
 
     assert had_after(counter, QueueProgress(6, epoch=1)) == 0
 
 
-def test_a_suspension_neither_adds_nor_forgets():
+def test_a_suspension_neither_adds_nor_forgets() -> None:
     """D3, D4: the listener still needs the messages behind those it has had."""
     counter = stalled()
     counter.planned([planned_range(5, count=40)], NOW_S)
@@ -58,7 +58,7 @@ def test_a_suspension_neither_adds_nor_forgets():
     assert had_after(counter, QueueProgress(5, epoch=1, suspended_until_s=9.0)) == 20
 
 
-def test_a_new_epoch_forgets_it():
+def test_a_new_epoch_forgets_it() -> None:
     """F5: after a reset or a change of owner everything is new."""
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
@@ -66,7 +66,7 @@ def test_a_new_epoch_forgets_it():
     assert had_after(counter, QueueProgress(5, epoch=2)) == 0
 
 
-def test_a_reset_of_a_queue_that_was_not_planned_forgets_it_too():
+def test_a_reset_of_a_queue_that_was_not_planned_forgets_it_too() -> None:
     """F5: else the queue would wait for more messages than it has had elsewhere."""
     counter = stalled()
 
@@ -74,7 +74,7 @@ def test_a_reset_of_a_queue_that_was_not_planned_forgets_it_too():
     assert had_after(counter, QueueProgress(5, epoch=3)) == 0
 
 
-def test_a_queue_that_went_away_is_forgotten():
+def test_a_queue_that_went_away_is_forgotten() -> None:
     """B5."""
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
@@ -84,7 +84,7 @@ def test_a_queue_that_went_away_is_forgotten():
     assert had_after(counter, QueueProgress(5, epoch=1)) == 10
 
 
-def test_a_batch_of_which_another_queue_was_claimed_says_nothing():
+def test_a_batch_of_which_another_queue_was_claimed_says_nothing() -> None:
     """C5: it is dropped whole, and the other queues are to be delivered again at once."""
     counter = StallCounter()
     other = QueueRange(queue=OTHER, start=0, end=3, epoch=1)
@@ -93,7 +93,7 @@ def test_a_batch_of_which_another_queue_was_claimed_says_nothing():
     assert counter.had({QUEUE: QueueProgress(5, epoch=1), OTHER: QueueProgress(0, epoch=2)}, NOW_S) == {}
 
 
-def test_a_queue_rests_for_a_minute():
+def test_a_queue_rests_for_a_minute() -> None:
     counter = stalled()
     progress = {QUEUE: QueueProgress(5, epoch=1)}
 

@@ -26,13 +26,13 @@ BOUNDS = QueueBounds(min_offset=50, max_offset=90)
         (StartingOffsets(by_queue={OTHER: 60}), 50),
     ],
 )
-def test_a_queue_begins_where_starting_offsets_says(spec, queue_offset):
+def test_a_queue_begins_where_starting_offsets_says(spec: StartingOffsets, queue_offset: int) -> None:
     """F2: startingOffsets earliest, latest, fixed; queues not named begin at earliest (A2)."""
     assert starting_position(spec, QUEUE, BOUNDS) == (queue_offset, None)
 
 
 @pytest.mark.parametrize(("wanted", "corrected"), [(49, 50), (0, 50), (91, 90)])
-def test_an_offset_outside_the_bounds_is_reported_and_corrected(wanted, corrected):
+def test_an_offset_outside_the_bounds_is_reported_and_corrected(wanted: int, corrected: int) -> None:
     """F4."""
     position = starting_position(StartingOffsets(by_queue={QUEUE: wanted}), QUEUE, BOUNDS)
 
@@ -41,7 +41,7 @@ def test_an_offset_outside_the_bounds_is_reported_and_corrected(wanted, correcte
     assert (position.gap.wanted, position.gap.corrected) == (wanted, corrected)
 
 
-def test_all_queues_at_once_with_a_sentence_for_each_problem():
+def test_all_queues_at_once_with_a_sentence_for_each_problem() -> None:
     spec = StartingOffsets(by_queue={QUEUE: 10, OTHER: 70})
 
     positions, problems = starting_positions(spec, {OTHER: BOUNDS, QUEUE: BOUNDS})
@@ -55,7 +55,7 @@ def test_all_queues_at_once_with_a_sentence_for_each_problem():
     )
 
 
-def test_a_named_queue_that_does_not_exist_is_a_problem():
+def test_a_named_queue_that_does_not_exist_is_a_problem() -> None:
     """A mistyped broker name must not silently start its queues at earliest."""
     spec = StartingOffsets(by_queue={QUEUE: 10, MessageQueue("orders", "broker-x", 0): 70})
 

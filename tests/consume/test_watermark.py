@@ -32,13 +32,13 @@ class Sink:
         self.watermarks |= advance(self.watermarks, acked)
 
 
-def test_the_app_id_names_group_queue_and_life():
+def test_the_app_id_names_group_queue_and_life() -> None:
     """H1, F4: that of a queue's first life is what it was before there were several."""
     assert app_id("order-etl", QUEUES[2]) == "rocketmq:order-etl:orders:broker-a:2"
     assert app_id("order-etl", QUEUES[2], 3) == "rocketmq:order-etl:orders:broker-a:2.3"
 
 
-def test_of_a_queue_the_last_life_counts():
+def test_of_a_queue_the_last_life_counts() -> None:
     """F4"""
     found = {Life(QUEUES[0], 0): 90, Life(QUEUES[0], 10): 5, Life(QUEUES[0], 9): 70, Life(QUEUES[1], 0): 3}
 
@@ -55,7 +55,9 @@ def test_of_a_queue_the_last_life_counts():
     ),
     st.integers(min_value=0, max_value=2**31 - 1),
 )
-def test_the_app_id_tells_the_life_to_its_own_group_alone(group: str, queue: MessageQueue, generation: int):
+def test_the_app_id_tells_the_life_to_its_own_group_alone(
+    group: str, queue: MessageQueue, generation: int
+) -> None:
     found = app_id(group, queue, generation)
 
     assert life_of(found, group) == Life(queue, generation)
@@ -65,7 +67,7 @@ def test_the_app_id_tells_the_life_to_its_own_group_alone(group: str, queue: Mes
     assert life_of(f"{app_id(group, queue)}.0", group) is None
 
 
-def test_only_watermarks_that_grow_are_committed():
+def test_only_watermarks_that_grow_are_committed() -> None:
     """H1."""
     stored = {QUEUES[0]: 10, QUEUES[1]: 10}
     acked = {QUEUES[0]: 10, QUEUES[1]: 11, QUEUES[2]: 0}
@@ -74,7 +76,7 @@ def test_only_watermarks_that_grow_are_committed():
     assert advance({}, {QUEUES[2]: 1}) == {QUEUES[2]: 1}
 
 
-def test_a_replay_that_gets_farther_adds_only_the_rest():
+def test_a_replay_that_gets_farther_adds_only_the_rest() -> None:
     """H1: run 1 wrote up to 4 and was killed before its offsets were stored; run 2 gets to 7."""
     sink = Sink()
     sink.write({QUEUES[0]: 0}, {QUEUES[0]: 4})
@@ -83,7 +85,7 @@ def test_a_replay_that_gets_farther_adds_only_the_rest():
     assert [queue_offset for _, queue_offset in sink.rows] == list(range(7))
 
 
-def test_a_replay_that_gets_less_far_adds_nothing_and_loses_nothing():
+def test_a_replay_that_gets_less_far_adds_nothing_and_loses_nothing() -> None:
     """H1, H2: the offset store says 2 then, and the rows from 2 on come again."""
     sink = Sink()
     sink.write({QUEUES[0]: 0}, {QUEUES[0]: 4})
@@ -100,7 +102,9 @@ _BATCH = st.tuples(
 
 
 @given(st.lists(_BATCH, max_size=30))
-def test_any_crashes_and_replays_give_each_row_once_and_in_queue_order(batches):
+def test_any_crashes_and_replays_give_each_row_once_and_in_queue_order(
+    batches: list[tuple[dict[MessageQueue, int], str]],
+) -> None:
     """H1, H2: killed between any two steps; each attempt acknowledges as much as its listener likes."""
     sink = Sink()
     store = dict.fromkeys(QUEUES, 0)

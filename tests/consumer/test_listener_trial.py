@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, Never
+
 import pyarrow as pa
 import pytest
 
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq import Message
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import MessageExt
 
 SUCCESS = rmq.ConsumeOrderlyStatus.SUCCESS
 SUSPEND = rmq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 SCHEMA = "order_id string, attempt int"
 
 
-def orders(count):
+def orders(count: int):
     return [
         Message(topic="orders", body=b"paid", properties={"KEYS": f"o{number}"}) for number in range(count)
     ]
 
 
-def on_orders(messages, context):
+def on_orders(messages: list[MessageExt], context: ConsumeOrderlyContext):
     for message in messages:
         context.emit(order_id=message.keys, attempt=context.attempt)
         if message.keys == "o1" and context.attempt < 3:
@@ -27,7 +31,7 @@ def on_orders(messages, context):
     return SUCCESS
 
 
-def test_a_listener_gets_messages_again_that_it_gave_back_and_rows_of_these_are_void():
+def test_a_listener_gets_messages_again_that_it_gave_back_and_rows_of_these_are_void() -> None:
     run = rmq.run_listener(on_orders, orders(3), output_schema=SCHEMA)
 
     assert run.rows == [
@@ -38,8 +42,8 @@ def test_a_listener_gets_messages_again_that_it_gave_back_and_rows_of_these_are_
     assert (run.consumed, run.failed, run.dead_letters) == (3, 2, [])
 
 
-def test_a_message_that_always_fails_is_a_dead_letter_or_ends_the_run():
-    def broken(messages, context):
+def test_a_message_that_always_fails_is_a_dead_letter_or_ends_the_run() -> None:
+    def broken(messages: list[MessageExt], context: ConsumeOrderlyContext) -> Never:
         raise KeyError(messages[0].keyz)
 
     given_up = rmq.run_listener(broken, orders(2), output_schema=SCHEMA, max_reconsume_times=1)
@@ -51,15 +55,15 @@ def test_a_message_that_always_fails_is_a_dead_letter_or_ends_the_run():
     assert "'MessageExt' object has no attribute 'keyz'" in endless.last_error
 
 
-def test_a_row_that_breaks_the_schema_ends_the_run():
+def test_a_row_that_breaks_the_schema_ends_the_run() -> None:
     with pytest.raises(rmq.RocketMQError, match="orderid"):
         rmq.run_listener(
             lambda messages, context: context.emit(orderid="x"), orders(1), output_schema="order_id string"
         )
 
 
-def test_every_form_is_tried_and_nothing_for_no_messages():
-    def rows(messages, context):
+def test_every_form_is_tried_and_nothing_for_no_messages() -> None:
+    def rows(messages: Any, context: ConsumeOrderlyContext):
         for message in messages:
             yield {"order_id": message.keys}
 
@@ -71,10 +75,10 @@ def test_every_form_is_tried_and_nothing_for_no_messages():
     assert rmq.run_listener(rows, [], output_schema=SCHEMA).rows == []
 
 
-def test_rows_of_a_record_batch_are_shown_as_any_others():
+def test_rows_of_a_record_batch_are_shown_as_any_others() -> None:
     """H10"""
 
-    def on_batch(batch, context):
+    def on_batch(batch: pa.RecordBatch, context: ConsumeOrderlyContext):
         columns = [batch.column("queueOffset"), batch.column("keys")]
         return SUCCESS, pa.RecordBatch.from_arrays(columns, names=["queueOffset", "order_id"])
 

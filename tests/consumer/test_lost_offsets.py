@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> DeltaOffsetStore:
 
 def test_the_group_goes_on_where_the_sink_is(
     sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     """H2: not where the options say, which may be the end."""
     with caplog.at_level(logging.WARNING):
         go_on_where_the_sink_is(store, sink, GROUP)
@@ -44,7 +44,9 @@ def test_the_group_goes_on_where_the_sink_is(
     assert "going on where the sink is" in caplog.text
 
 
-def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(sink: DeltaSink, store: DeltaOffsetStore):
+def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(
+    sink: DeltaSink, store: DeltaOffsetStore
+) -> None:
     """F4, H2: what the sink has of the life before is of other messages."""
     batch = sink.begin(GROUP, {Q0: 2})
     batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3})
@@ -55,7 +57,7 @@ def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(sink: DeltaSink
     assert found == {Q0: (3, 2), Q1: (2, 0)}
 
 
-def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore):
+def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffsetStore) -> None:
     """F5: an operator may have moved them anywhere."""
     store.reset(GROUP, {Q0: 1})
 
@@ -64,7 +66,9 @@ def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffs
     assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 1}
 
 
-def test_a_group_that_is_new_to_both_begins_where_the_options_say(sink: DeltaSink, store: DeltaOffsetStore):
+def test_a_group_that_is_new_to_both_begins_where_the_options_say(
+    sink: DeltaSink, store: DeltaOffsetStore
+) -> None:
     go_on_where_the_sink_is(store, sink, "another")
 
     assert store.read("another") == {}

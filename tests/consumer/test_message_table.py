@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,7 +29,7 @@ SCHEMA = (
 )
 
 
-def message_rows(queue, *offsets):
+def message_rows(queue: MessageQueue, *offsets: Any):
     rows = [
         dict.fromkeys(CONSUMER_SCHEMA.names)
         | {
@@ -43,15 +44,15 @@ def message_rows(queue, *offsets):
     return pa.RecordBatch.from_pylist(rows, schema=CONSUMER_SCHEMA)
 
 
-def marker(queue, start, end, rows, reset_to=None):
+def marker(queue: MessageQueue, start: int, end: int, rows: int, reset_to: int | None = None):
     return marker_row(QueueRange(queue=queue, start=start, end=end, epoch=7), rows=rows, reset_to=reset_to)
 
 
-def together(*batches):
+def together(*batches: Any):
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def passed(*batches):
+def passed(*batches: Any):
     rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(batches))).to_pylist()
     data = [
         (row["queueId"], row["queueOffset"], row["body"], row["keys"]) for row in rows if row["ack"] is None
@@ -59,7 +60,7 @@ def passed(*batches):
     return data, [QueueAck.from_json(row["ack"]) for row in rows if row["ack"] is not None]
 
 
-def test_every_message_is_a_row_and_every_range_an_ack():
+def test_every_message_is_a_row_and_every_range_an_ack() -> None:
     """F1, H1: however Spark cuts ranges into batches, and with several in one task."""
     data, acks = passed(
         message_rows(Q0, 5, 6),
@@ -77,14 +78,14 @@ def test_every_message_is_a_row_and_every_range_an_ack():
     }
 
 
-def test_a_range_without_messages_is_acknowledged():
+def test_a_range_without_messages_is_acknowledged() -> None:
     """A4: a filter may leave none."""
     data, [ack] = passed(marker(Q0, 5, 9, rows=0))
 
     assert (data, ack.next_offset, ack.suspended_until_s) == ([], 9, None)
 
 
-def test_a_queue_whose_broker_was_away_may_go_on_at_once():
+def test_a_queue_whose_broker_was_away_may_go_on_at_once() -> None:
     """A2: a range that ended where it began is no end of the queue."""
     _, [ack] = passed(marker(Q0, 5, 5, rows=0))
 
@@ -92,7 +93,7 @@ def test_a_queue_whose_broker_was_away_may_go_on_at_once():
     assert ack.suspended_until_s is not None
 
 
-def test_a_range_says_what_reading_it_took():
+def test_a_range_says_what_reading_it_took() -> None:
     """D11: every row counts as consumed."""
     planned = QueueRange(queue=Q0, start=5, end=9, epoch=7)
     _, [ack] = passed(message_rows(Q0, 5, 6), marker_row(planned, rows=2, pulls=3, pull_ms=4.5))
@@ -100,7 +101,7 @@ def test_a_range_says_what_reading_it_took():
     assert ack.figures == Figures(ok=2, pulled=2, pulls=3, pull_ms=4.5)
 
 
-def test_a_reset_of_an_operator_is_passed_on():
+def test_a_reset_of_an_operator_is_passed_on() -> None:
     """F5"""
     _, [ack] = passed(marker(Q0, 5, 9, rows=0, reset_to=2))
 
@@ -116,13 +117,13 @@ def test_a_reset_of_an_operator_is_passed_on():
     ],
     ids=["lost", "doubled", "without its end"],
 )
-def test_rows_that_were_lost_or_doubled_end_the_task(batches):
+def test_rows_that_were_lost_or_doubled_end_the_task(batches: list[pa.RecordBatch]) -> None:
     """H1: the whole range would be acknowledged."""
     with pytest.raises(RocketMQError, match="topic=orders broker=broker-a queue=0"):
         passed(*batches)
 
 
-def test_acks_hold_all_that_the_committer_reads():
+def test_acks_hold_all_that_the_committer_reads() -> None:
     _, [ack] = passed(marker(Q0, 0, 1, rows=0))
 
     assert json.loads(ack.to_json())["finished"] == "EXHAUSTED"

@@ -226,7 +226,9 @@ def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
     ],
     ids=str,
 )
-def test_what_a_query_cannot_be_started_with_is_told_with_all_other_problems(given, complaint: str) -> None:
+def test_what_a_query_cannot_be_started_with_is_told_with_all_other_problems(
+    given: dict[str, Any], complaint: str
+) -> None:
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="unused")
     consumer.subscribe("orders")
     with pytest.raises(OptionError) as caught:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_broker_answers_a_topic_that_no_encoding_can_write() -> None:
         target.close()
 
 
-def target_of(run, **changes) -> Target:
+def target_of(run: Callable[..., Any], **changes: Any) -> Target:
     return Target(**{"name": "made-up", "run": run, "seeds": lambda: [b"seed"], **changes})
 
 
@@ -141,7 +142,7 @@ def test_memory_beyond_the_limit_is_a_finding() -> None:
     assert bytes(64 << 20)  # the limit is gone again
 
 
-def test_a_defect_of_the_decoder_is_found_and_told_once(tmp_path) -> None:
+def test_a_defect_of_the_decoder_is_found_and_told_once(tmp_path: Path) -> None:
     """A decoder that believes a length is what the fuzzer is there for."""
 
     def believing(data: bytes) -> None:
@@ -184,7 +185,7 @@ def test_repaired_lengths_let_a_changed_inside_be_reached() -> None:
     )
 
 
-def test_the_input_under_way_is_seen_from_outside(tmp_path) -> None:
+def test_the_input_under_way_is_seen_from_outside(tmp_path: Path) -> None:
     """What crashes the process must not be lost with it."""
     writer = CurrentInput.create(tmp_path / "current")
     writer.write(7, b"bytes")

@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.model import Message, MessageQueue
+from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until
@@ -99,7 +100,9 @@ def await_committed(
     wait_until(lambda: committed() == offsets, ANSWER_S, reason=f"Offsets {offsets} of {group}")
 
 
-def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, topic, put, cluster, client):
+def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(
+    lite: Lite, topic: str, put: Put, cluster: ClusterUnderTest, client: BrokerClient
+) -> None:
     """A1, F6: all queues are assigned to the only member; shutdown sends what was committed (golden fact 14)."""
     put(topic, 0, "a0", "a1", "a2")
     put(topic, 1, "b0", "b1")
@@ -114,7 +117,7 @@ def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(lite, t
     await_committed(cluster, client, lite.name, topic, [3, 2])
 
 
-def test_assigned_queues_are_read_from_where_the_seek_went(lite, topic, put):
+def test_assigned_queues_are_read_from_where_the_seek_went(lite: Lite, topic: str, put: Put) -> None:
     """A1: seek to an offset, the end and the beginning."""
     put(topic, 0, "a0", "a1", "a2")
     put(topic, 1, "b0")
@@ -132,7 +135,7 @@ def test_assigned_queues_are_read_from_where_the_seek_went(lite, topic, put):
     assert lite.poll(4) == [(0, 0, "a0"), (0, 1, "a1"), (0, 2, "a2"), (0, 3, "a3")]
 
 
-def test_the_offset_of_a_timestamp_is_the_first_message_since(lite, topic, put):
+def test_the_offset_of_a_timestamp_is_the_first_message_since(lite: Lite, topic: str, put: Put) -> None:
     """F5: searched by the broker."""
     put(topic, 0, "a0", "a1")
     lite.start(assign=[java_queue(topic, 0)])
@@ -142,7 +145,9 @@ def test_the_offset_of_a_timestamp_is_the_first_message_since(lite, topic, put):
     assert lite.call("offsetForTimestamp", queue=queue, timestamp=9_999_999_999_999) == 2
 
 
-def test_a_group_goes_on_where_it_committed(java, cluster, topic, put, client):
+def test_a_group_goes_on_where_it_committed(
+    java: JavaClients, cluster: ClusterUnderTest, topic: str, put: Put, client: BrokerClient
+) -> None:
     """F1, F6: a second consumer of the group reads the rest."""
     put(topic, 0, "a0", "a1")
     group = cluster.unique_name("lite")
@@ -162,7 +167,7 @@ def test_a_group_goes_on_where_it_committed(java, cluster, topic, put, client):
     java.submit("lite.stop", name=name)
 
 
-def test_only_messages_of_the_tags_arrive(lite, topic, put):
+def test_only_messages_of_the_tags_arrive(lite: Lite, topic: str, put: Put) -> None:
     """A4: filtered by the hash of the tag at the broker, by the tag at the client: Aa and BB have one hash."""
     for number, tag in enumerate(("Aa", "BB", "C", "Aa")):
         put(topic, 0, f"{tag}-{number}", TAGS=tag)
@@ -171,7 +176,7 @@ def test_only_messages_of_the_tags_arrive(lite, topic, put):
     assert lite.poll(3) == [(0, 0, "Aa-0"), (0, 2, "C-2"), (0, 3, "Aa-3")]
 
 
-def test_only_messages_the_sql_expression_accepts_arrive(lite, topic, put):
+def test_only_messages_the_sql_expression_accepts_arrive(lite: Lite, topic: str, put: Put) -> None:
     """A4: SQL92 over properties, TAGS among them."""
     put(topic, 0, "red-1", TAGS="T1", color="red", n="1")
     put(topic, 0, "blue-2", TAGS="T1", color="blue", n="2")
@@ -183,7 +188,9 @@ def test_only_messages_the_sql_expression_accepts_arrive(lite, topic, put):
     assert lite.poll(3) == [(0, 2, "none-3"), (0, 3, "red-9"), (0, 4, "green-5")]
 
 
-def test_an_expression_that_is_no_sql_is_refused_when_the_consumer_starts(lite, topic, put):
+def test_an_expression_that_is_no_sql_is_refused_when_the_consumer_starts(
+    lite: Lite, topic: str, put: Put
+) -> None:
     """A4: CHECK_CLIENT_CONFIG answers 23 (golden fact 9)."""
     put(topic, 0, "a0")
     with pytest.raises(AssertionError, match="CODE: 23"):

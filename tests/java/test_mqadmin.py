@@ -98,7 +98,7 @@ def _progress(printed: str) -> list[str]:
     return []
 
 
-def test_the_route_of_a_topic(reports: Reports, cluster):
+def test_the_route_of_a_topic(reports: Reports, cluster: ClusterUnderTest) -> None:
     printed = _LOG_LINE.sub("", reports["topicRoute"])
     # Java's JSON has a bare number for a key.
     route = json.loads(re.sub(r"\{(\d+):", r'{"\1":', printed))
@@ -125,26 +125,26 @@ def test_the_route_of_a_topic(reports: Reports, cluster):
     }
 
 
-def test_the_status_of_a_topic(reports: Reports):
+def test_the_status_of_a_topic(reports: Reports) -> None:
     (row, *_) = rows(reports["topicStatus"])
     assert row[:4] == [_BROKER, "0", "0", "5"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", row[4])
 
 
-def test_the_list_of_topics_and_the_cluster_of_one(reports: Reports):
+def test_the_list_of_topics_and_the_cluster_of_one(reports: Reports) -> None:
     topics = {words[0] for words in rows(reports["topicList"])}
     assert {_TOPIC, f"%RETRY%{_GROUP}", "TBW102"} <= topics
     assert rows(reports["topicClusterList"]) == [["DefaultCluster"]]
 
 
-def test_the_progress_of_a_group(reports: Reports):
+def test_the_progress_of_a_group(reports: Reports) -> None:
     printed = reports["consumerProgress"]
 
     assert _progress(printed) == ["5", "5", "0"]
     assert settings(printed)["Consume Diff Total"] == "0"
 
 
-def test_the_members_of_a_group_and_their_subscription(reports: Reports):
+def test_the_members_of_a_group_and_their_subscription(reports: Reports) -> None:
     printed = reports["consumerConnection"]
     (member, *_) = rows(printed)
 
@@ -161,7 +161,7 @@ def test_the_members_of_a_group_and_their_subscription(reports: Reports):
     )
 
 
-def test_the_status_of_the_members(reports: Reports):
+def test_the_status_of_the_members(reports: Reports) -> None:
     """The broker passes the question on to the client (307)."""
     printed = reports["consumerStatus"]
     (member, *_) = rows(printed)
@@ -172,18 +172,18 @@ def test_the_status_of_the_members(reports: Reports):
     assert "Rebalance OK" in printed
 
 
-def test_the_connections_of_a_producer(reports: Reports):
+def test_the_connections_of_a_producer(reports: Reports) -> None:
     (producer,) = rows(reports["producerConnection"])
     assert producer[1].endswith(f"@{_PRODUCER}")
     assert producer[3:] == ["JAVA", "V5_3_3"]
 
 
-def test_a_message_is_found_by_its_key(reports: Reports):
+def test_a_message_is_found_by_its_key(reports: Reports) -> None:
     assert rows(reports["queryMsgByKey"]) == [[reports.sent[1]["msgId"], "0", "1"]]
 
 
 @pytest.mark.parametrize("command", ["queryMsgById", "queryMsgByUniqueKey"])
-def test_a_message_is_found_by_its_ids(command, reports: Reports, cluster):
+def test_a_message_is_found_by_its_ids(command: Any, reports: Reports, cluster: ClusterUnderTest) -> None:
     shown = settings(reports[command])
 
     assert shown["Topic"] == _TOPIC
@@ -203,14 +203,14 @@ def test_a_message_is_found_by_its_ids(command, reports: Reports, cluster):
     assert f"MessageTrack [consumerGroup={_GROUP}, trackType=CONSUMED, " in reports[command]
 
 
-def test_the_brokers_of_the_cluster(reports: Reports, cluster):
+def test_the_brokers_of_the_cluster(reports: Reports, cluster: ClusterUnderTest) -> None:
     brokers = {words[1]: (words[0], words[2], words[3], words[4]) for words in rows(reports["clusterList"])}
     assert brokers == {
         name: ("DefaultCluster", "0", address, "V5_3_3") for name, address in cluster.broker_addresses.items()
     }
 
 
-def test_the_status_of_a_broker(reports: Reports):
+def test_the_status_of_a_broker(reports: Reports) -> None:
     shown = settings(reports["brokerStatus"])
 
     assert (shown["brokerVersion"], shown["brokerVersionDesc"]) == ("479", "V5_3_3")
@@ -219,7 +219,7 @@ def test_the_status_of_a_broker(reports: Reports):
     assert int(shown["commitLogMaxOffset"]) > 0
 
 
-def test_a_topic_is_created_and_changed(java: JavaClients, cluster):
+def test_a_topic_is_created_and_changed(java: JavaClients, cluster: ClusterUnderTest) -> None:
     topic, address = cluster.unique_name("admin"), cluster.broker_addresses[_BROKER]
 
     printed = java.mqadmin("updateTopic", "-b", address, "-t", topic, "-r", "3", "-w", "2")
@@ -230,7 +230,7 @@ def test_a_topic_is_created_and_changed(java: JavaClients, cluster):
     assert f"update topic perm from 6 to 4 in {address} success." in printed
 
 
-def test_a_group_is_configured_and_deleted(java: JavaClients, cluster):
+def test_a_group_is_configured_and_deleted(java: JavaClients, cluster: ClusterUnderTest) -> None:
     group, address = cluster.unique_name("admin"), cluster.broker_addresses[_BROKER]
 
     printed = java.mqadmin("updateSubGroup", "-b", address, "-g", group, "-r", "3")
@@ -242,7 +242,9 @@ def test_a_group_is_configured_and_deleted(java: JavaClients, cluster):
     assert f"delete subscription group [{group}] from broker [{address}] success." in printed
 
 
-def test_the_offsets_of_a_group_are_reset_by_time(java: JavaClients, cluster, client: BrokerClient):
+def test_the_offsets_of_a_group_are_reset_by_time(
+    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient
+) -> None:
     """F4: to the beginning and to now, of a group that is known and has no members at the moment."""
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=[_BROKER]), _BROKER, 0)
     group, address = cluster.unique_name("admin"), cluster.broker_addresses[_BROKER]
@@ -260,14 +262,16 @@ def test_the_offsets_of_a_group_are_reset_by_time(java: JavaClients, cluster, cl
         assert client.query_consumer_offset(address, group, queue) == expected
 
 
-def test_what_does_not_exist_is_said_to_be_missing(java: JavaClients):
+def test_what_does_not_exist_is_said_to_be_missing(java: JavaClients) -> None:
     with pytest.raises(
         AssertionError, match=r"CODE: 17 .*No topic route info in name server for the topic: Absent"
     ):
         java.mqadmin("topicRoute", "-t", "Absent")
 
 
-def test_mqadmin_ends_with_code_0_as_a_program_of_its_own(java: JavaClients, reports: Reports, cluster):
+def test_mqadmin_ends_with_code_0_as_a_program_of_its_own(
+    java: JavaClients, reports: Reports, cluster: ClusterUnderTest
+) -> None:
     """The very main class that the shell script starts."""
     printed = java.run_program(_MAIN, "topicRoute", "-t", _TOPIC, "-n", cluster.name_servers)
 

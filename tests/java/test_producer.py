@@ -45,7 +45,9 @@ def read(client: BrokerClient, cluster: ClusterUnderTest):
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_a_message_is_stored_as_java_sent_it(how, java: JavaClients, topic, read, cluster):
+def test_a_message_is_stored_as_java_sent_it(
+    how: Any, java: JavaClients, topic: str, read: Any, cluster: ClusterUnderTest
+) -> None:
     """G2: body, tags, keys, flag, user properties; the SendResult names the place and both ids."""
     sent = {
         "topic": topic,
@@ -68,7 +70,9 @@ def test_a_message_is_stored_as_java_sent_it(how, java: JavaClients, topic, read
     assert decode_offset_message_id(result["offsetMsgId"]) == place
 
 
-def test_a_oneway_message_is_stored(java: JavaClients, cluster, client, read):
+def test_a_oneway_message_is_stored(
+    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, read: Any
+) -> None:
     """G2: nobody is told where."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     assert java.call(
@@ -79,7 +83,7 @@ def test_a_oneway_message_is_stored(java: JavaClients, cluster, client, read):
     assert stored.body == b"oneway"
 
 
-def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic, read):
+def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic: str, read: Any) -> None:
     """G2, H6: the members follow each other; each lists its offset message id, all show the batch's key."""
     bodies = [f"member {number}" for number in range(5)]
     (result,) = java.call(
@@ -97,7 +101,7 @@ def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic, re
     assert offsets == [message.commit_log_offset for message in stored]
 
 
-def test_a_delayed_message_comes_when_its_level_is_over(java: JavaClients, topic, read):
+def test_a_delayed_message_comes_when_its_level_is_over(java: JavaClients, topic: str, read: Any) -> None:
     """E3: it keeps its level, its topic and its queue among the properties (golden fact 3)."""
     (result,) = java.call(
         "producer.send", group=_GROUP, how="sync", messages=[{"topic": topic, "body": "d", "delayLevel": 2}]
@@ -110,7 +114,7 @@ def test_a_delayed_message_comes_when_its_level_is_over(java: JavaClients, topic
     assert stored.store_timestamp - stored.born_timestamp >= 1000
 
 
-def test_the_hash_selector_finds_the_queue_we_find(java: JavaClients, topic):
+def test_the_hash_selector_finds_the_queue_we_find(java: JavaClients, topic: str) -> None:
     """B1: SelectMessageQueueByHash over the queues of both brokers, in route order."""
     queues = java.call("producer.queues", group=_GROUP, topic=topic)
     keys = [f"order-{number}" for number in range(12)] + ["", "polygenelubricants", "Größe"]
@@ -128,7 +132,7 @@ def test_the_hash_selector_finds_the_queue_we_find(java: JavaClients, topic):
     ]
 
 
-def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic, read):
+def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic: str, read: Any) -> None:
     """G2: from 4 KiB on (golden fact 8)."""
     body = "0123456789" * 20_000
     (result,) = java.call(
@@ -140,7 +144,7 @@ def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic
     assert stored.sys_flag & MessageSysFlag.COMPRESSION_ZLIB
 
 
-def test_the_first_message_creates_its_topic(java: JavaClients, cluster, read):
+def test_the_first_message_creates_its_topic(java: JavaClients, cluster: ClusterUnderTest, read: Any) -> None:
     """G1: as many queues as the producer asks for, at most those of TBW102."""
     topic = cluster.unique_name("created")
     group = f"{_GROUP}-three-queues"
@@ -159,7 +163,9 @@ def test_the_first_message_creates_its_topic(java: JavaClients, cluster, read):
     assert {each["queueId"] for each in queues if each["brokerName"] == result["brokerName"]} == {0, 1, 2}
 
 
-def test_a_producer_follows_a_topic_that_lost_queues(java: JavaClients, cluster, client):
+def test_a_producer_follows_a_topic_that_lost_queues(
+    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient
+) -> None:
     """G1: a queue beyond the topic's number is refused; the others take messages."""
     topic = cluster.create_topic(queues=4, brokers=["broker-a"])
     cluster.create_topic(topic, queues=1, brokers=["broker-a"])
@@ -174,7 +180,7 @@ def test_a_producer_follows_a_topic_that_lost_queues(java: JavaClients, cluster,
     assert result["queueOffset"] == 0
 
 
-def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster, topic):
+def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster: ClusterUnderTest, topic: str) -> None:
     """G2: the whole way in Java, through the lite pull consumer."""
     sent = [
         {"topic": topic, "body": f"body {number}", "keys": f"k{number}", "tags": "T"} for number in range(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,9 @@ def _live_through_a_reset(java: JavaClients, cluster: ClusterUnderTest) -> list[
 
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "concurrent"])
 @pytest.mark.usefixtures("reset_story")
-def test_members_share_the_queues_and_hand_them_over(is_orderly, java: JavaClients, cluster, client, topic):
+def test_members_share_the_queues_and_hand_them_over(
+    is_orderly: Any, java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, topic: str
+) -> None:
     """B1, B3, C1, C4: one joins, one leaves; every message is seen, in the order of its queue."""
     group = cluster.unique_name("group")
     address = cluster.broker_addresses[_BROKER]
@@ -121,7 +124,9 @@ def test_members_share_the_queues_and_hand_them_over(is_orderly, java: JavaClien
         assert client.lock_batch(address, group, "a-stranger", queues) == frozenset(queues)
 
 
-def test_members_of_a_broadcasting_group_each_see_everything(java: JavaClients, cluster, client, topic):
+def test_members_of_a_broadcasting_group_each_see_everything(
+    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, topic: str
+) -> None:
     """B7: every member has all queues; offsets stay with the member, the broker has none."""
     group = cluster.unique_name("group")
     queue = MessageQueue(topic, _BROKER, 1)
@@ -142,7 +147,7 @@ def test_members_of_a_broadcasting_group_each_see_everything(java: JavaClients, 
         )
 
 
-def test_a_running_member_goes_back_when_its_offsets_are_reset(reset_story):
+def test_a_running_member_goes_back_when_its_offsets_are_reset(reset_story: Future[list[dict]]) -> None:
     """F4: told by code 21 at its next pull; it sees everything again and goes on."""
     delivered = reset_story.result(8 * ANSWER_S)
 

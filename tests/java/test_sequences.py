@@ -111,7 +111,7 @@ def _without_timers(rows: Iterable[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize("scenario", _SENDS)
-def test_a_producer_sends_as_recorded(scenario: str, stage: Stage):
+def test_a_producer_sends_as_recorded(scenario: str, stage: Stage) -> None:
     """G1, G2: the route is asked for once, and twice for a topic that is to be created."""
     without = frozenset({"HEART_BEAT"})
     stage.log.taken()
@@ -123,7 +123,7 @@ def test_a_producer_sends_as_recorded(scenario: str, stage: Stage):
     assert _without_timers(rows) == _without_timers(recorded(scenario))
 
 
-def test_a_producer_asks_as_recorded(stage: Stage):
+def test_a_producer_asks_as_recorded(stage: Stage) -> None:
     """F5, G1: bounds, times, messages by key, a new topic."""
     stage.log.taken()
     asked = stage.java.call(
@@ -138,7 +138,7 @@ def test_a_producer_asks_as_recorded(stage: Stage):
 
 
 @pytest.mark.usefixtures("reset_story")
-def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
+def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage) -> None:
     """A1, F6: start, poll, commit, seek, shutdown."""
     java = stage.java
     for queue_id in (0, 1):
@@ -169,7 +169,7 @@ def test_a_lite_pull_consumer_lives_as_recorded(stage: Stage):
     assert facts(recorded("litepull_commit"), PULLS) <= facts(stopped, PULLS)
 
 
-def test_an_orderly_group_lives_as_recorded(stage: Stage):
+def test_an_orderly_group_lives_as_recorded(stage: Stage) -> None:
     """B1, B3, C1, C4, D1: start, second member, which leaves, shutdown."""
     for queue_id in (0, 1):
         stage.put("FrOrder", queue_id, 2, KEYS="k")
@@ -209,7 +209,7 @@ def test_an_orderly_group_lives_as_recorded(stage: Stage):
     assert not unlike(facts(ended, _OF_RETRIES | _UNTIL_THEN), wanted)
 
 
-def test_a_concurrent_group_lives_as_recorded(stage: Stage):
+def test_a_concurrent_group_lives_as_recorded(stage: Stage) -> None:
     """E1, E3: no locks; what fails is sent back, and comes again from the retry topic."""
     stage.put("FrConc", 0, KEYS="bad")
     stage.put("FrConc", 1, KEYS="good")
@@ -238,7 +238,7 @@ def test_a_concurrent_group_lives_as_recorded(stage: Stage):
     assert not unlike(facts(ended, _UNTIL_THEN), facts(recorded("concurrent_shutdown"), frozenset()))
 
 
-def test_a_transactional_producer_lives_as_recorded(stage: Stage):
+def test_a_transactional_producer_lives_as_recorded(stage: Stage) -> None:
     """G1: each transaction is ended at once; the broker asks for the open one, which is committed then.
 
     The recorded broker looked before it had noted the ends of the others, and asked for all three; so may this one.
@@ -278,7 +278,7 @@ def test_a_transactional_producer_lives_as_recorded(stage: Stage):
     assert not unlike(facts(ended, NOISE | _UNTIL_THEN | of_checks), wanted)
 
 
-def test_a_pull_consumer_lives_as_recorded(stage: Stage):
+def test_a_pull_consumer_lives_as_recorded(stage: Stage) -> None:
     """A1: DefaultMQPullConsumer, request by request: a pull, the group's offset, no match, an offset beyond the end."""
     for queue_id in (0, 1):
         stage.put("FrA", queue_id, 20)
@@ -300,7 +300,7 @@ def test_a_pull_consumer_lives_as_recorded(stage: Stage):
     stage.await_rows("pullconsumer_shutdown")
 
 
-def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage):
+def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage) -> None:
     """A1, F6: no rebalance: the offset is asked for at once; a seek looks at the bounds."""
     java, of_queue = stage.java, {"name": "assign", "queue": queue_of("FrA")}
     stage.put("FrA", 0, 20)
@@ -326,7 +326,7 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
     assert not unlike(facts(ended, _UNTIL_THEN), facts(recorded("litepull_assign_shutdown"), PULLS))
 
 
-def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
+def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage) -> None:
     """B1: once the broker says it knows of them, a heartbeat has the fingerprint in place of the subscriptions."""
     stage.put("FrA", 1, TAGS="TagB")
     stage.log.taken()
@@ -349,7 +349,7 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage):
     assert not unlike(facts(rows, without), facts(recorded("heartbeat_v2"), without))
 
 
-def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
+def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage) -> None:
     """A6: one of version 2 is said beside the bare names, one of version 1 is part of them."""
     stage.put("FrA", 1, TAGS="TagB")
     stage.log.taken()
@@ -382,7 +382,7 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage):
     bystander.stop()
 
 
-def test_a_broadcasting_member_lives_as_recorded(stage: Stage):
+def test_a_broadcasting_member_lives_as_recorded(stage: Stage) -> None:
     """B7: no list of members, no offsets at the broker, one pull after the other."""
     stage.log.taken()
     consumer = stage.push("bcast", "FrBcastG", "FrBcast", isBroadcasting=True)
@@ -398,7 +398,7 @@ def test_a_broadcasting_member_lives_as_recorded(stage: Stage):
     assert not unlike(facts(ended, NOISE | _UNTIL_THEN), facts(recorded("broadcast_shutdown")))
 
 
-def test_a_sql92_subscriber_lives_as_recorded(stage: Stage):
+def test_a_sql92_subscriber_lives_as_recorded(stage: Stage) -> None:
     """A4: the expression is checked; a bad one ends the start.
 
     As recorded it is checked before the first heartbeat, but a timer sends that one where a start takes over a second.
@@ -423,7 +423,7 @@ def test_a_sql92_subscriber_lives_as_recorded(stage: Stage):
     assert ("client->broker", "CHECK_CLIENT_CONFIG", None, 23) in bad
 
 
-def test_producers_say_goodbye_as_recorded(stage: Stage):
+def test_producers_say_goodbye_as_recorded(stage: Stage) -> None:
     """G1: the producer's group and the client's inner one are unregistered."""
     stage.send("sync")
     stage.log.taken()
@@ -432,7 +432,7 @@ def test_producers_say_goodbye_as_recorded(stage: Stage):
     assert not unlike(facts(rows), facts(recorded("producer_shutdown")))
 
 
-def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list[Row]]]):
+def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list[Row]]]) -> None:
     """F4: the broker answers the next pull with 21, or tells the members at once, as it is configured."""
     server_side, client_side = reset_story.result(8 * ANSWER_S)
 
@@ -447,7 +447,9 @@ def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list
     assert ("broker->client", "RESET_CONSUMER_CLIENT_OFFSET", "FrReset", ONEWAY) in client_side
 
 
-def test_an_idle_orderly_member_does_what_was_recorded(reset_story: Future[tuple[list[Row], list[Row]]]):
+def test_an_idle_orderly_member_does_what_was_recorded(
+    reset_story: Future[tuple[list[Row], list[Row]]],
+) -> None:
     """C2, B1, F1: what its timers do was recorded of another group; in which order is a matter of their periods.
 
     Of the retry topic only the pull: its offset and its route were sent and asked for later than this member lives.

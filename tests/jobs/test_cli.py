@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, Never
 
 import pytest
 from click.shell_completion import ShellComplete
@@ -16,14 +18,14 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
 
 
-def run(capsys, *arguments):
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any):
     code = main(arguments)
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return code, captured.out, captured.err
 
 
-def test_help_of_a_job_lists_its_options_with_defaults(capsys):
+def test_help_of_a_job_lists_its_options_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "demo", "--help")
 
     assert code == 0
@@ -31,7 +33,7 @@ def test_help_of_a_job_lists_its_options_with_defaults(capsys):
     assert "[20000]" in out
 
 
-def test_required_options_come_first_in_the_help(capsys):
+def test_required_options_come_first_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "consume", "--help")
 
     assert out.index("  checkpoint ") < out.index("  subscription ")
@@ -64,22 +66,28 @@ def test_required_options_come_first_in_the_help(capsys):
         ((), "Usage:"),
     ],
 )
-def test_bad_input_ends_with_code_2_and_says_what_was_wrong(capsys, arguments, hint):
+def test_bad_input_ends_with_code_2_and_says_what_was_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], hint: str
+) -> None:
     code, _, err = run(capsys, *arguments)
 
     assert code == 2
     assert hint in err
 
 
-def test_a_failure_ends_with_code_1_and_its_sentence(capsys, tmp_path):
+def test_a_failure_ends_with_code_1_and_its_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, _, err = run(capsys, "offsets", "show", "--option", f"offsetStore={tmp_path}/none")
 
     assert code == 1
     assert err == f"There are no offsets at {tmp_path}/none; correct option 'offsetStore'.\n"
 
 
-def test_ctrl_c_ends_with_code_130(capsys, monkeypatch):
-    def interrupted(*_):
+def test_ctrl_c_ends_with_code_130(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Never:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.commands["offsets"].commands["show"], "callback", lambda **_: interrupted())
@@ -89,7 +97,7 @@ def test_ctrl_c_ends_with_code_130(capsys, monkeypatch):
     assert (code, err.strip()) == (130, "Interrupted.")
 
 
-def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path):
+def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path: Path) -> None:
     """They take longer to load than all the rest takes."""
     DeltaOffsetStore(tmp_path).claim("etl", "me", {MessageQueue("orders", "broker-a", 0): 7})
     program = (
@@ -106,14 +114,14 @@ def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path):
     assert '"nextOffset": 7' in done.stdout
 
 
-def test_help_shows_examples_that_can_be_copied(capsys):
+def test_help_shows_examples_that_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "offsets", "reset", "--help")
 
     assert "  ./spark-submit.sh offsets reset --as-of v120 --force --conf order-etl.toml\n" in out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_told_how_to_complete(capsys, shell):
+def test_a_shell_is_told_how_to_complete(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     code, out, _ = run(capsys, "completion", shell)
 
     assert code == 0
@@ -129,7 +137,7 @@ def test_a_shell_is_told_how_to_complete(capsys, shell):
         (("offsets", "show", "--format", "c"), "csv"),
     ],
 )
-def test_jobs_options_and_keys_are_completed(words, completed):
+def test_jobs_options_and_keys_are_completed(words: tuple[str, ...], completed: str) -> None:
     complete = ShellComplete(cli, {}, PROGRAM, COMPLETION_VARIABLE)
 
     assert [item.value for item in complete.get_completions(list(words[:-1]), words[-1])] == [completed]
@@ -153,7 +161,9 @@ def test_jobs_options_and_keys_are_completed(words, completed):
     ],
     ids=" ".join,
 )
-def test_a_secret_typed_nearly_right_is_not_shown(capsys, arguments):
+def test_a_secret_typed_nearly_right_is_not_shown(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
     """A5."""
     code, out, err = run(capsys, "offsets", "lag", *arguments)
 
@@ -164,21 +174,27 @@ def test_a_secret_typed_nearly_right_is_not_shown(capsys, arguments):
 @pytest.mark.parametrize(
     ("pair", "shown"), [("secretKey:x", "'secretKey…'"), ("=x", "'…'"), ("secretKey", "'secretKey'")]
 )
-def test_what_is_no_setting_is_shown_as_far_as_it_is_a_name(capsys, pair, shown):
+def test_what_is_no_setting_is_shown_as_far_as_it_is_a_name(
+    capsys: pytest.CaptureFixture[str], pair: str, shown: str
+) -> None:
     assert f"--option {shown} is not key=value" in run(capsys, "offsets", "lag", "--option", pair)[2]
 
 
-def test_a_word_too_many_is_told_with_the_remedy(capsys):
+def test_a_word_too_many_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a word too many. Write settings as --option key=value" in run(capsys, "offsets", "lag", "x")[2]
 
 
-def test_the_help_of_consume_begins_with_what_is_needed_and_ends_with_access(capsys):
+def test_the_help_of_consume_begins_with_what_is_needed_and_ends_with_access(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, out, _ = run(capsys, "consume", "--help")
 
     assert out.index("  listener ") < out.index("  subscription ") < out.index("  tlsCaFile ")
 
 
-def test_the_help_of_consume_says_what_will_do_in_place_of_a_topic(capsys):
+def test_the_help_of_consume_says_what_will_do_in_place_of_a_topic(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _, out, _ = run(capsys, "consume", "--help")
 
     words = " ".join(out.split())
@@ -186,7 +202,9 @@ def test_the_help_of_consume_says_what_will_do_in_place_of_a_topic(capsys):
     assert "or `topicPattern`" not in words
 
 
-def test_help_uses_the_width_of_a_wide_terminal(capsys, monkeypatch):
+def test_help_uses_the_width_of_a_wide_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((200, 50)))
     _, out, _ = run(capsys, "consume", "--help")
 

@@ -8,7 +8,14 @@ from collections import Counter
 import pytest
 from pyspark.sql.types import StructType
 
-from jobs.demo.orders import DemoFailure, InjectedFailure, injected_failure, on_order, order_events
+from jobs.demo.orders import (
+    DemoFailure,
+    InjectedFailure,
+    OrderEvent,
+    injected_failure,
+    on_order,
+    order_events,
+)
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
@@ -29,7 +36,7 @@ FAILING = {
 PASSING = next(event for event in EVENTS if injected_failure(event.order_id, event.sequence) is None)
 
 
-def message_of(event, reconsume_times=0, queue_offset=0):
+def message_of(event: OrderEvent, reconsume_times: int = 0, queue_offset: int = 0):
     body = {"order_id": event.order_id, "step": event.step, "sequence": event.sequence}
     return MessageExt(
         topic="orders", broker_name="broker-a", queue_id=0, queue_offset=queue_offset, commit_log_offset=0,
@@ -39,24 +46,24 @@ def message_of(event, reconsume_times=0, queue_offset=0):
     )  # fmt: skip
 
 
-def context_for(message):
+def context_for(message: MessageExt):
     return ConsumeOrderlyContext([message], OUTPUT)
 
 
-def test_the_default_demo_injects_a_few_failures_of_both_kinds():
+def test_the_default_demo_injects_a_few_failures_of_both_kinds() -> None:
     counts = Counter(injected_failure(event.order_id, event.sequence) for event in EVENTS)
 
     assert 1 <= counts[InjectedFailure.SUSPEND] <= 10
     assert 1 <= counts[InjectedFailure.EXCEPTION] <= 10
 
 
-def test_an_order_fails_at_one_step_at_most():
+def test_an_order_fails_at_one_step_at_most() -> None:
     failing = Counter(event.order_id for event in EVENTS if injected_failure(event.order_id, event.sequence))
 
     assert set(failing.values()) == {1}
 
 
-def test_a_message_that_passes_is_emitted():
+def test_a_message_that_passes_is_emitted() -> None:
     message = message_of(PASSING, queue_offset=17)
     context = context_for(message)
 
@@ -65,7 +72,7 @@ def test_a_message_that_passes_is_emitted():
     assert row[:5] == (17, PASSING.order_id, PASSING.step, PASSING.sequence, 0)
 
 
-def test_the_first_attempt_of_a_suspending_step_suspends_for_a_moment():
+def test_the_first_attempt_of_a_suspending_step_suspends_for_a_moment() -> None:
     """D3: the pause is the context's, not the consumer's default."""
     message = message_of(FAILING[InjectedFailure.SUSPEND])
     context = context_for(message)
@@ -74,7 +81,7 @@ def test_the_first_attempt_of_a_suspending_step_suspends_for_a_moment():
     assert context.suspend_current_queue_time_millis == 200
 
 
-def test_the_first_attempt_of_a_raising_step_raises():
+def test_the_first_attempt_of_a_raising_step_raises() -> None:
     """D5: an exception is the other way to give a delivery back."""
     message = message_of(FAILING[InjectedFailure.EXCEPTION])
 
@@ -83,7 +90,7 @@ def test_the_first_attempt_of_a_raising_step_raises():
 
 
 @pytest.mark.parametrize("failure", InjectedFailure)
-def test_the_second_attempt_passes_and_says_that_it_was_one(failure):
+def test_the_second_attempt_passes_and_says_that_it_was_one(failure: InjectedFailure) -> None:
     event = FAILING[failure]
     message = message_of(event, reconsume_times=1)
     context = context_for(message)

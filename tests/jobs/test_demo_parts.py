@@ -7,6 +7,7 @@ import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Never
 
 import pyarrow as pa
 import pytest
@@ -25,13 +26,13 @@ from tests.packaging.checkout import ROOT
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)
 
 
-def connects(address):
+def connects(address: str):
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def orders_table(rows):
+def orders_table(rows: list[tuple[str, ...]]):
     positions = [("demo", "broker-a", 0, offset) for offset in range(len(rows))]
     names = ("topic", "brokerName", "queueId", "queueOffset", "order_id", "step")
     columns = zip(*(position + row for position, row in zip(positions, rows, strict=True)), strict=True)
@@ -39,7 +40,7 @@ def orders_table(rows):
 
 
 @given(brokers=st.integers(1, 12), queues=st.integers(1, 64))
-def test_queues_are_shared_as_evenly_as_can_be_and_all_of_them(brokers, queues):
+def test_queues_are_shared_as_evenly_as_can_be_and_all_of_them(brokers: int, queues: int) -> None:
     shares = share_queues([f"broker-{number:02d}" for number in range(brokers)], queues)
 
     assert sum(shares.values()) == queues
@@ -47,11 +48,11 @@ def test_queues_are_shared_as_evenly_as_can_be_and_all_of_them(brokers, queues):
     assert len(shares) == min(brokers, queues)
 
 
-def test_two_brokers_get_four_queues_each():
+def test_two_brokers_get_four_queues_each() -> None:
     assert share_queues({"broker-b", "broker-a"}, 8) == {"broker-a": 4, "broker-b": 4}
 
 
-def test_a_run_is_named_after_its_start():
+def test_a_run_is_named_after_its_start() -> None:
     names = RunNames.for_run(DemoSettings(), NOON)
 
     assert names.topic == "demo-orders-20240506-120000"
@@ -59,7 +60,7 @@ def test_a_run_is_named_after_its_start():
     assert names.work_dir == ROOT / ".cache/demo/20240506-120000"
 
 
-def test_given_names_are_kept():
+def test_given_names_are_kept() -> None:
     settings = DemoSettings(topic="t", consumer_group="g", work_dir="/lake/demo")
 
     names = RunNames.for_run(settings, NOON)
@@ -69,10 +70,10 @@ def test_given_names_are_kept():
 
 
 @pytest.mark.sim
-def test_the_embedded_cluster_is_gone_after_an_error(monkeypatch):
+def test_the_embedded_cluster_is_gone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'connector'}{os.pathsep}{ROOT}")
 
-    def fail_in_the_middle():
+    def fail_in_the_middle() -> Never:
         with embedded_cluster(2) as name_server:
             seen.append((name_server, connects(name_server)))
             raise RuntimeError("in the middle")
@@ -86,14 +87,14 @@ def test_the_embedded_cluster_is_gone_after_an_error(monkeypatch):
     assert not connects(name_server)
 
 
-def test_the_verdict_of_a_clean_table_is_one_line():
+def test_the_verdict_of_a_clean_table_is_one_line() -> None:
     report = check_orders(orders_table([("order-00000000", step) for step in STEPS]), orders=1)
 
     assert report.is_clean
     assert verdict_line(5, report) == "messages: 5 · rows: 5 · duplicates: 0 · lost: 0 · order violations: 0"
 
 
-def test_a_missing_and_a_late_step_are_counted():
+def test_a_missing_and_a_late_step_are_counted() -> None:
     created, paid, packed, shipped, _ = (("order-00000000", step) for step in STEPS)
 
     report = check_orders(orders_table([created, packed, paid, shipped]), orders=1)
@@ -101,7 +102,7 @@ def test_a_missing_and_a_late_step_are_counted():
     assert verdict_line(5, report) == "messages: 5 · rows: 4 · duplicates: 0 · lost: 1 · order violations: 1"
 
 
-def test_a_table_is_checked_in_the_order_of_delivery(tmp_path):
+def test_a_table_is_checked_in_the_order_of_delivery(tmp_path: Path) -> None:
     """D1: every row is there and in its place, but the listener got two of them the wrong way round."""
     table = orders_table([("order-00000000", step) for step in STEPS])
     write_deltalake(str(tmp_path), table.append_column("delivered_ns", pa.array([1, 2, 4, 3, 5])))
@@ -111,7 +112,7 @@ def test_a_table_is_checked_in_the_order_of_delivery(tmp_path):
     assert verdict_line(5, report) == "messages: 5 · rows: 5 · duplicates: 0 · lost: 0 · order violations: 1"
 
 
-def test_the_head_of_the_table_leaves_out_what_is_not_for_reading():
+def test_the_head_of_the_table_leaves_out_what_is_not_for_reading() -> None:
     table = orders_table([("order-00000000", step) for step in STEPS])
     console = Console(file=io.StringIO(), width=100)
 

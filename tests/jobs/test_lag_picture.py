@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from jobs.settings import JobFailed
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
+from tests.helpers.browser import Browser
 from tests.helpers.browser import browser as _browser
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
@@ -35,7 +37,9 @@ def history():
     )  # fmt: skip
 
 
-def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, tmp_path):
+def test_the_page_draws_itself_in_a_browser_without_a_network(
+    history: LagHistory, browser: Browser, tmp_path: Path
+) -> None:
     """B5: every queue, what is waiting, how fast it is consumed, suspensions, dead letters, resets."""
     page, screenshot = tmp_path / "lag.html", tmp_path / "screenshot.png"
     write_page(history, page)
@@ -53,7 +57,7 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(history, browser, 
     assert screenshot.stat().st_size > 20_000
 
 
-def test_a_name_cannot_put_markup_into_the_page(tmp_path, browser):
+def test_a_name_cannot_put_markup_into_the_page(tmp_path: Path, browser: Browser) -> None:
     """H9: brokers, topics and groups are named by others; what looks like markup is shown as it is written."""
     markup = (
         "</script><script>document.title='foreign'</script><!--<img src=x onerror=document.title='foreign'>"
@@ -76,7 +80,7 @@ def test_a_name_cannot_put_markup_into_the_page(tmp_path, browser):
     assert "g&lt;/script&gt;&lt;script&gt;document.title" in document
 
 
-def test_the_picture_is_a_png_of_its_panels(history, tmp_path):
+def test_the_picture_is_a_png_of_its_panels(history: LagHistory, tmp_path: Path) -> None:
     file = tmp_path / "lag.png"
     write_png(history, file)
 
@@ -88,7 +92,7 @@ def test_the_picture_is_a_png_of_its_panels(history, tmp_path):
 
 
 @pytest.fixture
-def consumed(tmp_path):
+def consumed(tmp_path: Path):
     """A group at offset 4 of two queues with six messages each, one of them suspended."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     with SimCluster(brokers=1) as cluster:
@@ -113,7 +117,7 @@ def consumed(tmp_path):
         )
 
 
-def test_a_group_s_past_comes_from_its_store_and_its_brokers(consumed):
+def test_a_group_s_past_comes_from_its_store_and_its_brokers(consumed: OffsetsLagSettings) -> None:
     """B5, F1: nothing need have been recorded beforehand."""
     history = lag_history(consumed, hours=1)
 
@@ -122,14 +126,14 @@ def test_a_group_s_past_comes_from_its_store_and_its_brokers(consumed):
     assert history.dead_letters[-1] == 0
 
 
-def test_the_job_writes_both_files(consumed, tmp_path):
+def test_the_job_writes_both_files(consumed: OffsetsLagSettings, tmp_path: Path) -> None:
     draw_lag(consumed, 1.0, tmp_path / "lag.html", tmp_path / "lag.png")
 
     assert (tmp_path / "lag.html").stat().st_size > 100_000
     assert (tmp_path / "lag.png").stat().st_size > 10_000
 
 
-def test_a_picture_is_of_one_group(consumed):
+def test_a_picture_is_of_one_group(consumed: OffsetsLagSettings) -> None:
     several = OffsetsLagSettings(offset_store=consumed.offset_store, name_servers=consumed.name_servers)
 
     with pytest.raises(JobFailed, match="name it with option 'consumerGroup'"):

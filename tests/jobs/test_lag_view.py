@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jobs.offset_view import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
@@ -11,14 +13,25 @@ Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
 NOW_S = 1_700_000_100.0
 
 
-def row(queue=Q0, next_offset=5, group="etl", owner="me", suspended_until_s=None):
+def row(
+    queue: MessageQueue = Q0,
+    next_offset: int = 5,
+    group: str = "etl",
+    owner: str = "me",
+    suspended_until_s: float | None = None,
+):
     return OffsetRow(
         consumer_group=group, queue=queue, next_offset=next_offset, epoch=3, owner=owner, reconsume_times=0,
         suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=NOW_S,
     )  # fmt: skip
 
 
-def view(one=None, bounds=None, next_stored_at_s=None, holder=None):
+def view(
+    one: OffsetRow | None = None,
+    bounds: Any = None,
+    next_stored_at_s: float | None = None,
+    holder: Holder | None = None,
+):
     one = one or row()
     return LagView(
         name=ProgressName.parse(one.consumer_group), row=one, bounds=bounds or QueueBounds(0, 9),
@@ -26,11 +39,11 @@ def view(one=None, bounds=None, next_stored_at_s=None, holder=None):
     )  # fmt: skip
 
 
-def locked(at_s, **facts):
+def locked(at_s: float, **facts: Any):
     return ProcessQueueInfo(locked=True, last_lock_timestamp=int(at_s * 1000), **facts)
 
 
-def test_a_queue_is_as_far_behind_as_its_next_message_is_old():
+def test_a_queue_is_as_far_behind_as_its_next_message_is_old() -> None:
     columns = view(
         next_stored_at_s=NOW_S - 12.34, holder=Holder(client_id="me", locked_at_s=NOW_S - 7)
     ).columns()
@@ -39,13 +52,13 @@ def test_a_queue_is_as_far_behind_as_its_next_message_is_old():
     assert (columns["heldBy"], columns["claimedBy"], columns["epoch"]) == ("me", "me", 3)
 
 
-def test_a_queue_without_messages_to_come_is_not_behind():
+def test_a_queue_without_messages_to_come_is_not_behind() -> None:
     columns = view(row(next_offset=9)).columns()
 
     assert (columns["lag"], columns["lagSeconds"]) == (0, 0.0)
 
 
-def test_an_offset_beyond_the_end_is_told_by_how_much():
+def test_an_offset_beyond_the_end_is_told_by_how_much() -> None:
     """F5"""
     beyond = view(row(next_offset=12))
 
@@ -53,13 +66,13 @@ def test_an_offset_beyond_the_end_is_told_by_how_much():
     assert [total.columns()["beyondEnd"] for total in totals([beyond])] == [1]
 
 
-def test_clocks_that_differ_never_make_a_span_negative():
+def test_clocks_that_differ_never_make_a_span_negative() -> None:
     columns = view(next_stored_at_s=NOW_S + 3, holder=Holder(client_id="me", locked_at_s=NOW_S + 3)).columns()
 
     assert (columns["lagSeconds"], columns["lockAgeSeconds"]) == (0.0, 0.0)
 
 
-def test_what_is_not_known_stays_empty():
+def test_what_is_not_known_stays_empty() -> None:
     columns = LagView(
         name=ProgressName.parse("etl"),
         row=row(owner=""),
@@ -81,7 +94,7 @@ def test_what_is_not_known_stays_empty():
     assert {columns[name] for name in empty} == {None}
 
 
-def test_a_suspension_that_is_over_is_not_shown():
+def test_a_suspension_that_is_over_is_not_shown() -> None:
     """D3."""
     due, over = view(row(suspended_until_s=NOW_S + 1)), view(row(suspended_until_s=NOW_S - 1))
 
@@ -89,7 +102,7 @@ def test_a_suspension_that_is_over_is_not_shown():
     assert over.columns()["suspendedUntil"] is None
 
 
-def test_of_two_members_that_show_a_queue_the_younger_lock_counts():
+def test_of_two_members_that_show_a_queue_the_younger_lock_counts() -> None:
     """B5: while a queue changes hands both may show it."""
     members = {"old": {Q0: locked(NOW_S - 40)}, "new": {Q0: locked(NOW_S - 2), Q1: locked(NOW_S)}}
 
@@ -98,12 +111,12 @@ def test_of_two_members_that_show_a_queue_the_younger_lock_counts():
     )
 
 
-def test_a_queue_that_a_member_drops_is_not_its_own_any_more():
+def test_a_queue_that_a_member_drops_is_not_its_own_any_more() -> None:
     """B5."""
     assert holder_of(ProgressName.parse("etl"), row(), {"me": {Q0: locked(NOW_S, dropped=True)}}) is None
 
 
-def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock():
+def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock() -> None:
     """B3."""
     members = {"h@i1": {Q0: ProcessQueueInfo()}, "h@i2": {Q0: ProcessQueueInfo()}}
 
@@ -113,7 +126,7 @@ def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock():
         assert found == Holder(client_id=client_id, locked_at_s=None)
 
 
-def test_totals_are_of_a_group_and_topic_and_of_what_is_known():
+def test_totals_are_of_a_group_and_topic_and_of_what_is_known() -> None:
     views = [
         view(row(Q0), next_stored_at_s=NOW_S - 5, holder=Holder(client_id="me", locked_at_s=NOW_S)),
         view(row(Q1, suspended_until_s=NOW_S + 9), next_stored_at_s=NOW_S - 8),

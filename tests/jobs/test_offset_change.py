@@ -8,6 +8,9 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,6 +27,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import check_sink
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
+from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
@@ -31,7 +35,7 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
-from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -43,21 +47,21 @@ LATER_S = 4e9
 GET_CONSUMER_RUNNING_INFO = 307
 
 
-def manner(**given):
+def manner(**given: Any):
     return Manner(**{"choice": QueueChoice(), "form": OutputForm.JSON} | given)
 
 
 class Shop:
     """A group in a store, and the commands an operator gives."""
 
-    def __init__(self, store, **settings):
+    def __init__(self, store: DeltaOffsetStore | FileOffsetStore, **settings: Any) -> None:
         self.store = store
         self.settings = OffsetsChangeSettings(
             offset_store=store.spec, consumer_group=GROUP, **{"request_timeout_ms": PATIENCE_MS} | settings
         )
         self.shown = ""
 
-    def stands_at(self, **offsets):
+    def stands_at(self, **offsets: Any) -> None:
         """Let the group have claimed queues, committed, and stopped long ago."""
         rows = self.store.claim(GROUP, "", dict.fromkeys(offsets["at"], 0))
         commits = [
@@ -66,7 +70,7 @@ class Shop:
         ]
         self.store.commit(GROUP, commits, query_id="q", batch_id=0)
 
-    def do(self, job, *arguments, **given):
+    def do(self, job: Callable[..., Any], *arguments: Any, **given: Any):
         output = io.StringIO()
         try:
             job(self.settings, *arguments, manner(**given), Console(file=output, width=200))
@@ -74,19 +78,19 @@ class Shop:
             self.shown = output.getvalue()
         return [(move["queueId"], move["newOffset"]) for move in json.loads(self.shown)]
 
-    def now(self, group=GROUP):
+    def now(self, group: str = GROUP):
         return {queue: row.next_offset for queue, row in self.store.read(group).items()}
 
 
 @pytest.fixture
-def shop(tmp_path):
+def shop(tmp_path: Path):
     """Without a cluster."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"))
     shop.stands_at(at={A0: 20, A1: 30})
     return shop
 
 
-def test_a_group_is_set_to_an_offset_under_a_new_epoch(shop):
+def test_a_group_is_set_to_an_offset_under_a_new_epoch(shop: Shop) -> None:
     """F5: a commit planned before is refused."""
     shop.do(reset, ToOffset(7), choice=QueueChoice(queues=frozenset({("broker-a", 0)})))
 
@@ -97,7 +101,7 @@ def test_a_group_is_set_to_an_offset_under_a_new_epoch(shop):
     assert shop.store.commit(GROUP, [late], query_id="q", batch_id=1).refused
 
 
-def test_a_dry_run_shows_everything_and_changes_nothing(shop):
+def test_a_dry_run_shows_everything_and_changes_nothing(shop: Shop) -> None:
     """F5"""
     before = shop.store.read(GROUP)
 
@@ -107,7 +111,9 @@ def test_a_dry_run_shows_everything_and_changes_nothing(shop):
     assert [move["moved"] for move in json.loads(shop.shown)] == [-13, -23]
 
 
-def test_whoever_moves_a_group_back_is_told_that_its_sink_writes_nothing_twice(shop, capsys):
+def test_whoever_moves_a_group_back_is_told_that_its_sink_writes_nothing_twice(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
     """F5: once, on stderr, unless the sink was named; and not whoever moves it forth."""
     shop.do(reset, ToOffset(40))
     assert capsys.readouterr().err == ""
@@ -118,7 +124,7 @@ def test_whoever_moves_a_group_back_is_told_that_its_sink_writes_nothing_twice(s
     )
 
 
-def test_a_table_says_whether_it_is_so_or_would_be(shop):
+def test_a_table_says_whether_it_is_so_or_would_be(shop: Shop) -> None:
     for is_dry_run, words in ((True, "as they would be"), (False, "as they are now")):
         output = io.StringIO()
         reset(
@@ -130,7 +136,7 @@ def test_a_table_says_whether_it_is_so_or_would_be(shop):
         assert "brokerMinOffset" not in output.getvalue()
 
 
-def test_a_change_as_csv_is_read_by_any_tool(shop):
+def test_a_change_as_csv_is_read_by_any_tool(shop: Shop) -> None:
     output = io.StringIO()
     reset(shop.settings, ToOffset(7), manner(form=OutputForm.CSV), Console(file=output, width=40))
 
@@ -140,7 +146,7 @@ def test_a_change_as_csv_is_read_by_any_tool(shop):
     ]  # fmt: skip
 
 
-def test_a_group_goes_back_to_where_it_was(shop):
+def test_a_group_goes_back_to_where_it_was(shop: Shop) -> None:
     """F5: by version, by time, and over a mistaken reset."""
     before = shop.store.changes(GROUP)[-1]
     shop.do(reset, ToOffset(0))
@@ -155,7 +161,7 @@ def test_a_group_goes_back_to_where_it_was(shop):
         shop.do(reset, AtTime(LATER_S))
 
 
-def test_a_version_that_is_not_there_yet_is_refused(shop):
+def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
     """F5: it is a mistaken one; the newest was taken for it."""
     newest = shop.store.changes(GROUP)[-1].version
 
@@ -180,7 +186,9 @@ def test_a_version_that_is_not_there_yet_is_refused(shop):
         ),
     ],
 )
-def test_a_topic_or_a_queue_that_the_group_has_not_is_told(shop, choice, said):
+def test_a_topic_or_a_queue_that_the_group_has_not_is_told(
+    shop: Shop, choice: QueueChoice, said: str
+) -> None:
     """F5: of several, what is right is not moved either."""
     before = shop.now()
 
@@ -194,7 +202,7 @@ def test_a_topic_or_a_queue_that_the_group_has_not_is_told(shop, choice, said):
     assert shop.now() == before
 
 
-def test_a_group_that_is_not_there_is_not_made_by_mistake(shop):
+def test_a_group_that_is_not_there_is_not_made_by_mistake(shop: Shop) -> None:
     """F5: only where that is said; a group of a clone may be new."""
     shop.settings = OffsetsChangeSettings(offset_store=shop.store.spec, consumer_group="elt")
 
@@ -209,7 +217,7 @@ def test_a_group_that_is_not_there_is_not_made_by_mistake(shop):
     assert shop.store.groups() == (GROUP,)
 
 
-def test_a_store_without_a_past_says_so(tmp_path):
+def test_a_store_without_a_past_says_so(tmp_path: Path) -> None:
     shop = Shop(FileOffsetStore(tmp_path / "offsets"))
     shop.stands_at(at={A0: 20})
 
@@ -218,7 +226,7 @@ def test_a_store_without_a_past_says_so(tmp_path):
     assert shop.do(reset, ToOffset(3)) == [(0, 3)]
 
 
-def test_a_group_is_cloned_with_another_s_offsets(shop):
+def test_a_group_is_cloned_with_another_s_offsets(shop: Shop) -> None:
     """F5: clone, into a group that is not there yet."""
     copy = Shop(shop.store)
     copy.settings = OffsetsChangeSettings(offset_store=shop.store.spec, consumer_group="copy")
@@ -230,7 +238,7 @@ def test_a_group_is_cloned_with_another_s_offsets(shop):
         copy.do(clone, "elt")
 
 
-def test_what_only_brokers_know_needs_them(shop):
+def test_what_only_brokers_know_needs_them(shop: Shop) -> None:
     for command in (
         lambda: shop.do(reset, ToBound("earliest")),
         lambda: shop.do(skip, None),
@@ -240,7 +248,7 @@ def test_what_only_brokers_know_needs_them(shop):
             command()
 
 
-def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
+def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path: Path) -> None:
     """C5: where nobody can be asked."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim(GROUP, "host@one", {A0: 20})
@@ -257,7 +265,9 @@ def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path):
 
 
 @pytest.mark.parametrize("away", [("broker-a", "broker-b"), ("broker-b",)])
-def test_a_group_whose_members_no_broker_tells_is_judged_so_too(tmp_path, away):
+def test_a_group_whose_members_no_broker_tells_is_judged_so_too(
+    tmp_path: Path, away: tuple[str, ...]
+) -> None:
     """C5, A2: brokers are away, which is not to say that nobody waits for them."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim(GROUP, "host@one", {A0: 20})
@@ -286,7 +296,7 @@ POSITIONS = pa.schema(
 
 
 @pytest.fixture
-def sink(tmp_path):
+def sink(tmp_path: Path):
     """A sink that has the group's rows up to where it stands."""
     sink = DeltaSink(tmp_path / "sink")
     sink.prepare(POSITIONS)
@@ -299,11 +309,11 @@ def sink(tmp_path):
     return sink
 
 
-def watermarks(sink):
+def watermarks(sink: DeltaSink):
     return SinkWatermarks(sink.path).of(GROUP, {A0: 0, A1: 0})
 
 
-def test_the_rows_that_a_sink_would_drop_are_shown(shop, sink):
+def test_the_rows_that_a_sink_would_drop_are_shown(shop: Shop, sink: DeltaSink) -> None:
     """H1, F5: going back does not write them again by itself."""
     shop.do(reset, ToOffset(25), sink=sink.path)
 
@@ -311,7 +321,7 @@ def test_the_rows_that_a_sink_would_drop_are_shown(shop, sink):
     assert watermarks(sink) == {A0: 20, A1: 30}
 
 
-def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop, sink):
+def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop: Shop, sink: DeltaSink) -> None:
     """H1"""
     with pytest.raises(
         JobFailed,
@@ -322,7 +332,7 @@ def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop, sink):
     assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 30}, {A0: 20, A1: 30})
 
 
-def test_group_and_sink_are_set_back_together(shop, sink):
+def test_group_and_sink_are_set_back_together(shop: Shop, sink: DeltaSink) -> None:
     """H1, F5: then the rows are written again, once."""
     shop.do(
         reset,
@@ -335,7 +345,7 @@ def test_group_and_sink_are_set_back_together(shop, sink):
     assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 20}, {A0: 20, A1: 20})
 
 
-def test_a_sink_follows_a_group_that_was_set_back_before_it(shop, sink):
+def test_a_sink_follows_a_group_that_was_set_back_before_it(shop: Shop, sink: DeltaSink) -> None:
     """H1, F5: the sink is looked at, its rows are deleted, and the same command is given with --rewind-sink."""
     back = functools.partial(shop.do, reset, ToOffset(10), sink=sink.path)
     back()
@@ -350,7 +360,9 @@ def test_a_sink_follows_a_group_that_was_set_back_before_it(shop, sink):
         back(rewinds_sink=True)
 
 
-def test_a_job_that_died_between_group_and_sink_is_run_again(shop, sink, monkeypatch):
+def test_a_job_that_died_between_group_and_sink_is_run_again(
+    shop: Shop, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H1, F5"""
     back = functools.partial(shop.do, reset, ToOffset(20), sink=sink.path, rewinds_sink=True)
     with monkeypatch.context() as patch:
@@ -364,12 +376,12 @@ def test_a_job_that_died_between_group_and_sink_is_run_again(shop, sink, monkeyp
     assert watermarks(sink) == {A0: 20, A1: 20}
 
 
-def test_a_sink_that_is_not_there_is_told(shop, tmp_path):
+def test_a_sink_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"There is no Delta table at .*nowhere; correct --sink"):
         shop.do(reset, ToOffset(20), sink=str(tmp_path / "nowhere"))
 
 
-def test_a_sink_is_not_set_back_under_a_running_query(tmp_path, sink):
+def test_a_sink_is_not_set_back_under_a_running_query(tmp_path: Path, sink: DeltaSink) -> None:
     """C5: --force does not help, the query would go on writing."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim(GROUP, "host@one", {A0: 20})
@@ -384,7 +396,13 @@ RETRIES = MessageQueue("%RETRY%etl", "broker-a", 0)
 class Lossy:
     """A group that has passed what its sink has lost, and the sink."""
 
-    def __init__(self, shop, sink, passed, others=()):
+    def __init__(
+        self,
+        shop: Shop,
+        sink: DeltaSink,
+        passed: dict[MessageQueue, int],
+        others: tuple[SinkStanding, ...] = (),
+    ) -> None:
         self.shop, self.sink = shop, sink
         standings = (*sink.standings(GROUP, dict.fromkeys(passed, 0)), *others)
         rows = shop.store.claim(GROUP, "", dict.fromkeys(passed, 0))
@@ -396,7 +414,7 @@ class Lossy:
         ]
         shop.store.commit(GROUP, commits, query_id="q", batch_id=7)
 
-    def is_refused(self):
+    def is_refused(self) -> bool:
         try:
             check_sink(self.shop.store, self.sink, GROUP)
         except SinkSetBack:
@@ -405,12 +423,12 @@ class Lossy:
 
 
 @pytest.fixture
-def lossy(tmp_path, sink):
+def lossy(tmp_path: Path, sink: DeltaSink):
     """The sink is at 20, 30 and nowhere."""
     return Lossy(Shop(DeltaOffsetStore(tmp_path / "offsets")), sink, passed={A0: 20, A1: 44, RETRIES: 3})
 
 
-def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy):
+def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy: Lossy) -> None:
     """H7: in the queues whose rows are gone; those of the retry topic, too."""
     assert lossy.is_refused()
     with pytest.raises(JobFailed, match="give option 'nameServers'"):
@@ -422,7 +440,7 @@ def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy):
     assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 3}
 
 
-def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path, sink):
+def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path: Path, sink: DeltaSink) -> None:
     """H7: what the others lack would be forgotten."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     other = SinkStanding("/lake/other", "table-2", {A1: 44})
@@ -433,14 +451,14 @@ def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path, sink
     assert lossy.is_refused()
 
 
-def test_a_group_whose_sink_lacks_nothing_is_not_moved_to_it(shop, sink):
+def test_a_group_whose_sink_lacks_nothing_is_not_moved_to_it(shop: Shop, sink: DeltaSink) -> None:
     with pytest.raises(JobFailed, match="lacks nothing of what group etl wrote into it"):
         shop.do(reset, ToSink(), sink=sink.path)
     with pytest.raises(JobFailed, match="--to sink needs --sink"):
         shop.do(reset, ToSink())
 
 
-def test_a_gap_in_a_sink_is_accepted(lossy):
+def test_a_gap_in_a_sink_is_accepted(lossy: Lossy) -> None:
     """H7: the group goes on where it is, and the sink is not asked for what came before."""
     before = lossy.shop.now()
 
@@ -457,7 +475,7 @@ def test_a_gap_in_a_sink_is_accepted(lossy):
 
 
 @SIM_ONLY
-def test_a_group_starts_over_with_a_new_sink(cluster, topic, tmp_path):
+def test_a_group_starts_over_with_a_new_sink(cluster: ClusterUnderTest, topic: str, tmp_path: Path) -> None:
     """H7: whatever brokers still have; queues that stay where they are forget the sink as well."""
     sink = DeltaSink(tmp_path / "sink")
     sink.prepare(POSITIONS)
@@ -476,7 +494,7 @@ def test_a_group_starts_over_with_a_new_sink(cluster, topic, tmp_path):
 
 
 @pytest.fixture
-def topic(cluster):
+def topic(cluster: ClusterUnderTest):
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     with patient_producer(cluster.name_servers) as producer:
@@ -486,7 +504,7 @@ def topic(cluster):
 
 
 @pytest.fixture
-def live(cluster, topic, tmp_path):
+def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path):
     """A group with a member that holds both queues at offset 4."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     options = ReadOptions.parse(
@@ -505,7 +523,7 @@ def live(cluster, topic, tmp_path):
     member.stop(PATIENCE_S)
 
 
-def both_queues_of(member):
+def both_queues_of(member: RunningMember):
     """What a member holds, once that is both queues; none may be given up in between."""
 
     def held():
@@ -515,7 +533,7 @@ def both_queues_of(member):
     return wait_until(held, reason="the member holds both queues")
 
 
-def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
+def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live: Shop) -> None:
     """F5, C5: a live group; who had the queues cannot commit what it planned before."""
     with pytest.raises(
         JobFailed, match=r"2 of 2 queues are being consumed by .*@one\. Nothing was changed\. Stop"
@@ -543,7 +561,9 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live):
 
 @SIM_ONLY
 @pytest.mark.parametrize("rewinds_sink", [False, True])
-def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(cluster, live, sink, rewinds_sink):
+def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(
+    cluster: ClusterUnderTest, live: Shop, sink: DeltaSink, rewinds_sink: bool
+) -> None:
     """C5, H1: a sink set back under a query that writes would have rows twice."""
     faults = cluster.backend.faults
     faults.add("answer-code", on=GET_CONSUMER_RUNNING_INFO, response_code=1)
@@ -560,7 +580,9 @@ def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(clust
 
 
 @SIM_ONLY
-def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(cluster, topic, tmp_path):
+def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
     """F3: half a reset would be worse than none."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     shop.stands_at(at={MessageQueue(topic, "broker-a", 0): 4, MessageQueue(topic, "broker-z", 0): 4})
@@ -571,7 +593,9 @@ def test_a_broker_that_does_not_answer_leaves_everything_as_it_is(cluster, topic
 
 
 @SIM_ONLY
-def test_a_group_that_has_not_begun_may_be_given_its_beginning(cluster, topic, tmp_path):
+def test_a_group_that_has_not_begun_may_be_given_its_beginning(
+    cluster: ClusterUnderTest, topic: str, tmp_path: Path
+) -> None:
     """F5: skip before the first start."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     shop.store.claim("another", "me", {A0: 0})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -14,6 +16,7 @@ from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets, show_offsets
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
+from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
@@ -22,14 +25,16 @@ from tests.helpers.fake_clock import FakeClock
 A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
 
 
-def row(queue, next_offset=5, group="etl", suspended_until_s=None):
+def row(
+    queue: MessageQueue, next_offset: int = 5, group: str = "etl", suspended_until_s: float | None = None
+):
     return OffsetRow(
         consumer_group=group, queue=queue, next_offset=next_offset, epoch=1, owner="me", reconsume_times=0,
         suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
     )  # fmt: skip
 
 
-def shown(path, form=OutputForm.TABLE, **settings):
+def shown(path: Path, form: OutputForm = OutputForm.TABLE, **settings: Any):
     output = io.StringIO()
     console = Console(file=output, width=200)
     show_offsets(OffsetsShowSettings(offset_store=str(path), **settings), console, form)
@@ -37,7 +42,7 @@ def shown(path, form=OutputForm.TABLE, **settings):
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path: Path):
     store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
     for group in ("etl", "audit"):
         rows = store.claim(group, "me", {B0: 0, A1: 0, A0: 0})
@@ -46,7 +51,7 @@ def table(tmp_path):
     return tmp_path / "offsets"
 
 
-def test_rows_are_sorted_by_group_and_queue():
+def test_rows_are_sorted_by_group_and_queue() -> None:
     views = view_offsets([row(B0), row(A1, group="z"), row(A1), row(A0)], {})
 
     assert [(view.row.consumer_group, view.row.queue) for view in views] == [
@@ -57,7 +62,7 @@ def test_rows_are_sorted_by_group_and_queue():
     ]
 
 
-def test_lag_is_what_the_broker_holds_beyond_the_next_offset():
+def test_lag_is_what_the_broker_holds_beyond_the_next_offset() -> None:
     bounds = {A0: QueueBounds(min_offset=2, max_offset=9), A1: QueueBounds(min_offset=0, max_offset=3)}
 
     lags = [view.lag.messages for view in view_offsets([row(A0), row(A1), row(B0)], bounds)]
@@ -65,7 +70,7 @@ def test_lag_is_what_the_broker_holds_beyond_the_next_offset():
     assert lags == [4, 0, None]
 
 
-def test_an_offset_beyond_the_end_is_told_by_how_much():
+def test_an_offset_beyond_the_end_is_told_by_how_much() -> None:
     """F5: no messages behind is not all there is to say of it."""
     (beyond,) = view_offsets([row(A0, next_offset=12)], {A0: QueueBounds(min_offset=2, max_offset=9)})
     (at_end,) = view_offsets([row(A0, next_offset=9)], {A0: QueueBounds(min_offset=2, max_offset=9)})
@@ -77,14 +82,14 @@ def test_an_offset_beyond_the_end_is_told_by_how_much():
     assert "beyond the end by 3" in output.getvalue()
 
 
-def test_times_are_iso_8601_in_utc():
+def test_times_are_iso_8601_in_utc() -> None:
     (view,) = view_offsets([row(A0, suspended_until_s=1_700_000_001.25)], {})
 
     assert view.columns()["updatedAt"] == "2023-11-14T22:13:20.500+00:00"
     assert view.columns()["suspendedUntil"] == "2023-11-14T22:13:21.250+00:00"
 
 
-def test_json_holds_one_object_per_queue_of_the_group(table):
+def test_json_holds_one_object_per_queue_of_the_group(table: FaultTable) -> None:
     entries = json.loads(shown(table, form=OutputForm.JSON, consumer_group="etl"))
 
     assert [(entry["brokerName"], entry["queueId"], entry["nextOffset"]) for entry in entries] == [
@@ -96,20 +101,20 @@ def test_json_holds_one_object_per_queue_of_the_group(table):
     assert entries[0]["lag"] is None
 
 
-def test_every_group_is_shown_when_none_is_named(table):
+def test_every_group_is_shown_when_none_is_named(table: FaultTable) -> None:
     text = shown(table)
 
     assert text.index("consumer group audit") < text.index("consumer group etl")
     assert "lag" not in text
 
 
-def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path):
+def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path: Path) -> None:
     """B3, A6: by the group's name, in its namespace or in any."""
     store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
     for group in ("etl@one", "etl@two", "shop%etl", "other"):
         store.claim(group, "me", {A0: 0})
 
-    def groups(**settings):
+    def groups(**settings: Any):
         entries = json.loads(shown(tmp_path / "offsets", form=OutputForm.JSON, **settings))
         return [entry["consumerGroup"] for entry in entries]
 
@@ -117,12 +122,12 @@ def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path):
     assert groups(consumer_group="shop%etl") == groups(namespace="shop") == ["shop%etl"]
 
 
-def test_an_unknown_group_is_refused_with_the_known_ones(table):
+def test_an_unknown_group_is_refused_with_the_known_ones(table: FaultTable) -> None:
     with pytest.raises(JobFailed, match="its groups are: audit, etl"):
         shown(table, consumer_group="elt")
 
 
-def test_a_missing_table_is_refused_and_not_made(tmp_path):
+def test_a_missing_table_is_refused_and_not_made(tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="There are no offsets"):
         shown(tmp_path / "nothing")
 

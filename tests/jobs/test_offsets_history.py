@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,7 +25,7 @@ A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path: Path):
     """Versions: 2 claimed, 3 another group, 4 a batch, 5 reset."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim("etl", "me", {A0: 0, A1: 0})
@@ -32,14 +35,14 @@ def store(tmp_path):
     return store
 
 
-def run(job, store, *arguments):
+def run(job: Callable[..., Any], store: DeltaOffsetStore, *arguments: Any):
     output = io.StringIO()
     settings = OffsetsHistorySettings(offset_store=store.spec, consumer_group="etl")
     job(settings, *arguments, OutputForm.JSON, Console(file=output, width=200))
     return json.loads(output.getvalue())
 
 
-def test_the_history_of_a_group_is_its_own_newest_first(store):
+def test_the_history_of_a_group_is_its_own_newest_first(store: DeltaOffsetStore) -> None:
     """F5: who did what, and to which version one can go back."""
     records = run(show_history, store, 20)
 
@@ -49,7 +52,7 @@ def test_the_history_of_a_group_is_its_own_newest_first(store):
     assert len(run(show_history, store, 1)) == 1
 
 
-def test_a_difference_is_of_those_queues_that_changed(store):
+def test_a_difference_is_of_those_queues_that_changed(store: DeltaOffsetStore) -> None:
     """F5"""
     since_claim = run(show_diff, store, Moments(AtVersion(2), None))
     between = run(show_diff, store, Moments(AtVersion(2), AtVersion(4)))
@@ -60,7 +63,7 @@ def test_a_difference_is_of_those_queues_that_changed(store):
     assert [(record["queueId"], record["epochFrom"], record["epochTo"]) for record in between] == [(0, 1, 1)]
 
 
-def test_groups_are_compared_as_they_are_now(store):
+def test_groups_are_compared_as_they_are_now(store: DeltaOffsetStore) -> None:
     """F5: before and after a clone."""
     records = run(show_diff, store, "other")
 
@@ -70,7 +73,7 @@ def test_groups_are_compared_as_they_are_now(store):
     ]
 
 
-def test_what_is_not_there_is_told(store, tmp_path):
+def test_what_is_not_there_is_told(store: DeltaOffsetStore, tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="nothing of version 1 for group etl"):
         run(show_diff, store, Moments(AtVersion(1), None))
     with pytest.raises(JobFailed, match=r"There are no offsets at .*/none; correct option 'offsetStore'"):

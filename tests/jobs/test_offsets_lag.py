@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,13 +18,14 @@ from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.offsets_show import show_offsets
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
+from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, progress_name
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
-from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.jobs.test_offset_change import both_queues_of
@@ -31,7 +35,7 @@ PATIENCE_MS = int(PATIENCE_S * 1000)
 
 
 @pytest.fixture
-def topic(cluster):
+def topic(cluster: ClusterUnderTest):
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     with patient_producer(cluster.name_servers) as producer:
@@ -41,16 +45,16 @@ def topic(cluster):
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(tmp_path: Path):
     return DeltaOffsetStore(tmp_path / "offsets")
 
 
 @pytest.fixture
-def join(cluster, topic, table):
+def join(cluster: ClusterUnderTest, topic: str, table: FaultTable):
     """Let a member join, claim its queues and commit ``next_offset`` of each."""
     members = []
 
-    def join_as(group, instance, next_offset, **more):
+    def join_as(group: str, instance: str, next_offset: int, **more: Any):
         options = ReadOptions.parse(
             {
                 "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
@@ -74,13 +78,13 @@ def join(cluster, topic, table):
         member.stop(PATIENCE_S)
 
 
-def settings(cluster, table, **more):
+def settings(cluster: ClusterUnderTest | SimCluster, table: DeltaOffsetStore, **more: Any):
     return OffsetsLagSettings(
         offset_store=table.spec, name_servers=(cluster.name_servers,), request_timeout_ms=PATIENCE_MS, **more
     )
 
 
-def with_all_members(look):
+def with_all_members(look: Callable[..., Any]):
     """What comes of a look that every member has answered; a broker does not wait long for one."""
 
     def looked():
@@ -90,7 +94,9 @@ def with_all_members(look):
     return wait_until(looked, reason="an answer of every member")
 
 
-def test_a_member_s_lag_lock_and_epoch_are_shown(cluster, topic, table, join):
+def test_a_member_s_lag_lock_and_epoch_are_shown(
+    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+) -> None:
     """B5, C2: the lock's age is the member's own account of it."""
     began_s = time.time()
     group = cluster.unique_name("group")
@@ -119,7 +125,9 @@ def test_a_member_s_lag_lock_and_epoch_are_shown(cluster, topic, table, join):
         assert queue["lagSeconds"] >= 0
 
 
-def test_the_retry_topic_is_shown_like_any_other(cluster, topic, table, join):
+def test_the_retry_topic_is_shown_like_any_other(
+    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+) -> None:
     """E3, B5: its queue is held and locked by the member; nothing was given back yet."""
     group = cluster.unique_name("group")
     member_id = join(group, "one", 4)
@@ -136,7 +144,9 @@ def test_the_retry_topic_is_shown_like_any_other(cluster, topic, table, join):
     assert {view.row.queue.topic for view in look_at_lag(asked)} == {topic, retry.topic}
 
 
-def test_instances_of_a_broadcasting_group_are_shown_one_by_one(cluster, topic, table, join):
+def test_instances_of_a_broadcasting_group_are_shown_one_by_one(
+    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+) -> None:
     """B3: all under the group's name, each with its own position, none with a lock."""
     group = cluster.unique_name("group")
     ids = [
@@ -154,7 +164,9 @@ def test_instances_of_a_broadcasting_group_are_shown_one_by_one(cluster, topic, 
     ]
 
 
-def test_a_group_without_members_still_has_a_lag(cluster, topic, table):
+def test_a_group_without_members_still_has_a_lag(
+    cluster: ClusterUnderTest, topic: str, table: FaultTable
+) -> None:
     """B7: nobody holds its queues; the table tells who claimed them last."""
     group = cluster.unique_name("group")
     table.claim(group, "gone", {MessageQueue(topic, "broker-a", 0): 2})
@@ -168,14 +180,20 @@ def test_a_group_without_members_still_has_a_lag(cluster, topic, table):
     assert "claimedBy" in output.getvalue()
 
 
-def test_an_unknown_group_is_refused(cluster, topic, table):
+def test_an_unknown_group_is_refused(cluster: ClusterUnderTest, topic: str, table: FaultTable) -> None:
     table.claim("known", "me", {MessageQueue(topic, "broker-a", 0): 0})
     with pytest.raises(JobFailed, match="holds nothing of consumer group 'elt'"):
         look_at_lag(settings(cluster, table, consumer_group="elt"))
 
 
 @SIM_ONLY
-def test_a_member_that_does_not_answer_leaves_its_columns_empty(cluster, topic, table, join, caplog):
+def test_a_member_that_does_not_answer_leaves_its_columns_empty(
+    cluster: ClusterUnderTest,
+    topic: str,
+    table: FaultTable,
+    join: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """B5: the rest is told all the same."""
     group = cluster.unique_name("group")
     member_id = join(group, "one", 2)
@@ -192,7 +210,9 @@ def test_a_member_that_does_not_answer_leaves_its_columns_empty(cluster, topic, 
     assert f"member does not answer group={group} client_id={member_id}" in caplog.text
 
 
-def test_a_broker_that_is_away_leaves_its_queues_without_a_lag(table, caplog):
+def test_a_broker_that_is_away_leaves_its_queues_without_a_lag(
+    table: FaultTable, caplog: pytest.LogCaptureFixture
+) -> None:
     """A2: a topic of which no broker answers does not keep the others from being shown."""
     queues = [
         MessageQueue("both", "broker-a", 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -28,7 +29,7 @@ pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5
 """
 
 
-def ack(failed):
+def ack(failed: int):
     queue = MessageQueue("orders", "broker-a", 0)
     return QueueAck(
         topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, epoch=1, start=0, next_offset=1,
@@ -55,11 +56,11 @@ def ack(failed):
         ("Traceback\nValueError: no\n\nJVM\njava.lang.IllegalStateException: wrapped", "ValueError: no"),
     ],
 )
-def test_the_reason_is_found_in_sparks_text(text, sentence):
+def test_the_reason_is_found_in_sparks_text(text: str, sentence: str) -> None:
     assert failure_sentence(text) == sentence
 
 
-def test_committed_rows_and_failed_deliveries_are_added_up():
+def test_committed_rows_and_failed_deliveries_are_added_up() -> None:
     counter = RowCounter()
     for rows, failed in ((10, 1), (5, 2)):
         counter(
@@ -81,7 +82,7 @@ def test_committed_rows_and_failed_deliveries_are_added_up():
     )
 
 
-def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done() -> None:
     output, clock = io.StringIO(), FakeClock()
     with Shown(Console(file=output, width=120), "rows committed by this run", clock.monotonic_s) as shown:
         for done, total, beside in (
@@ -104,7 +105,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done():
 @pytest.mark.parametrize(
     ("seconds", "lines"), [(4.0, []), (6.0, ["messages stored: 0 of 900", "messages stored: 900 of 900"])]
 )
-def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds, lines):
+def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: Any, lines: Any) -> None:
     output, clock = io.StringIO(), FakeClock()
     with Shown(Console(file=output, width=120), "messages stored", clock.monotonic_s) as shown:
         clock.advance(seconds)
@@ -114,20 +115,20 @@ def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds, lines):
     assert output.getvalue().splitlines() == lines
 
 
-def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows():
+def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows() -> None:
     figures = figures_of(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}, batch_id=3), None, NOW_S
     )
     counter = RowCounter()
 
-    def committed(batch_id):
+    def committed(batch_id: Any):
         counter(replace(report(acks=[], rows=[]), batch_id=batch_id))
         return behind_text(figures, counter)
 
     assert [committed(batch_id) for batch_id in (2, 3, 4)] == ["30 messages behind", "30 messages behind", ""]
 
 
-def test_beside_the_rows_is_how_far_the_query_is_behind():
+def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
     figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
 
     assert behind_text(figures, RowCounter()) == "30 messages behind"
@@ -135,7 +136,7 @@ def test_beside_the_rows_is_how_far_the_query_is_behind():
     assert behind_text(figures, RowCounter()) == "30 messages behind for 2.0 s"
 
 
-def test_what_no_broker_told_is_not_shown():
+def test_what_no_broker_told_is_not_shown() -> None:
     figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
     assert behind_text(figures, RowCounter()) == ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from jobs.consume import sink_of
@@ -25,13 +28,17 @@ CONSUME = (
 )
 
 
-def problems_of(settings, *pairs, conf=None):
+def problems_of(
+    settings: type[ConsumeSettings] | type[DemoSettings] | type[OffsetsLagSettings] | type[ReplaySettings],
+    *pairs: Any,
+    conf: Path | None = None,
+):
     with pytest.raises(OptionError) as caught:
         load_settings(settings, "a job", conf, pairs)
     return caught.value.problems
 
 
-def test_an_option_on_the_command_line_wins_over_the_file(tmp_path):
+def test_an_option_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     conf = tmp_path / "demo.toml"
     conf.write_text("orders = 10\nseed = 1\n")
 
@@ -40,21 +47,21 @@ def test_an_option_on_the_command_line_wins_over_the_file(tmp_path):
     assert (settings.orders, settings.seed) == (20, 1)
 
 
-def test_tables_of_the_file_only_group(tmp_path):
+def test_tables_of_the_file_only_group(tmp_path: Path) -> None:
     conf = tmp_path / "x.toml"
     conf.write_text('topic = "t"\n[listener]\nlistener = "m:f"\n[listener.more]\norderly = true\n')
 
     assert gather_texts(conf, ()) == ({"topic": "t", "listener": "m:f", "orderly": "true"}, [])
 
 
-def test_lists_become_the_text_a_user_would_type(tmp_path):
+def test_lists_become_the_text_a_user_would_type(tmp_path: Path) -> None:
     conf = tmp_path / "x.toml"
     conf.write_text('nameServers = ["a:1", "b:2"]\n')
 
     assert gather_texts(conf, ()) == ({"nameServers": "a:1,b:2"}, [])
 
 
-def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path):
+def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path: Path) -> None:
     conf = tmp_path / "x.toml"
     conf.write_text('seed = "x"\n[a]\nSEED = 2\n[b]\nwhen = 2024-01-01\n')
 
@@ -70,7 +77,7 @@ def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path):
     )
 
 
-def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_path):
+def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     broken.write_text("a = \n")
 
@@ -82,19 +89,19 @@ def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_p
     assert second == "unknown option 'sed'; did you mean 'seed'?"
 
 
-def test_every_required_option_of_consume_is_asked_for_at_once():
+def test_every_required_option_of_consume_is_asked_for_at_once() -> None:
     problems = problems_of(ConsumeSettings)
 
     assert [problem.split("'")[1] for problem in problems] == [pair.split("=")[0] for pair in CONSUME]
 
 
-def test_only_options_that_the_job_has_are_named_in_place_of_another():
+def test_only_options_that_the_job_has_are_named_in_place_of_another() -> None:
     (problem,) = (each for each in problems_of(ConsumeSettings) if "'topic'" in each)
 
     assert problem.startswith("option 'topic' is required, or 'topics', or 'subscriptions' in its place")
 
 
-def test_consume_has_rocketmqs_defaults():
+def test_consume_has_rocketmqs_defaults() -> None:
     settings = load_settings(ConsumeSettings, "consume", None, CONSUME)
 
     assert settings.batch_size == 1
@@ -104,7 +111,7 @@ def test_consume_has_rocketmqs_defaults():
     assert settings.trigger.keywords() == {"processingTime": "1 second"}
 
 
-def test_the_example_file_of_consume_is_complete_and_valid():
+def test_the_example_file_of_consume_is_complete_and_valid() -> None:
     settings = load_settings(ConsumeSettings, "consume", ROOT / "conf/consume.example.toml", ())
 
     assert settings.listener == "listeners:on_orders"
@@ -139,21 +146,21 @@ def test_the_example_file_of_consume_is_complete_and_valid():
         ("sink=", "option sink='' is empty"),
     ],
 )
-def test_an_unusable_value_is_told_with_its_key_and_the_reason(pair, problem):
-    key = pair.split("=")[0]
+def test_an_unusable_value_is_told_with_its_key_and_the_reason(pair: str, problem: str) -> None:
+    key = pair.split("=", maxsplit=1)[0]
 
     others = [other for other in CONSUME if not other.startswith(f"{key}=")]
 
     assert problems_of(ConsumeSettings, *others, pair) == (problem,)
 
 
-def test_a_timestamp_that_would_be_ignored_is_refused():
+def test_a_timestamp_that_would_be_ignored_is_refused() -> None:
     (problem,) = problems_of(ConsumeSettings, *CONSUME, "consumeTimestamp=20240131120000")
 
     assert problem == "option 'consumeTimestamp' needs consumeFromWhere=CONSUME_FROM_TIMESTAMP"
 
 
-def test_a_broadcasting_consumer_without_a_name_for_its_progress_is_refused():
+def test_a_broadcasting_consumer_without_a_name_for_its_progress_is_refused() -> None:
     """B3."""
     (problem,) = problems_of(ConsumeSettings, *CONSUME, "messageModel=broadcasting")
 
@@ -162,7 +169,7 @@ def test_a_broadcasting_consumer_without_a_name_for_its_progress_is_refused():
     )
 
 
-def test_the_sink_is_set_up_as_in_python():
+def test_the_sink_is_set_up_as_in_python() -> None:
     given = ["partitionBy=topic", "mergeKeys=order_id, step", "schemaEvolution=true"]
 
     sink = sink_of(load_settings(ConsumeSettings, "consume", None, [*CONSUME, *given]))
@@ -172,13 +179,15 @@ def test_the_sink_is_set_up_as_in_python():
     )
 
 
-def test_available_now_drains_and_ends():
+def test_available_now_drains_and_ends() -> None:
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "trigger=availableNow"])
 
     assert settings.trigger.keywords() == {"availableNow": True}
 
 
-def test_relative_paths_are_the_current_directorys_and_uris_stay(tmp_path, monkeypatch):
+def test_relative_paths_are_the_current_directorys_and_uris_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     others = [pair for pair in CONSUME if not pair.startswith("sink=")]
 
@@ -189,7 +198,7 @@ def test_relative_paths_are_the_current_directorys_and_uris_stay(tmp_path, monke
     assert settings.py_files == (str(tmp_path / "a.py"), "s3://bucket/b.zip")
 
 
-def test_what_goes_to_the_source_is_valid_there():
+def test_what_goes_to_the_source_is_valid_there() -> None:
     from pyspark_rocketmq.options.read import ReadOptions
 
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "failOnDataLoss=false"])
@@ -198,14 +207,14 @@ def test_what_goes_to_the_source_is_valid_there():
     assert parsed.fail_on_data_loss is False
 
 
-def test_offsets_show_needs_only_the_table():
+def test_offsets_show_needs_only_the_table() -> None:
     settings = load_settings(OffsetsShowSettings, "offsets show", None, ["offsetStore=/lake/offsets"])
 
     assert settings.consumer_group is None
     assert settings.name_servers is None
 
 
-def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
+def test_a_secured_cluster_is_reached_with_the_source_s_own_options() -> None:
     """A5, A6: given to a job, valid at the source, never shown."""
     from pyspark_rocketmq.options.read import ReadOptions
 
@@ -233,7 +242,9 @@ def test_a_secured_cluster_is_reached_with_the_source_s_own_options():
         ('subscriptions={"a": {"sql": "b > 1"}, "c": "d"}', [("a", "b > 1", True), ("c", "d", False)]),
     ],
 )
-def test_a_consumer_subscribes_by_tags_or_by_conditions(given, wanted):
+def test_a_consumer_subscribes_by_tags_or_by_conditions(
+    given: str, wanted: list[tuple[str, str, bool]]
+) -> None:
     """A3, A4: sqlFilter, subscription and subscriptions."""
     pairs = [pair for pair in CONSUME if not pair.startswith("topic=")]
     topic = [] if given.startswith("subscriptions") else ["topic=orders"]
@@ -243,7 +254,7 @@ def test_a_consumer_subscribes_by_tags_or_by_conditions(given, wanted):
     assert list(settings.subscribed()) == wanted
 
 
-def test_offsets_lag_needs_the_table_and_the_cluster():
+def test_offsets_lag_needs_the_table_and_the_cluster() -> None:
     assert [problem.split("'")[1] for problem in problems_of(OffsetsLagSettings)] == [
         "offsetStore",
         "nameServers",
@@ -264,12 +275,12 @@ REPLAY = ("nameServers=127.0.0.1:9876", "topic=orders")
         (("toTable=/t", "startingOfsets=earliest"), "did you mean 'startingOffsets'"),
     ],
 )
-def test_a_replay_has_one_target_and_no_group(pairs, problem):
+def test_a_replay_has_one_target_and_no_group(pairs: tuple[str, ...], problem: str) -> None:
     """H3"""
     assert [found for found in problems_of(ReplaySettings, *REPLAY, *pairs) if problem in found]
 
 
-def test_a_replay_takes_the_options_of_a_read():
+def test_a_replay_takes_the_options_of_a_read() -> None:
     """H3: they are not declared a second time."""
     settings = load_settings(
         ReplaySettings, "replay", None, [*REPLAY, "toTable=/lake/t", "minPartitions=8", "startingTimestamp=5"]
@@ -279,7 +290,7 @@ def test_a_replay_takes_the_options_of_a_read():
     assert settings.offsets_per_step == 200_000
 
 
-def test_listener_and_body_schema_exclude_each_other():
+def test_listener_and_body_schema_exclude_each_other() -> None:
     problems = problems_of(ConsumeSettings, *CONSUME, "bodySchema=a string")
 
     assert [problem.split(" exclude")[0] for problem in problems] == [
@@ -288,7 +299,7 @@ def test_listener_and_body_schema_exclude_each_other():
     ]
 
 
-def test_a_body_schema_stands_for_a_listener():
+def test_a_body_schema_stands_for_a_listener() -> None:
     pairs = [pair for pair in CONSUME if not pair.startswith(("listener", "outputSchema"))]
 
     settings = load_settings(

@@ -6,6 +6,7 @@ import logging
 import urllib.request
 import uuid
 from contextlib import closing
+from typing import Any, Never
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,40 +15,50 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEv
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.monitoring import query_monitor as stored_times
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
 from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.source.ranges import plan_to_offset
-from tests.helpers.cluster import SIM_ONLY
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
 from tests.monitoring.events import Q0, QUERY_ID, RUN_ID, ack, offset_row, planned, progress, report
 
 
-def event(batch_id=3, *, queue=Q0, start=0, end=10, latest=40, epoch=1):
+def event(
+    batch_id: int = 3,
+    *,
+    queue: MessageQueue = Q0,
+    start: int = 0,
+    end: int = 10,
+    latest: int = 40,
+    epoch: int = 1,
+):
     plan = plan_to_offset(batch_id + 1, [planned(queue, start, end, epoch=epoch)])
     found = progress(end=plan, latest={queue: latest}, batch_id=batch_id)
     return QueryProgressEvent(StreamingQueryProgress.fromJson(found))
 
 
-def finish(monitor):
+def finish(monitor: QueryMonitor) -> None:
     """Wait for what it has begun."""
     monitor._thread.submit(int).result(PATIENCE_S)
 
 
 @pytest.fixture
-def monitor(clock):
+def monitor(clock: FakeClock):
     with closing(QueryMonitor(clock=clock)) as made:
         yield made
 
 
 @pytest.fixture
-def told(monitor):
+def told(monitor: QueryMonitor):
     found = []
     monitor.register_listener(found.append)
     return found
 
 
-def test_a_batch_is_told_with_what_its_consumer_reported(monitor, told):
+def test_a_batch_is_told_with_what_its_consumer_reported(monitor: QueryMonitor, told: list[Any]) -> None:
     """B5: Spark tells of it after the consumer did."""
     monitor.batch_committed(
         report(acks=[ack(Q0, next_offset=4, consumed=4, failed=1)], rows=[offset_row(Q0, 4)])
@@ -59,7 +70,7 @@ def test_a_batch_is_told_with_what_its_consumer_reported(monitor, told):
     assert (figures.batch_id, figures.acknowledged, figures.lag) == (3, 4, 36)
 
 
-def test_a_report_belongs_to_its_own_batch_only(monitor, told):
+def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[Any]) -> None:
     monitor.batch_committed(report(acks=[ack(Q0, next_offset=4)], rows=[offset_row(Q0, 4)], batch_id=2))
     monitor.onQueryProgress(event(batch_id=3))
     monitor.close()
@@ -67,7 +78,7 @@ def test_a_report_belongs_to_its_own_batch_only(monitor, told):
     assert [figures.acknowledged for figures in told] == [0]
 
 
-def test_sums_grow_and_end_with_their_query(monitor, told):
+def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[Any]) -> None:
     for batch_id in (3, 4):
         rows, acks = [offset_row(Q0, 10)], [ack(Q0, next_offset=10, consumed=5, failed=1, dead_letters=1)]
         monitor.batch_committed(report(acks=acks, rows=rows, batch_id=batch_id))
@@ -84,8 +95,10 @@ def test_sums_grow_and_end_with_their_query(monitor, told):
     assert monitor.queries() == {}
 
 
-def test_a_listener_that_fails_disturbs_nobody(monitor, told, caplog):
-    def fail(figures):
+def test_a_listener_that_fails_disturbs_nobody(
+    monitor: QueryMonitor, told: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(figures: BatchFigures) -> Never:
         raise ValueError("no")
 
     monitor._listeners.insert(0, fail)
@@ -96,7 +109,9 @@ def test_a_listener_that_fails_disturbs_nobody(monitor, told, caplog):
     assert "a listener of figures failed query=etl" in caplog.text
 
 
-def test_what_spark_tells_while_the_monitor_closes_is_left_out(monitor, told):
+def test_what_spark_tells_while_the_monitor_closes_is_left_out(
+    monitor: QueryMonitor, told: list[Any]
+) -> None:
     monitor.close()
 
     monitor.onQueryProgress(event())
@@ -105,7 +120,7 @@ def test_what_spark_tells_while_the_monitor_closes_is_left_out(monitor, told):
     assert told == []
 
 
-def test_every_batch_is_one_line_of_the_log(monitor, caplog):
+def test_every_batch_is_one_line_of_the_log(monitor: QueryMonitor, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pyspark_rocketmq.monitoring")
 
     for batch_id in (3, 4):
@@ -118,7 +133,7 @@ def test_every_batch_is_one_line_of_the_log(monitor, caplog):
     ]
 
 
-def test_reports_without_a_progress_are_forgotten_some_time(monitor):
+def test_reports_without_a_progress_are_forgotten_some_time(monitor: QueryMonitor) -> None:
     """Spark drops events when its listeners are too slow."""
     for batch_id in range(1000):
         monitor.batch_committed(report(acks=[], rows=[], batch_id=batch_id))
@@ -126,12 +141,14 @@ def test_reports_without_a_progress_are_forgotten_some_time(monitor):
     assert len(monitor._reports) == 100
 
 
-def test_wrong_options_are_refused_before_anything_is_watched():
+def test_wrong_options_are_refused_before_anything_is_watched() -> None:
     with pytest.raises(OptionError, match="did you mean 'nameServers'"):
         QueryMonitor({"nameServer": "n:1", "topic": "orders"})
 
 
-def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(cluster, monkeypatch):
+def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
+    cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B5: the same question as job ``offsets lag`` asks; a queue that is not behind costs none."""
     # Figures do without what a broker tells late; here it is waited for.
     monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
@@ -154,7 +171,9 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(cluster, mo
 
 
 @SIM_ONLY
-def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(cluster, caplog):
+def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(
+    cluster: ClusterUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
     """A2"""
     topic = cluster.create_topic(queues=2, brokers=["broker-b"])
     cluster.stop_broker("broker-b")
@@ -167,7 +186,7 @@ def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(cluster, caplo
     assert (figures.lag, figures.lag_s) == (2, None)
 
 
-def test_prometheus_scrapes_what_is_known_now(monitor, clock):
+def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: FakeClock) -> None:
     """B5, D3, E4: gauges of the last batch, sums of all; the wait of a message grows between batches."""
     acks = [ack(Q0, next_offset=4, read=9, consumed=4, failed=2, dead_letters=1)]
     rows = [offset_row(Q0, 4, suspended_until_s=clock.now_s() + 60, reconsume_times=3)]

@@ -5,13 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import pytest
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.file import FileOffsetStore
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import TAKEN_OVER, NewLife, OffsetRow, OffsetStore, Passed, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
@@ -23,7 +29,7 @@ Q2 = MessageQueue("orders", "broker-b", 0)
 START_S = 1_700_000_000.25
 
 
-def committed(queue, next_offset, epoch=1, **more):
+def committed(queue: MessageQueue, next_offset: int, epoch: int = 1, **more: Any):
     return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **more)
 
 
@@ -34,26 +40,26 @@ class PositionConformance:
     def clock(self):
         return FakeClock(START_S)
 
-    def test_an_unknown_group_has_no_rows(self, store: OffsetStore):
+    def test_an_unknown_group_has_no_rows(self, store: OffsetStore) -> None:
         assert store.read("nobody") == {}
 
-    def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore):
+    def test_a_claim_returns_only_the_claimed_queues(self, store: OffsetStore) -> None:
         store.claim(GROUP, "client-1", {Q0: 0})
 
         assert set(store.claim(GROUP, "client-1", {Q1: 0, Q2: 0})) == {Q1, Q2}
         assert set(store.read(GROUP)) == {Q0, Q1, Q2}
 
-    def test_a_claim_of_nothing_stores_nothing(self, store: OffsetStore):
+    def test_a_claim_of_nothing_stores_nothing(self, store: OffsetStore) -> None:
         assert store.claim(GROUP, "client-1", {}) == {}
         assert store.read(GROUP) == {}
 
-    def test_a_commit_of_a_queue_never_claimed_is_refused(self, store: OffsetStore):
+    def test_a_commit_of_a_queue_never_claimed_is_refused(self, store: OffsetStore) -> None:
         commit = committed(Q0, 9)
 
         assert store.commit(GROUP, [commit], query_id="q", batch_id=1).refused == (commit,)
         assert store.read(GROUP) == {}
 
-    def test_a_commit_that_changes_nothing_writes_nothing(self, store: OffsetStore, clock: FakeClock):
+    def test_a_commit_that_changes_nothing_writes_nothing(self, store: OffsetStore, clock: FakeClock) -> None:
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
         before = store.read(GROUP)
@@ -64,11 +70,11 @@ class PositionConformance:
         assert result.refused == ()
         assert store.read(GROUP) == before
 
-    def test_an_empty_commit_is_accepted(self, store: OffsetStore):
+    def test_an_empty_commit_is_accepted(self, store: OffsetStore) -> None:
         assert store.commit(GROUP, [], query_id="q", batch_id=1).accepted == ()
 
     @pytest.mark.parametrize("change", ["claim", "commit", "reset", "attempts"])
-    def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change):
+    def test_negative_values_are_refused_in_a_sentence(self, store: OffsetStore, change: str) -> None:
         """F3: -1 means "not found" and never becomes a position."""
         store.claim(GROUP, "client-1", {Q0: 0})
         before = store.read(GROUP)
@@ -84,12 +90,14 @@ class PositionConformance:
 
         assert store.read(GROUP) == before
 
-    def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore):
+    def test_offsets_beyond_32_bits_are_kept(self, store: OffsetStore) -> None:
         store.claim(GROUP, "client-1", {Q0: 2**62})
 
         assert store.read(GROUP)[Q0].next_offset == 2**62
 
-    def test_a_group_without_offsets_begins_where_it_is_told_and_goes_on_from_what_it_stored(self, store):
+    def test_a_group_without_offsets_begins_where_it_is_told_and_goes_on_from_what_it_stored(
+        self, store: BrokerOffsetStore | DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore
+    ) -> None:
         """F1, F2: stored when the call returns, and kept by the next claim."""
         assert store.claim(GROUP, "client-1", {Q0: 17})[Q0].next_offset == 17
         assert store.read(GROUP)[Q0].next_offset == 17
@@ -99,7 +107,9 @@ class PositionConformance:
 
         assert store.claim(GROUP, "client-2", {Q0: 3})[Q0].next_offset == 21
 
-    def test_a_batch_run_again_never_moves_a_queue_back(self, store):
+    def test_a_batch_run_again_never_moves_a_queue_back(
+        self, store: BrokerOffsetStore | DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore
+    ) -> None:
         """F6, H1: increaseOnly."""
         epoch = store.claim(GROUP, "client-1", {Q0: 0})[Q0].epoch
         store.commit(GROUP, [committed(Q0, 9, epoch=epoch)], query_id="q", batch_id=1)
@@ -109,7 +119,9 @@ class PositionConformance:
         assert len(replayed.accepted) == 1
         assert store.read(GROUP)[Q0].next_offset == 9
 
-    def test_a_reset_goes_anywhere(self, store):
+    def test_a_reset_goes_anywhere(
+        self, store: BrokerOffsetStore | DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore
+    ) -> None:
         """F5"""
         epoch = store.claim(GROUP, "client-1", {Q0: 0, Q1: 50})[Q0].epoch
         store.commit(GROUP, [committed(Q0, 9, epoch=epoch)], query_id="q", batch_id=1)
@@ -119,7 +131,9 @@ class PositionConformance:
         assert {queue: row.next_offset for queue, row in moved.items()} == {Q0: 2, Q1: 70, Q2: 5}
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 2, Q1: 70, Q2: 5}
 
-    def test_groups_are_those_that_have_rows(self, store):
+    def test_groups_are_those_that_have_rows(
+        self, store: BrokerOffsetStore | DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore
+    ) -> None:
         assert store.groups() == ()
 
         store.claim(GROUP, "client-1", {Q0: 0})
@@ -130,7 +144,7 @@ class PositionConformance:
 class OffsetStoreConformance(PositionConformance):
     """Needs fixtures ``clock`` (FakeClock at START_S), ``store`` (empty), and ``again``: opens the same store anew."""
 
-    def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore):
+    def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore) -> None:
         """C3: the start is stored with the claim, so that it is decided once."""
         claimed = store.claim(GROUP, "client-1", {Q0: 17})
 
@@ -150,7 +164,9 @@ class OffsetStoreConformance(PositionConformance):
         }
         assert store.read(GROUP) == claimed
 
-    def test_a_later_claim_keeps_progress_and_suspension_and_raises_the_epoch(self, store: OffsetStore):
+    def test_a_later_claim_keeps_progress_and_suspension_and_raises_the_epoch(
+        self, store: OffsetStore
+    ) -> None:
         """C3, B5: the new owner continues exactly where the old one stopped."""
         store.claim(GROUP, "client-1", {Q0: 0})
         suspended = committed(Q0, 5, reconsume_times=2, suspended_until_s=START_S + 1.5)
@@ -163,7 +179,7 @@ class OffsetStoreConformance(PositionConformance):
 
     def test_a_claim_keeps_how_often_messages_were_given_back_and_a_reset_forgets_it(
         self, store: OffsetStore
-    ):
+    ) -> None:
         """D6, F5: the next owner goes on counting; figures are each owner's own (D11)."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         failed = [
@@ -182,7 +198,7 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 5, epoch=2, put_back="[[5,9,3]]")], query_id="q", batch_id=4)
         assert store.read(GROUP)[Q0].put_back == "[[5,9,3]]"
 
-    def test_a_queue_keeps_its_generation(self, store: OffsetStore):
+    def test_a_queue_keeps_its_generation(self, store: OffsetStore) -> None:
         """F4: a lost store gets it from the sink; nothing but offsets that begin again changes it."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 7}, {Q1: 3})
         store.claim(GROUP, "client-2", {Q0: 0, Q1: 0}, {Q0: 9})
@@ -193,7 +209,7 @@ class OffsetStoreConformance(PositionConformance):
 
     def test_a_queue_whose_offsets_begin_again_forgets_what_was_of_the_messages_before(
         self, store: OffsetStore
-    ):
+    ) -> None:
         """F4: and who was planning it is fenced off."""
         store.claim(GROUP, "client-1", {Q0: 0})
         failed = committed(
@@ -220,7 +236,7 @@ class OffsetStoreConformance(PositionConformance):
         )
         assert store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=4).refused
 
-    def test_a_life_begins_only_under_the_epoch_that_was_looked_at(self, store: OffsetStore):
+    def test_a_life_begins_only_under_the_epoch_that_was_looked_at(self, store: OffsetStore) -> None:
         """F4, C5: another owner has looked himself."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.claim(GROUP, "client-2", {Q0: 0})
@@ -228,7 +244,7 @@ class OffsetStoreConformance(PositionConformance):
         assert store.begin_lives(GROUP, {Q0: NewLife(1, 2)}) == {}
         assert store.read(GROUP)[Q0].generation == 0
 
-    def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore):
+    def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore) -> None:
         """C5, F4: a member's own, for messages that are gone."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         store.claim(GROUP, "client-2", {Q1: 0})
@@ -238,7 +254,7 @@ class OffsetStoreConformance(PositionConformance):
         assert moved == {Q0: store.read(GROUP)[Q0]}
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 4, Q1: 0}
 
-    def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore):
+    def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore) -> None:
         """F4: through claims and resets of one life."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
@@ -249,7 +265,9 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
 
-    def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(self, store: OffsetStore):
+    def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(
+        self, store: OffsetStore
+    ) -> None:
         """F4: only of the life, and under the epoch, that was looked at; nothing moves."""
         before = store.claim(GROUP, "client-1", {Q0: 5, Q1: 5})
 
@@ -262,7 +280,7 @@ class OffsetStoreConformance(PositionConformance):
         store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
         assert store.read(GROUP)[Q0].last_message == "[5,2,2]"
 
-    def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore):
+    def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore) -> None:
         """F5: before it is sent; what cannot be there any more is forgotten."""
         store.claim(GROUP, "client-1", {Q0: 3, Q1: 0}, at_brokers={Q0: 3})
         assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[3]", "[0]"]
@@ -279,7 +297,7 @@ class OffsetStoreConformance(PositionConformance):
         assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", TAKEN_OVER)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
-    def test_figures_alone_are_not_stored(self, store: OffsetStore):
+    def test_figures_alone_are_not_stored(self, store: OffsetStore) -> None:
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 5, statistics="first")], query_id="q", batch_id=3)
@@ -288,7 +306,7 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].statistics == "first"
 
-    def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock):
+    def test_a_commit_under_the_stored_epoch_is_accepted(self, store: OffsetStore, clock: FakeClock) -> None:
         """F1: what a batch achieved is in the store when commit returns."""
         store.claim(GROUP, "client-1", {Q0: 0})
         clock.advance(2)
@@ -301,7 +319,7 @@ class OffsetStoreConformance(PositionConformance):
         assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (8, 1, START_S + 3)
         assert (row.query_id, row.batch_id, row.updated_at_s) == ("q", 4, START_S + 2)
 
-    def test_a_commit_that_does_not_suspend_ends_the_suspension(self, store: OffsetStore):
+    def test_a_commit_that_does_not_suspend_ends_the_suspension(self, store: OffsetStore) -> None:
         store.claim(GROUP, "client-1", {Q0: 0})
         suspended = committed(Q0, 5, reconsume_times=2, suspended_until_s=START_S + 1)
         store.commit(GROUP, [suspended], query_id="q", batch_id=1)
@@ -311,7 +329,7 @@ class OffsetStoreConformance(PositionConformance):
         row = store.read(GROUP)[Q0]
         assert (row.reconsume_times, row.suspended_until_s) == (0, None)
 
-    def test_a_commit_under_a_lost_epoch_is_refused_and_the_others_go_on(self, store: OffsetStore):
+    def test_a_commit_under_a_lost_epoch_is_refused_and_the_others_go_on(self, store: OffsetStore) -> None:
         """C5, B5: a consumer that lost a queue cannot move it, whatever the broker's lock says."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         store.claim(GROUP, "client-2", {Q0: 0})
@@ -322,7 +340,7 @@ class OffsetStoreConformance(PositionConformance):
         assert (result.accepted, result.refused) == ((kept,), (lost,))
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 0, Q1: 9}
 
-    def test_a_replay_that_gets_less_far_never_moves_the_queue_back(self, store: OffsetStore):
+    def test_a_replay_that_gets_less_far_never_moves_the_queue_back(self, store: OffsetStore) -> None:
         """H1: the same batch may run twice with another outcome."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
@@ -334,7 +352,7 @@ class OffsetStoreConformance(PositionConformance):
         assert result.accepted == (replayed,)
         assert store.read(GROUP) == before
 
-    def test_a_replay_that_gets_farther_is_stored(self, store: OffsetStore):
+    def test_a_replay_that_gets_farther_is_stored(self, store: OffsetStore) -> None:
         """H1: the watermark of the first run does not hold the second one back."""
         store.claim(GROUP, "client-1", {Q0: 0})
         suspended = committed(Q0, 4, reconsume_times=1, suspended_until_s=START_S + 9)
@@ -346,7 +364,9 @@ class OffsetStoreConformance(PositionConformance):
         assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (9, 0, None)
 
     @pytest.mark.parametrize(("query_id", "batch_id"), [("q", 2), ("other", 1)])
-    def test_another_batch_going_back_is_loud_and_stores_nothing(self, store, query_id, batch_id):
+    def test_another_batch_going_back_is_loud_and_stores_nothing(
+        self, store: DeltaOffsetStore | FileOffsetStore | MemoryOffsetStore, query_id: str, batch_id: int
+    ) -> None:
         """F6: increaseOnly within one epoch."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
@@ -357,7 +377,7 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP) == before
 
-    def test_a_reset_may_go_back_and_fences_the_running_batch(self, store: OffsetStore):
+    def test_a_reset_may_go_back_and_fences_the_running_batch(self, store: OffsetStore) -> None:
         """F5: reset while consumers run."""
         store.claim(GROUP, "client-1", {Q0: 0})
         suspended = committed(Q0, 9, reconsume_times=3, suspended_until_s=START_S + 9)
@@ -371,7 +391,9 @@ class OffsetStoreConformance(PositionConformance):
         late = committed(Q0, 12)
         assert store.commit(GROUP, [late], query_id="q", batch_id=1).refused == (late,)
 
-    def test_after_a_reset_the_same_batch_number_may_commit_below_the_old_offset(self, store: OffsetStore):
+    def test_after_a_reset_the_same_batch_number_may_commit_below_the_old_offset(
+        self, store: OffsetStore
+    ) -> None:
         """F5: "a replay never goes back" must not undo an operator's reset."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
@@ -381,14 +403,14 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].next_offset == 5
 
-    def test_a_reset_of_an_unknown_queue_makes_its_row(self, store: OffsetStore):
+    def test_a_reset_of_an_unknown_queue_makes_its_row(self, store: OffsetStore) -> None:
         """F5: skip before the first start."""
         row = store.reset(GROUP, {Q0: 40})[Q0]
 
         assert (row.next_offset, row.epoch, row.owner) == (40, 1, "")
         assert store.claim(GROUP, "client-1", {Q0: 0})[Q0].next_offset == 40
 
-    def test_a_row_tells_until_a_batch_moves_it_that_an_operator_reset_it(self, store: OffsetStore):
+    def test_a_row_tells_until_a_batch_moves_it_that_an_operator_reset_it(self, store: OffsetStore) -> None:
         """F5: through claims too; a reset must be told from where a member has come to."""
         assert not store.claim(GROUP, "client-1", {Q0: 0})[Q0].was_reset
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
@@ -401,7 +423,7 @@ class OffsetStoreConformance(PositionConformance):
         assert not store.read(GROUP)[Q0].was_reset
 
     @pytest.mark.parametrize("other", ["%RETRY%o'brien", "a/b=c d", "gruppe-é", "order-etl2", "ORDER-ETL"])
-    def test_groups_do_not_see_each_other_whatever_their_names(self, store: OffsetStore, other):
+    def test_groups_do_not_see_each_other_whatever_their_names(self, store: OffsetStore, other: str) -> None:
         store.claim(GROUP, "client-1", {Q0: 0})
         store.claim(other, "client-2", {Q0: 7, Q1: 7})
 
@@ -412,7 +434,7 @@ class OffsetStoreConformance(PositionConformance):
         assert {row.consumer_group for row in store.read(other).values()} == {other}
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 0}
 
-    def test_times_keep_whole_microseconds(self, store: OffsetStore):
+    def test_times_keep_whole_microseconds(self, store: OffsetStore) -> None:
         store.claim(GROUP, "client-1", {Q0: 0})
         suspended = committed(Q0, 1, suspended_until_s=START_S + 0.123456789)
 
@@ -420,14 +442,16 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].suspended_until_s == round(START_S + 0.123456789, 6)
 
-    def test_every_group_is_listed_whatever_its_name(self, store: OffsetStore):
+    def test_every_group_is_listed_whatever_its_name(self, store: OffsetStore) -> None:
         names = ["a/b=c d", "%RETRY%o'brien", "g@one", "gruppe-é"]
         for name in names:
             store.claim(name, "client-1", {Q0: 0})
 
         assert store.groups() == tuple(sorted(names))
 
-    def test_the_same_store_opened_anew_sees_everything(self, store: OffsetStore, again):
+    def test_the_same_store_opened_anew_sees_everything(
+        self, store: OffsetStore, again: Callable[..., Any]
+    ) -> None:
         """H2: nothing but the storage is needed to go on."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 3})
         suspended = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, put_back="[[8,9,1]]")
@@ -436,7 +460,9 @@ class OffsetStoreConformance(PositionConformance):
         assert again().read(GROUP) == store.read(GROUP)
         assert again().spec == store.spec
 
-    def test_writers_of_one_group_lose_nothing_and_zombies_are_refused(self, store: OffsetStore, again):
+    def test_writers_of_one_group_lose_nothing_and_zombies_are_refused(
+        self, store: OffsetStore, again: Callable[..., Any]
+    ) -> None:
         """C5, H5: every accepted step is in the final offset, and only those."""
         with ThreadPoolExecutor(3) as executor:
             steps = [
@@ -447,7 +473,9 @@ class OffsetStoreConformance(PositionConformance):
 
         assert store.read(GROUP)[Q0].next_offset == sum(accepted)
 
-    def test_readers_see_each_commit_whole_and_none_go_back(self, store: OffsetStore, again):
+    def test_readers_see_each_commit_whole_and_none_go_back(
+        self, store: OffsetStore, again: Callable[..., Any]
+    ) -> None:
         """F1, H5: both queues of a commit or none, while others write."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         is_over = Event()

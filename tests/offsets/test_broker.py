@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Never
+
 import pytest
 
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, OffsetError
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from tests.offsets.conformance import GROUP, Q0, Q1, PositionConformance, committed
 
@@ -14,14 +17,14 @@ class Brokers:
 
     consumer_group = GROUP
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.offsets = {}
         self.written = []
 
-    def read(self, queues=None):
+    def read(self, queues: Any = None):
         return {queue: at for queue, at in self.offsets.items() if queues is None or queue in queues}
 
-    def write(self, next_offsets):
+    def write(self, next_offsets: dict[MessageQueue, int]) -> None:
         self.written.append(dict(next_offsets))
         self.offsets |= next_offsets
 
@@ -32,17 +35,17 @@ def brokers():
 
 
 @pytest.fixture
-def store(brokers):
+def store(brokers: Brokers):
     return BrokerOffsetStore(brokers)
 
 
 class TestBrokerOffsetStore(PositionConformance):
     @pytest.fixture
-    def store(self, brokers):
+    def store(self, brokers: Brokers):
         return BrokerOffsetStore(brokers)
 
 
-def test_any_member_s_commit_counts_and_the_larger_stays(brokers, store):
+def test_any_member_s_commit_counts_and_the_larger_stays(brokers: Brokers, store: BrokerOffsetStore) -> None:
     """F1, F6: nobody is fenced; RemoteBrokerOffsetStore.updateOffset with increaseOnly."""
     other = BrokerOffsetStore(brokers)
     epoch = store.claim(GROUP, "one", {Q0: 0, Q1: 0})[Q0].epoch
@@ -57,7 +60,7 @@ def test_any_member_s_commit_counts_and_the_larger_stays(brokers, store):
     assert brokers.offsets == {Q0: 9, Q1: 3}
 
 
-def test_what_does_not_change_is_not_sent(brokers, store):
+def test_what_does_not_change_is_not_sent(brokers: Brokers, store: BrokerOffsetStore) -> None:
     epoch = store.claim(GROUP, "one", {Q0: 4})[Q0].epoch
     store.claim(GROUP, "two", {Q0: 0})
 
@@ -66,7 +69,7 @@ def test_what_does_not_change_is_not_sent(brokers, store):
     assert [each for each in brokers.written if each] == [{Q0: 4}]
 
 
-def test_a_claim_is_remembered_where_it_was_made(store, brokers):
+def test_a_claim_is_remembered_where_it_was_made(store: BrokerOffsetStore, brokers: Brokers) -> None:
     """The planner asks whether a queue is still its own; brokers cannot tell."""
     store.claim(GROUP, "one", {Q0: 0})
 
@@ -74,7 +77,7 @@ def test_a_claim_is_remembered_where_it_was_made(store, brokers):
     assert BrokerOffsetStore(brokers).read(GROUP)[Q0].owner == ""
 
 
-def test_another_group_is_refused(store):
+def test_another_group_is_refused(store: BrokerOffsetStore) -> None:
     assert store.read("other") == {}
     with pytest.raises(
         OffsetError, match=r"group order-etl at its brokers .* of group other.* Nothing was stored"
@@ -82,10 +85,12 @@ def test_another_group_is_refused(store):
         store.claim("other", "me", {Q0: 0})
 
 
-def test_a_broker_that_does_not_tell_is_an_error_and_never_an_offset(store, brokers, monkeypatch):
+def test_a_broker_that_does_not_tell_is_an_error_and_never_an_offset(
+    store: BrokerOffsetStore, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F3"""
 
-    def silent(queues=None):
+    def silent(queues: dict[MessageQueue, int] | None = None) -> Never:
         raise BrokerOffsetUnavailable("broker-a does not answer")
 
     monkeypatch.setattr(brokers, "read", silent)

@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,11 +41,11 @@ from tests.offsets.store_workers import claim_and_commit
 
 class TestDeltaOffsetStore(OffsetStoreConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, clock):
+    def store(self, tmp_path: Path, clock: FakeClock):
         return DeltaOffsetStore(tmp_path / "off sets é", clock=clock)
 
     @pytest.fixture
-    def again(self, store):
+    def again(self, store: DeltaOffsetStore):
         return lambda: open_offset_store(store.spec)
 
 
@@ -52,7 +53,7 @@ class TestDeltaOffsetStoreAtAUri(PositionConformance):
     """As at an object store's: everything goes through delta-rs' own storage."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path, clock):
+    def store(self, tmp_path: Path, clock: FakeClock):
         return DeltaOffsetStore((tmp_path / "off sets é").as_uri(), clock=clock)
 
 
@@ -65,7 +66,7 @@ def version(path: Path) -> int:
     return DeltaTable(path).version()
 
 
-def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path: Path):
+def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path: Path) -> None:
     DeltaOffsetStore(path).claim(GROUP, "client-1", {Q0: 0})
 
     table = DeltaTable(path)
@@ -81,7 +82,7 @@ def test_a_new_table_has_the_columns_properties_and_protocol_of_the_design(path:
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
 
 
-def test_a_change_of_nothing_makes_no_table_version(path: Path):
+def test_a_change_of_nothing_makes_no_table_version(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
@@ -94,7 +95,7 @@ def test_a_change_of_nothing_makes_no_table_version(path: Path):
     assert version(path) == before
 
 
-def test_the_history_says_which_batch_wrote_what(path: Path):
+def test_the_history_says_which_batch_wrote_what(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     store.commit(GROUP, [committed(Q0, 5)], query_id="q-7", batch_id=12)
@@ -105,7 +106,7 @@ def test_the_history_says_which_batch_wrote_what(path: Path):
     ]
 
 
-def test_each_group_has_one_growing_transaction_id(path: Path):
+def test_each_group_has_one_growing_transaction_id(path: Path) -> None:
     """C5: two writers of one group always conflict."""
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -114,7 +115,7 @@ def test_each_group_has_one_growing_transaction_id(path: Path):
     assert DeltaTable(path).transaction_version(f"offsets:{GROUP}") == 2
 
 
-def test_another_store_object_sees_a_commit_at_once(path: Path):
+def test_another_store_object_sees_a_commit_at_once(path: Path) -> None:
     writer, reader = DeltaOffsetStore(path), DeltaOffsetStore(path)
     reader.read(GROUP)
     writer.claim(GROUP, "client-1", {Q0: 0})
@@ -122,20 +123,22 @@ def test_another_store_object_sees_a_commit_at_once(path: Path):
     assert reader.read(GROUP)[Q0].epoch == 1
 
 
-def test_a_pickled_store_reads_the_same_table(path: Path):
+def test_a_pickled_store_reads_the_same_table(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 4})
 
     assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 4
 
 
-def test_a_relative_path_means_the_same_table_in_every_folder(tmp_path: Path, monkeypatch):
+def test_a_relative_path_means_the_same_table_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     assert DeltaOffsetStore("offsets").spec == f"delta:{tmp_path / 'offsets'}"
 
 
-def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: Path):
+def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.read(GROUP)
     bare = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
@@ -146,7 +149,7 @@ def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: P
     assert (row.next_offset, row.epoch, row.reconsume_times, row.batch_id) == (11, 2, 0, -1)
 
 
-def test_a_table_with_the_columns_in_another_order_is_used(path: Path):
+def test_a_table_with_the_columns_in_another_order_is_used(path: Path) -> None:
     shuffled = pa.schema(list(reversed(list(SCHEMA))))
     DeltaTable.create(path, schema=shuffled, partition_by=["consumer_group"])
     store = DeltaOffsetStore(path, clock=FakeClock(START_S))
@@ -156,7 +159,7 @@ def test_a_table_with_the_columns_in_another_order_is_used(path: Path):
     assert DeltaOffsetStore(path).read(GROUP) == claimed
 
 
-def test_checkpoints_keep_the_log_short_to_read(path: Path):
+def test_checkpoints_keep_the_log_short_to_read(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     for batch_id in range(110):
@@ -168,7 +171,7 @@ def test_checkpoints_keep_the_log_short_to_read(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 110
 
 
-def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Path):
+def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Path) -> None:
     idle, busy = DeltaOffsetStore(path), DeltaOffsetStore(path)
     idle.claim(GROUP, "client-1", {Q0: 0})
     for batch_id in range(3):
@@ -183,7 +186,7 @@ def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Pa
 @pytest.mark.parametrize(
     "left_over", ["a data file", "a commit not yet named", "a checkpoint nobody points to"]
 )
-def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_over):
+def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_over: str) -> None:
     """H1: a commit is the one file operation that gives it its number; before that there are only files nobody names."""
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -210,12 +213,12 @@ def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_
 class FailingWrites:
     """Stands for ``write_deltalake``: fails as told, with or without having stored the commit first."""
 
-    def __init__(self, *, failures: int, stores_first: bool = False):
+    def __init__(self, *, failures: int, stores_first: bool = False) -> None:
         self._failures = failures
         self._stores_first = stores_first
         self._write = delta_module.write_deltalake
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any):
         if self._failures == 0:
             return self._write(*args, **kwargs)
         self._failures -= 1
@@ -224,7 +227,7 @@ class FailingWrites:
         raise CommitFailedError("a concurrent transaction")
 
 
-def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch):
+def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -236,7 +239,9 @@ def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch)
     assert pauses == [0.0, 0.005, 0.01, 0.02]
 
 
-def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(path: Path, monkeypatch):
+def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H1: delta-rs#2279, an error means that the outcome is unknown."""
     store = DeltaOffsetStore(path, sleep=lambda _: None)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -249,7 +254,9 @@ def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(path: Path
     assert version(path) == before + 1
 
 
-def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(path: Path, monkeypatch):
+def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -268,7 +275,7 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(path: Path
 # ------------------------------------------------------------------------------------------ tables of others
 
 
-def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_anew(path: Path):
+def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_anew(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     shutil.rmtree(path)
@@ -284,7 +291,7 @@ def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_a
 
 
 @pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
-def test_a_table_that_was_made_anew_is_not_gone_on_with(path: Path, commits: int):
+def test_a_table_that_was_made_anew_is_not_gone_on_with(path: Path, commits: int) -> None:
     """H2: its epochs begin at 1 again, so that they would not fence."""
     store = DeltaOffsetStore(path)
     for _ in range(3):
@@ -304,7 +311,7 @@ def test_a_table_that_was_made_anew_is_not_gone_on_with(path: Path, commits: int
     assert store.read(GROUP)[Q0].epoch == commits
 
 
-def test_the_same_table_put_back_to_an_earlier_state_is_read_as_it_is_now(path: Path, tmp_path: Path):
+def test_the_same_table_put_back_to_an_earlier_state_is_read_as_it_is_now(path: Path, tmp_path: Path) -> None:
     """H2: what that means is for the planner to judge."""
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
@@ -317,7 +324,7 @@ def test_the_same_table_put_back_to_an_earlier_state_is_read_as_it_is_now(path: 
     assert store.read(GROUP)[Q0].epoch == 1
 
 
-def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path):
+def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path) -> None:
     others = SCHEMA.remove(SCHEMA.get_field_index("epoch")).append(pa.field("extra", pa.string()))
     others = others.set(others.get_field_index("queue_id"), pa.field("queue_id", pa.string()))
     DeltaTable.create(path, schema=others)
@@ -341,7 +348,9 @@ def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path
         ({"delta.appendOnly": "true"}, "delta.appendOnly=true"),
     ],
 )
-def test_a_table_with_features_is_refused_naming_them(path: Path, configuration, feature):
+def test_a_table_with_features_is_refused_naming_them(
+    path: Path, configuration: dict[str, str], feature: str
+) -> None:
     """H2: NULLs read silently through mapped columns would restart a group."""
     _create_with(path, configuration)
 
@@ -397,7 +406,7 @@ def make_first_table(path: Path) -> None:
     delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=FIRST_SCHEMA), mode="append")
 
 
-def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path):
+def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path) -> None:
     """F1: looking at it needs no right to write it."""
     make_first_table(path)
     before = version(path)
@@ -408,7 +417,7 @@ def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path):
     assert version(path) == before
 
 
-def test_the_first_change_brings_a_table_to_the_newest_form(path: Path):
+def test_the_first_change_brings_a_table_to_the_newest_form(path: Path) -> None:
     """F1"""
     make_first_table(path)
     store = DeltaOffsetStore(path)
@@ -421,7 +430,7 @@ def test_the_first_change_brings_a_table_to_the_newest_form(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].put_back == "[[12,13,1]]"
 
 
-def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path):
+def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path) -> None:
     """H2: the column is there, the version is not."""
     make_first_table(path)
     DeltaTable(path).alter.add_columns([Field("put_back", PrimitiveType("string"))])
@@ -434,7 +443,7 @@ def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path):
 THIRD_SCHEMA = SCHEMA.insert(SCHEMA.get_field_index("put_back"), pa.field("uncommitted", pa.string()))
 
 
-def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: Path):
+def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: Path) -> None:
     """F1, D4: version 3 kept there what was consumed without a commit; it is forgotten with the first change."""
     DeltaTable.create(path, schema=THIRD_SCHEMA, partition_by=["consumer_group"])
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: "3"}, raise_if_not_exists=False)
@@ -454,7 +463,7 @@ def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: 
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
 
 
-def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
+def test_writers_that_upgrade_at_once_lose_nothing(path: Path) -> None:
     """C5"""
     make_first_table(path)
     with ThreadPoolExecutor(4) as executor:
@@ -467,7 +476,7 @@ def test_writers_that_upgrade_at_once_lose_nothing(path: Path):
 
 
 @pytest.mark.parametrize("found", [str(NEWEST_VERSION + 1), "two"])
-def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str):
+def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: found}, raise_if_not_exists=False)
@@ -484,7 +493,7 @@ def test_a_table_of_a_newer_release_is_refused_saying_so(path: Path, found: str)
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_writers_of_different_groups_do_not_disturb_each_other(path: Path, kind):
+def test_writers_of_different_groups_do_not_disturb_each_other(path: Path, kind: str) -> None:
     """H5: no conflict of another group ever surfaces."""
     DeltaOffsetStore(path).read(GROUP)
     with _executor(kind) as executor:
@@ -496,7 +505,7 @@ def test_writers_of_different_groups_do_not_disturb_each_other(path: Path, kind)
         assert [step.result() for step in steps] == [20, 20]
 
 
-def test_processes_that_write_one_group_lose_nothing(path: Path):
+def test_processes_that_write_one_group_lose_nothing(path: Path) -> None:
     """C5, H5: every accepted step is in the final offset, and only those."""
     DeltaOffsetStore(path).read(GROUP)
     with _executor("processes") as executor:
@@ -509,7 +518,7 @@ def test_processes_that_write_one_group_lose_nothing(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == sum(accepted)
 
 
-def test_two_stores_that_make_the_table_at_once_share_it(path: Path):
+def test_two_stores_that_make_the_table_at_once_share_it(path: Path) -> None:
     with ThreadPoolExecutor(4) as executor:
         steps = [
             executor.submit(claim_and_commit, str(path), f"group-{number}", "o", 1, 9) for number in range(4)

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
 from deltalake import DeltaTable
@@ -26,7 +27,7 @@ EVERY, KEPT = 10, 20
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch):
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep_module, "EVERY", EVERY)
     monkeypatch.setattr(upkeep_module, "KEPT_COMMITS", KEPT)
 
@@ -51,7 +52,7 @@ def upkeep(path: Path) -> Upkeep:
     return Upkeep(str(path), FakeClock(), lambda table, group: DeltaOffsetStore(path).read(group))
 
 
-def test_the_log_stays_short_however_many_commits_there_are(path: Path):
+def test_the_log_stays_short_however_many_commits_there_are(path: Path) -> None:
     """F1: every commit and every read lists it."""
     store = DeltaOffsetStore(path)
     commits(store, 65)
@@ -61,7 +62,7 @@ def test_the_log_stays_short_however_many_commits_there_are(path: Path):
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 65
 
 
-def test_a_table_named_by_a_uri_is_looked_after_too(path: Path):
+def test_a_table_named_by_a_uri_is_looked_after_too(path: Path) -> None:
     """F1: by delta-rs' own storage, as an object store's."""
     store = DeltaOffsetStore(path.as_uri())
     commits(store, 65)
@@ -70,11 +71,11 @@ def test_a_table_named_by_a_uri_is_looked_after_too(path: Path):
     assert store.rows_of(GROUP, store.changes(GROUP)[0])[Q0].next_offset < 45
 
 
-def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
+def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F1: what takes long is done beside it, once at a time."""
     begun, may_end = threading.Semaphore(0), threading.Event()
 
-    def slow(self, *, forget_files):
+    def slow(self, *, forget_files: bool) -> None:
         begun.release()
         assert may_end.wait(PATIENCE_S)
 
@@ -92,7 +93,7 @@ def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch):
     assert store.read(GROUP)[Q0].next_offset == 3 * EVERY - 1
 
 
-def test_what_the_log_has_forgotten_is_in_the_history(path: Path):
+def test_what_the_log_has_forgotten_is_in_the_history(path: Path) -> None:
     """F5: as-of reaches back for days, exactly as far as the log and by the minute before."""
     store = DeltaOffsetStore(path)
     commits(store, 45)
@@ -110,7 +111,7 @@ def test_what_the_log_has_forgotten_is_in_the_history(path: Path):
     assert change_at(changes, GROUP, old[-1].at_s) == old[-1]
 
 
-def test_a_state_that_is_not_kept_is_refused_in_a_sentence(path: Path):
+def test_a_state_that_is_not_kept_is_refused_in_a_sentence(path: Path) -> None:
     store = DeltaOffsetStore(path)
     commits(store, 45)
 
@@ -120,7 +121,7 @@ def test_a_state_that_is_not_kept_is_refused_in_a_sentence(path: Path):
         store.rows_of(GROUP, StoredChange(3, 0.0, GROUP, "commit"))
 
 
-def test_the_history_may_be_read_as_a_table(path: Path):
+def test_the_history_may_be_read_as_a_table(path: Path) -> None:
     """F1: readable by anyone."""
     commits(DeltaOffsetStore(path), 25)
 
@@ -137,7 +138,7 @@ def test_the_history_may_be_read_as_a_table(path: Path):
     ]
 
 
-def test_other_groups_keep_their_past_too(path: Path):
+def test_other_groups_keep_their_past_too(path: Path) -> None:
     """F5: a group that is seldom written is not forgotten because of one that is written often."""
     store = DeltaOffsetStore(path)
     store.claim("seldom", "me", {Q0: 7})
@@ -149,7 +150,7 @@ def test_other_groups_keep_their_past_too(path: Path):
     assert store.rows_of("seldom", changes[0])[Q0].next_offset == 7
 
 
-def test_a_reset_and_what_was_before_it_are_kept_among_the_commits_of_a_minute(path: Path):
+def test_a_reset_and_what_was_before_it_are_kept_among_the_commits_of_a_minute(path: Path) -> None:
     """F5: a mistake can be undone days later, in a group that commits all the time."""
     store = DeltaOffsetStore(path)
     commits(store, 3)
@@ -172,7 +173,9 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("step", ["record", "checkpoint", "first file", "some files", "forget"])
-def test_an_upkeep_that_ends_anywhere_is_finished_by_the_next(path: Path, monkeypatch, step):
+def test_an_upkeep_that_ends_anywhere_is_finished_by_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """H1: nothing is lost, nothing is there twice, and the table can be read and written at any time."""
     store = DeltaOffsetStore(path)
     monkeypatch.setattr(upkeep_module, "EVERY", 10**9)
@@ -198,7 +201,7 @@ def test_an_upkeep_that_ends_anywhere_is_finished_by_the_next(path: Path, monkey
 def arm(patch: pytest.MonkeyPatch, step: str) -> None:
     """Let the process end at ``step``."""
 
-    def die(*args, **kwargs):
+    def die(*args: Any, **kwargs: Any) -> Never:
         raise Killed
 
     if step == "record":
@@ -212,7 +215,7 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
         original = log_module.fs.PyFileSystem
 
         class Dying(original):
-            def delete_file(self, name):
+            def delete_file(self, name: str) -> None:
                 if left[0] == 0:
                     raise Killed
                 left[0] -= 1
@@ -221,7 +224,9 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
         patch.setattr(log_module.fs, "PyFileSystem", Dying)
 
 
-def test_files_that_nobody_names_any_more_go_and_the_past_stays(path: Path, monkeypatch):
+def test_files_that_nobody_names_any_more_go_and_the_past_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F1: what the log can still open stays, and so does the history; what a killed writer left goes."""
     store = DeltaOffsetStore(path)
     commits(store, 45)
@@ -245,7 +250,9 @@ def test_files_that_nobody_names_any_more_go_and_the_past_stays(path: Path, monk
     assert store.read(GROUP)[Q0].next_offset == 45
 
 
-def test_files_that_the_log_can_still_open_are_kept_however_old(path: Path, monkeypatch):
+def test_files_that_the_log_can_still_open_are_kept_however_old(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F5: a group that commits seldom goes back as exactly as another."""
     store = DeltaOffsetStore(path)
     commits(store, 5)
@@ -261,7 +268,7 @@ def test_files_that_the_log_can_still_open_are_kept_however_old(path: Path, monk
     assert {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)} == before
 
 
-def test_two_upkeeps_at_once_record_the_past_once(path: Path):
+def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:
     """C5: one of them fails, and says so."""
     store = DeltaOffsetStore(path)
     commits(store, 15)
@@ -276,8 +283,10 @@ def test_two_upkeeps_at_once_record_the_past_once(path: Path):
     assert rows.num_rows == rows.group_by(["version", "consumer_group"]).aggregate([]).num_rows
 
 
-def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(path: Path, monkeypatch, caplog):
-    def broken(*args):
+def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any) -> Never:
         raise OSError("no space left")
 
     monkeypatch.setattr(HistoryTable, "append", broken)
@@ -288,7 +297,9 @@ def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(path: Path, monkeypatc
     assert DeltaOffsetStore(path).read(GROUP)[Q0].next_offset == 15
 
 
-def test_days_that_are_too_old_are_forgotten_and_files_become_few(path: Path, monkeypatch):
+def test_days_that_are_too_old_are_forgotten_and_files_become_few(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pyspark_rocketmq.offsets.delta_history._COMPACT_ABOVE", 2)
     store = DeltaOffsetStore(path)
     commits(store, 45)

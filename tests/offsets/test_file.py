@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
 
@@ -32,11 +34,11 @@ JAVAS = b"""{
 
 class TestFileOffsetStore(OffsetStoreConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, clock):
+    def store(self, tmp_path: Path, clock: FakeClock):
         return FileOffsetStore(tmp_path / "off sets é", clock=clock)
 
     @pytest.fixture
-    def again(self, store):
+    def again(self, store: FileOffsetStore):
         return lambda: open_offset_store(store.spec)
 
 
@@ -59,7 +61,7 @@ def filled(folder: Path, *offsets: int) -> FileOffsetStore:
     return store
 
 
-def test_a_file_of_java_s_is_gone_on_from(folder: Path, main: Path):
+def test_a_file_of_java_s_is_gone_on_from(folder: Path, main: Path) -> None:
     """F1, B3: a broadcasting consumer moves here with its file."""
     main.parent.mkdir(parents=True)
     main.write_bytes(JAVAS)
@@ -71,7 +73,7 @@ def test_a_file_of_java_s_is_gone_on_from(folder: Path, main: Path):
     assert (claimed.next_offset, claimed.epoch) == (12, 1)
 
 
-def test_the_offset_table_is_written_as_java_reads_it(folder: Path, main: Path):
+def test_the_offset_table_is_written_as_java_reads_it(folder: Path, main: Path) -> None:
     """F1: and a Java consumer may go on from ours."""
     filled(folder, 7)
 
@@ -80,7 +82,7 @@ def test_the_offset_table_is_written_as_java_reads_it(folder: Path, main: Path):
     )
 
 
-def test_the_content_before_stays_beside_it(folder: Path, main: Path):
+def test_the_content_before_stays_beside_it(folder: Path, main: Path) -> None:
     """F1: LocalFileOffsetStore keeps it as .bak and reads it if the file is missing or cannot be understood."""
     store = filled(folder, 7, 9)
     main.unlink()
@@ -92,7 +94,7 @@ def test_the_content_before_stays_beside_it(folder: Path, main: Path):
     assert store.read(GROUP)[Q0].next_offset == 11
 
 
-def test_a_group_is_listed_once_and_only_if_it_can_be_read(folder: Path, main: Path):
+def test_a_group_is_listed_once_and_only_if_it_can_be_read(folder: Path, main: Path) -> None:
     """F1: killed between the two renames there is no offsets.json; killed before the first change there is only a beginning."""
     store = filled(folder, 7)
     main.rename(main.with_name("offsets.json.tmp"))
@@ -105,7 +107,9 @@ def test_a_group_is_listed_once_and_only_if_it_can_be_read(folder: Path, main: P
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:-1}}']
 )
-def test_files_that_say_nothing_are_an_error_and_not_a_new_group(folder: Path, main: Path, content: bytes):
+def test_files_that_say_nothing_are_an_error_and_not_a_new_group(
+    folder: Path, main: Path, content: bytes
+) -> None:
     """F3"""
     store = filled(folder, 7)
     main.with_name("offsets.json.bak").unlink(missing_ok=True)
@@ -130,7 +134,7 @@ def test_files_that_say_nothing_are_an_error_and_not_a_new_group(folder: Path, m
         ("updatedAt", "[]"),
     ],
 )
-def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str, value: str):
+def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str, value: str) -> None:
     """F1: somebody's edit, which would have ended a batch later."""
     FileOffsetStore(folder).claim(GROUP, "me", {Q0: 4})
     content, found = re.subn(rf'("{key}": ?)[^,}}]+', rf"\g<1>{value}", main.read_text())
@@ -142,7 +146,7 @@ def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str,
         FileOffsetStore(folder).read(GROUP)
 
 
-def test_a_file_of_a_newer_release_is_refused(folder: Path, main: Path):
+def test_a_file_of_a_newer_release_is_refused(folder: Path, main: Path) -> None:
     filled(folder, 7)
     main.write_bytes(main.read_bytes().replace(b'"version":1', b'"version":2'))
 
@@ -158,14 +162,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("left", range(12))
 def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_before(
-    folder: Path, monkeypatch, left: int
-):
+    folder: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
     """H1: never a half file, never nothing; and whoever comes next can write."""
     store = filled(folder, 7, 9)
     countdown = [left]
 
-    def counted(original):
-        def step(*args, **kwargs):
+    def counted(original: Callable[..., Any]):
+        def step(*args: Any, **kwargs: Any):
             if countdown[0] == 0:
                 raise Killed
             countdown[0] -= 1
@@ -191,7 +195,9 @@ def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_be
     assert after.read(GROUP)[Q0].next_offset == 21
 
 
-def test_the_steps_of_a_commit_are_those_that_are_killed(folder: Path, monkeypatch):
+def test_the_steps_of_a_commit_are_those_that_are_killed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above must stop each of them and let the last one pass."""
     store = filled(folder, 7)
     steps = []
@@ -206,7 +212,7 @@ def test_the_steps_of_a_commit_are_those_that_are_killed(folder: Path, monkeypat
     assert steps == ["flock", "fsync", "replace", "replace", "fsync"]
 
 
-def test_a_lock_that_another_process_keeps_is_told_after_a_while(folder: Path):
+def test_a_lock_that_another_process_keeps_is_told_after_a_while(folder: Path) -> None:
     """Nothing waits for ever."""
     clock = FakeClock(START_S)
     store = FileOffsetStore(folder, clock=clock, sleep=clock.advance)
@@ -220,12 +226,12 @@ def test_a_lock_that_another_process_keeps_is_told_after_a_while(folder: Path):
     assert store.claim(GROUP, "me", {Q0: 0})[Q0].epoch == 1
 
 
-def test_groups_do_not_wait_for_each_other(folder: Path):
+def test_groups_do_not_wait_for_each_other(folder: Path) -> None:
     with FileOffsetStore(folder)._locked("slow", folder / "slow"):
         assert FileOffsetStore(folder).claim(GROUP, "me", {Q0: 0})[Q0].epoch == 1
 
 
-def test_processes_that_write_one_group_lose_nothing(folder: Path):
+def test_processes_that_write_one_group_lose_nothing(folder: Path) -> None:
     """C5, H5: planner and driver are two processes."""
     store = FileOffsetStore(folder)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
@@ -239,11 +245,13 @@ def test_processes_that_write_one_group_lose_nothing(folder: Path):
 
 
 @pytest.mark.parametrize("change", ["read", "write"])
-def test_a_disk_that_does_not_do_its_work_is_an_error_that_may_pass(folder: Path, monkeypatch, change):
+def test_a_disk_that_does_not_do_its_work_is_an_error_that_may_pass(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
     """F3: no space left, no permission."""
     store = filled(folder, 7)
 
-    def broken(*args, **kwargs):
+    def broken(*args: Any, **kwargs: Any) -> Never:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(*((Path, "read_bytes", broken) if change == "read" else (os, "fsync", broken)))
@@ -253,7 +261,7 @@ def test_a_disk_that_does_not_do_its_work_is_an_error_that_may_pass(folder: Path
     assert caught.value.retryable
 
 
-def test_many_commits_leave_few_files(folder: Path):
+def test_many_commits_leave_few_files(folder: Path) -> None:
     """F1: four files a group, however long it runs."""
     filled(folder, *range(200))
 
@@ -264,14 +272,14 @@ def test_many_commits_leave_few_files(folder: Path):
     ]
 
 
-def test_a_pickled_store_reads_the_same_files(folder: Path):
+def test_a_pickled_store_reads_the_same_files(folder: Path) -> None:
     store = filled(folder, 7)
 
     assert pickle.loads(pickle.dumps(store)).read(GROUP)[Q0].next_offset == 7
 
 
 @pytest.mark.parametrize("group", [".", "..", "../x", "a/b", "%2E", "%2e%2e", "\uff0e\uff0e"])
-def test_no_name_of_a_group_leaves_the_folder(folder: Path, group: str):
+def test_no_name_of_a_group_leaves_the_folder(folder: Path, group: str) -> None:
     """F1"""
     store = FileOffsetStore(folder)
     store.reset(group, {Q0: 3})
@@ -282,13 +290,13 @@ def test_no_name_of_a_group_leaves_the_folder(folder: Path, group: str):
     assert store.read(group)[Q0].next_offset == 3
 
 
-def test_a_group_without_a_name_is_refused(folder: Path):
+def test_a_group_without_a_name_is_refused(folder: Path) -> None:
     with pytest.raises(OffsetError, match="has no name"):
         FileOffsetStore(folder).reset("", {Q0: 3})
     assert not folder.exists()
 
 
-def test_nothing_is_written_through_a_link_in_the_place_of_the_new_file(folder: Path, main: Path):
+def test_nothing_is_written_through_a_link_in_the_place_of_the_new_file(folder: Path, main: Path) -> None:
     """F1"""
     victim = folder.parent / "victim"
     victim.write_text("precious")

@@ -10,40 +10,42 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.offsets.history import StoredChange, change_at, change_of_version, worth_keeping
 
 
-def change(version, at_s, group="g", action="commit of batch"):
+def change(version: int, at_s: float, group: str = "g", action: str = "commit of batch"):
     return StoredChange(version, at_s, group, action)
 
 
-def versions(changes):
+def versions(changes: list[StoredChange]):
     return [each.version for each in changes]
 
 
-def test_of_each_minute_the_last_change_of_a_group_is_kept():
+def test_of_each_minute_the_last_change_of_a_group_is_kept() -> None:
     changes = [change(1, 0), change(2, 59), change(3, 60), change(4, 61), change(5, 300)]
 
     assert versions(worth_keeping(changes)) == [2, 4, 5]
 
 
-def test_groups_are_thinned_each_for_itself():
+def test_groups_are_thinned_each_for_itself() -> None:
     changes = [change(1, 0, "a"), change(2, 1, "b"), change(3, 2, "a")]
 
     assert versions(worth_keeping(changes)) == [2, 3]
 
 
-def test_a_reset_is_kept_and_so_is_what_was_before_it():
+def test_a_reset_is_kept_and_so_is_what_was_before_it() -> None:
     """F5: a mistake can be undone days later."""
     changes = [change(1, 0), change(2, 1), change(3, 2, action="reset"), change(4, 3), change(5, 4)]
 
     assert versions(worth_keeping(changes)) == [2, 3, 5]
 
 
-def test_a_reset_is_told_from_a_batch():
+def test_a_reset_is_told_from_a_batch() -> None:
     assert change(1, 0, action="reset").is_reset
     assert not change(1, 0, action="commit of batch 3 of query reset").is_reset
 
 
 @given(st.lists(st.tuples(st.floats(0, 600), st.sampled_from("ab"), st.booleans())))
-def test_the_newest_state_of_each_group_and_every_reset_survive_in_order(steps):
+def test_the_newest_state_of_each_group_and_every_reset_survive_in_order(
+    steps: list[tuple[float, str, bool]],
+) -> None:
     steps.sort(key=lambda step: step[0])
     changes = [
         change(version, at_s, group, "reset" if is_reset else "commit")
@@ -63,7 +65,7 @@ def test_the_newest_state_of_each_group_and_every_reset_survive_in_order(steps):
             assert there.at_s >= each.at_s - 60
 
 
-def test_a_time_means_the_last_change_before_it():
+def test_a_time_means_the_last_change_before_it() -> None:
     """F5: a time after the last change is "now", which Delta itself would refuse."""
     changes = [change(3, 10.0), change(7, 20.0)]
 
@@ -76,7 +78,7 @@ def test_a_time_means_the_last_change_before_it():
         change_at([], "g", 9.9)
 
 
-def test_a_version_means_the_group_s_last_change_up_to_it():
+def test_a_version_means_the_group_s_last_change_up_to_it() -> None:
     """F5: the versions in between are other groups'."""
     changes = [change(3, 10.0), change(7, 20.0)]
 

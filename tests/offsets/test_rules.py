@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pyspark_rocketmq.errors import OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.rules import Change, apply_claim, apply_commit, apply_reset
+from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
 
 GROUP = "g"
 QUEUES = [MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3)]
@@ -18,7 +21,7 @@ targets = st.dictionaries(st.sampled_from(QUEUES), offsets, max_size=3)
 
 
 @st.composite
-def commits(draw):
+def commits(draw: Callable[..., Any]):
     return [
         QueueCommit(
             queue=queue,
@@ -34,12 +37,12 @@ def commits(draw):
 class OffsetRules(RuleBasedStateMachine):
     """Drives the rules as a store does and compares each step with what it may have changed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.rows = {}
         self.now_s = 0.0
 
-    def _step(self, change, touched):
+    def _step(self, change: Change, touched: dict[MessageQueue, int]) -> None:
         for queue, row in self.rows.items():
             if queue not in touched:
                 assert change.rows[queue] is row
@@ -49,7 +52,7 @@ class OffsetRules(RuleBasedStateMachine):
         self.now_s += 1
 
     @rule(owner=st.sampled_from(["a", "b"]), starts=targets)
-    def claim(self, owner, starts):
+    def claim(self, owner: str, starts: dict[MessageQueue, int]) -> None:
         before = self.rows
         change = apply_claim(before, GROUP, owner, starts, now_s=self.now_s)
         self._step(change, starts)
@@ -60,7 +63,7 @@ class OffsetRules(RuleBasedStateMachine):
             assert row.next_offset == (before[queue].next_offset if queue in before else start)
 
     @rule(wanted=targets)
-    def reset(self, wanted):
+    def reset(self, wanted: dict[MessageQueue, int]) -> None:
         before = self.rows
         self._step(apply_reset(before, GROUP, wanted, self.now_s), wanted)
         for queue, target in wanted.items():
@@ -69,7 +72,7 @@ class OffsetRules(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(batch=commits(), query_id=st.sampled_from(["q", "r"]), batch_id=st.integers(0, 3))
-    def commit(self, batch, query_id, batch_id):
+    def commit(self, batch: list[QueueCommit], query_id: str, batch_id: int) -> None:
         before = self.rows
         by_batch = {"query_id": query_id, "batch_id": batch_id}
         try:
@@ -89,7 +92,7 @@ class OffsetRules(RuleBasedStateMachine):
         self._step(change, {commit.queue for commit in change.result.accepted})
 
 
-def _goes_back(rows, commit, query_id, batch_id):
+def _goes_back(rows: dict[MessageQueue, OffsetRow], commit: QueueCommit, query_id: str, batch_id: int):
     row = rows.get(commit.queue)
     return (
         row is not None
@@ -103,7 +106,7 @@ TestOffsetRules = OffsetRules.TestCase
 
 
 @given(batch=commits(), start=offsets)
-def test_storing_a_batch_twice_changes_nothing_the_second_time(batch, start):
+def test_storing_a_batch_twice_changes_nothing_the_second_time(batch: list[QueueCommit], start: int) -> None:
     """H1: an unknown outcome is resolved by reading and deciding again."""
     claimed = apply_claim({}, GROUP, "a", dict.fromkeys(QUEUES, start), now_s=0.0).rows
     usable = [commit for commit in batch if commit.next_offset >= start]

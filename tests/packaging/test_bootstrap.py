@@ -15,16 +15,16 @@ NOWHERE = "http://127.0.0.1:9/simple"
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def checkout(tmp_path: Path):
     return Checkout(tmp_path)
 
 
-def one_line(text):
+def one_line(text: str):
     (line,) = text.splitlines()
     return line
 
 
-def test_help_needs_neither_python_nor_java(checkout):
+def test_help_needs_neither_python_nor_java(checkout: Checkout) -> None:
     result = checkout.spark_submit("--help")
 
     assert result.returncode == 0
@@ -32,7 +32,7 @@ def test_help_needs_neither_python_nor_java(checkout):
     assert result.stderr == ""
 
 
-def test_help_lists_every_job(checkout):
+def test_help_lists_every_job(checkout: Checkout) -> None:
     listed = checkout.spark_submit("--help").stdout
 
     for name, command in cli.commands.items():
@@ -42,14 +42,14 @@ def test_help_lists_every_job(checkout):
             assert f"\n  {job}  " in listed
 
 
-def test_no_job_is_bad_input_and_shows_the_help(checkout):
+def test_no_job_is_bad_input_and_shows_the_help(checkout: Checkout) -> None:
     result = checkout.spark_submit()
 
     assert result.returncode == 2
     assert "Usage:" in result.stderr
 
 
-def test_a_missing_java_is_told_in_one_sentence(checkout):
+def test_a_missing_java_is_told_in_one_sentence(checkout: Checkout) -> None:
     result = checkout.spark_submit("demo")
 
     assert result.returncode == 2
@@ -60,7 +60,7 @@ def test_a_missing_java_is_told_in_one_sentence(checkout):
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.22", "16"])
-def test_a_java_that_is_too_old_is_named_with_its_version(checkout, version):
+def test_a_java_that_is_too_old_is_named_with_its_version(checkout: Checkout, version: str) -> None:
     checkout.java(version)
 
     result = checkout.spark_submit("demo")
@@ -71,7 +71,7 @@ def test_a_java_that_is_too_old_is_named_with_its_version(checkout, version):
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.1", "25-ea"])
-def test_a_java_that_is_new_enough_is_taken(checkout, version):
+def test_a_java_that_is_new_enough_is_taken(checkout: Checkout, version: str) -> None:
     checkout.java(version)
 
     result = checkout.spark_submit("demo")
@@ -79,7 +79,7 @@ def test_a_java_that_is_new_enough_is_taken(checkout, version):
     assert "Python 3.11 or newer is needed" in one_line(result.stderr)
 
 
-def test_a_java_that_does_not_run_is_told_apart_from_an_old_one(checkout):
+def test_a_java_that_does_not_run_is_told_apart_from_an_old_one(checkout: Checkout) -> None:
     checkout.command("java", "echo 'Unable to locate a Java Runtime.' >&2; exit 1")
 
     result = checkout.spark_submit("demo")
@@ -88,7 +88,7 @@ def test_a_java_that_does_not_run_is_told_apart_from_an_old_one(checkout):
     assert "is a command that does not run" in one_line(result.stderr)
 
 
-def test_java_home_wins_over_path(checkout):
+def test_java_home_wins_over_path(checkout: Checkout) -> None:
     checkout.java()
 
     result = checkout.spark_submit("demo", JAVA_HOME="/no/such/jdk")
@@ -97,7 +97,7 @@ def test_java_home_wins_over_path(checkout):
     assert "JAVA_HOME=/no/such/jdk" in one_line(result.stderr)
 
 
-def test_a_missing_python_is_told_in_one_sentence(checkout):
+def test_a_missing_python_is_told_in_one_sentence(checkout: Checkout) -> None:
     checkout.java()
 
     result = checkout.spark_submit("demo")
@@ -109,7 +109,7 @@ def test_a_missing_python_is_told_in_one_sentence(checkout):
     )
 
 
-def test_a_python_that_is_too_old_is_named_with_its_version(checkout):
+def test_a_python_that_is_too_old_is_named_with_its_version(checkout: Checkout) -> None:
     checkout.java()
     checkout.command("python3", "echo 3.9.18")
 
@@ -119,7 +119,7 @@ def test_a_python_that_is_too_old_is_named_with_its_version(checkout):
     assert "python3 is Python 3.9.18" in one_line(result.stderr)
 
 
-def test_a_python_without_venv_is_told_with_the_remedy(checkout):
+def test_a_python_without_venv_is_told_with_the_remedy(checkout: Checkout) -> None:
     checkout.java()
     checkout.command("python3", 'case "$2" in *version_info*) echo 3.12.3;; *) exit 1;; esac')
 
@@ -129,7 +129,7 @@ def test_a_python_without_venv_is_told_with_the_remedy(checkout):
     assert "package python3.12-venv" in one_line(result.stderr)
 
 
-def test_a_python_asked_for_by_name_is_not_replaced_by_another(checkout):
+def test_a_python_asked_for_by_name_is_not_replaced_by_another(checkout: Checkout) -> None:
     checkout.java()
     checkout.finished_environment()
     old = checkout.command("old-python", "echo 3.10.1")
@@ -140,7 +140,7 @@ def test_a_python_asked_for_by_name_is_not_replaced_by_another(checkout):
     assert f"PYTHON={old} is Python 3.10.1" in one_line(result.stderr)
 
 
-def test_a_first_start_without_network_says_so_and_names_the_log(checkout):
+def test_a_first_start_without_network_says_so_and_names_the_log(checkout: Checkout) -> None:
     checkout.java()
     pip = {"PIP_INDEX_URL": NOWHERE, "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
     result = checkout.spark_submit("demo", PYTHON=sys.executable, **pip)
@@ -155,7 +155,7 @@ def test_a_first_start_without_network_says_so_and_names_the_log(checkout):
     assert "Connection refused" in log.read_text()
 
 
-def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout):
+def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout: Checkout) -> None:
     checkout.java()
     checkout.finished_environment()
 
@@ -188,7 +188,7 @@ def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout):
     ]
 
 
-def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout):
+def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout: Checkout) -> None:
     """What it prints passes through Spark: without this there is no progress bar."""
     checkout.java()
     checkout.finished_environment()
@@ -202,7 +202,7 @@ def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout):
     assert checkout.spark_submit("demo").stdout.split() == ["none", "none"]
 
 
-def test_on_a_cluster_the_code_goes_with_the_job(checkout):
+def test_on_a_cluster_the_code_goes_with_the_job(checkout: Checkout) -> None:
     """Executors have a Python of their own, and do not reach a driver that listens on the loopback interface."""
     checkout.java()
     checkout.finished_environment()
@@ -230,7 +230,7 @@ def test_on_a_cluster_the_code_goes_with_the_job(checkout):
 
 
 @pytest.mark.parametrize("arguments", [("offsets", "show"), ("demo", "--help")])
-def test_what_needs_no_spark_starts_none(checkout, arguments):
+def test_what_needs_no_spark_starts_none(checkout: Checkout, arguments: tuple[str, ...]) -> None:
     checkout.finished_environment()
 
     result = checkout.spark_submit(*arguments)
@@ -240,7 +240,7 @@ def test_what_needs_no_spark_starts_none(checkout, arguments):
 
 
 @pytest.mark.parametrize("damage", ["interrupted", "no python"])
-def test_an_environment_that_was_left_half_made_is_made_anew(checkout, damage):
+def test_an_environment_that_was_left_half_made_is_made_anew(checkout: Checkout, damage: str) -> None:
     checkout.java()
     checkout.finished_environment()
     if damage == "interrupted":
@@ -254,7 +254,7 @@ def test_an_environment_that_was_left_half_made_is_made_anew(checkout, damage):
     assert "Python 3.11 or newer is needed" in one_line(result.stderr)
 
 
-def test_an_environment_behind_a_link_is_not_emptied(checkout):
+def test_an_environment_behind_a_link_is_not_emptied(checkout: Checkout) -> None:
     """It may be another checkout's."""
     checkout.java()
     checkout.finished_environment()
@@ -271,7 +271,7 @@ def test_an_environment_behind_a_link_is_not_emptied(checkout):
     assert (elsewhere / "bin/python").exists()
 
 
-def test_a_changed_lock_file_is_installed_before_the_job_starts(checkout):
+def test_a_changed_lock_file_is_installed_before_the_job_starts(checkout: Checkout) -> None:
     checkout.java()
     checkout.finished_environment()
     lock = checkout.root / "requirements/runtime.txt"
@@ -287,7 +287,7 @@ def test_a_changed_lock_file_is_installed_before_the_job_starts(checkout):
     assert checkout.spark_submit("demo").stderr == ""
 
 
-def test_delta_jars_that_cannot_be_resolved_leave_nothing_half_made(checkout):
+def test_delta_jars_that_cannot_be_resolved_leave_nothing_half_made(checkout: Checkout) -> None:
     checkout.java()
     checkout.finished_environment()
     shutil.rmtree(checkout.root / ".cache/delta-jars-4.4.0")
@@ -307,14 +307,14 @@ def test_delta_jars_that_cannot_be_resolved_leave_nothing_half_made(checkout):
 
 
 @pytest.mark.parametrize("path", ["spark-submit.sh", "scripts/with-env.sh", ".ci/run"])
-def test_entry_scripts_are_executable(path):
+def test_entry_scripts_are_executable(path: str) -> None:
     assert (ROOT / path).stat().st_mode & 0o100
 
 
-def pins(name):
+def pins(name: str):
     lines = Path(ROOT / "requirements" / name).read_text().splitlines()
     return {line.split()[0] for line in lines if line[:1].isalnum()}
 
 
-def test_the_development_lock_holds_the_runtime_lock():
+def test_the_development_lock_holds_the_runtime_lock() -> None:
     assert pins("runtime.txt") <= pins("dev.txt")

@@ -13,20 +13,20 @@ from tests.real_broker.harness import RealCluster
 from tests.real_broker.ports import free_ports
 
 
-def test_missing_java_is_a_sentence_with_a_remedy(monkeypatch):
+def test_missing_java_is_a_sentence_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
     with pytest.raises(HarnessError, match=r"need 'java', which is not on PATH: install a JDK\.$"):
         require_program("java", "install a JDK")
 
 
-def test_free_ports_can_all_be_bound_and_leave_room_below():
+def test_free_ports_can_all_be_bound_and_leave_room_below() -> None:
     port = free_ports(-2, 0, 1)
 
     assert 20_000 <= port < 32_000
 
 
-def test_a_run_that_leaves_the_real_broker_out_is_noticed():
+def test_a_run_that_leaves_the_real_broker_out_is_noticed() -> None:
     counts = BackendCounts(is_strict=True)
     counts.select({"a": ["sim"], "b": ["real", "timeout"], "c": []})
     counts.carried_out("a")
@@ -35,7 +35,7 @@ def test_a_run_that_leaves_the_real_broker_out_is_noticed():
     assert counts.summary() == "Tests run by backend: 1 of 1 on sim, 0 of 1 on real, 0 of 0 on java."
 
 
-def test_a_run_of_chosen_tests_needs_only_their_backends():
+def test_a_run_of_chosen_tests_needs_only_their_backends() -> None:
     counts = BackendCounts(is_strict=True)
     counts.select({"a": ["sim", "java"]})
     counts.carried_out("a")
@@ -43,7 +43,7 @@ def test_a_run_of_chosen_tests_needs_only_their_backends():
     assert not counts.left_out
 
 
-def test_a_run_of_everything_needs_every_backend():
+def test_a_run_of_everything_needs_every_backend() -> None:
     counts = BackendCounts(is_strict=True)
     counts.select({"a": ["sim"], "b": ["real"]}, is_everything=True)
     counts.carried_out("a")
@@ -53,12 +53,12 @@ def test_a_run_of_everything_needs_every_backend():
 
 
 @pytest.mark.real
-def test_a_program_that_fails_says_what_it_printed(real_cluster: RealCluster):
+def test_a_program_that_fails_says_what_it_printed(real_cluster: RealCluster) -> None:
     with pytest.raises(HarnessError, match="NoSuchProgram"):
         real_cluster.java("NoSuchProgram")
 
 
-def test_a_request_code_nobody_knows_is_answered_with_code_3(cluster: ClusterUnderTest):
+def test_a_request_code_nobody_knows_is_answered_with_code_3(cluster: ClusterUnderTest) -> None:
     """A1: both kinds of server refuse an unknown request and keep serving."""
     for address in (cluster.name_servers, cluster.broker_addresses["broker-a"]):
         assert plain_remoting.call(address, 9999).code == 3

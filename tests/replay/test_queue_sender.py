@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Never
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +21,14 @@ BODIES = [message.body for _, message in ROWS]
 class Target:
     """A queue that does with each request as its script says, and can be looked at."""
 
-    def __init__(self, script, clock, stored=()):
+    def __init__(self, script: list[str], clock: FakeClock, stored: Any = ()) -> None:
         self.stored = list(stored)
         self.script = list(script)
         self.clock = clock
         self.late: list[tuple[float, list[bytes]]] = []
         self.looks = 0
 
-    def send(self, messages):
+    def send(self, messages: list[Message]) -> None:
         bodies = [message.body for message in messages]
         what = self.script.pop(0) if self.script else "stored"
         if what in ("stored", "answer lost"):
@@ -52,14 +54,14 @@ class Target:
         return max((int(body) + 1 for body in self.stored), default=100)
 
 
-def sender_of(target, clock, *, is_repeated=False):
+def sender_of(target: Target, clock: FakeClock, *, is_repeated: bool = False):
     return QueueSender(
         target.send, target.stored_until, clock, clock.advance,
         is_repeated=is_repeated, settle_s=SETTLE_S, retry_timeout_s=1e6,
     )  # fmt: skip
 
 
-def send_all(sender, size):
+def send_all(sender: QueueSender, size: int) -> None:
     for start in range(0, len(ROWS), size):
         sender.put(ROWS[start : start + size])
 
@@ -68,7 +70,7 @@ OUTCOMES = st.sampled_from(["stored", "answer lost", "late", "request lost", "bu
 
 
 @given(st.lists(OUTCOMES, max_size=12), st.integers(1, 12))
-def test_whatever_becomes_of_a_request_its_messages_are_stored_once(script, size):
+def test_whatever_becomes_of_a_request_its_messages_are_stored_once(script: list[str], size: int) -> None:
     """H3: batches are cut otherwise than they failed, and a request may arrive after it was given up."""
     clock = FakeClock()
     target = Target(script, clock)
@@ -79,7 +81,9 @@ def test_whatever_becomes_of_a_request_its_messages_are_stored_once(script, size
 
 
 @given(st.integers(0, 30), st.lists(OUTCOMES, max_size=4), st.integers(1, 12))
-def test_a_sender_goes_on_where_the_one_before_it_has_come(sent_before, script, size):
+def test_a_sender_goes_on_where_the_one_before_it_has_come(
+    sent_before: int, script: list[str], size: int
+) -> None:
     """H3: a task of Spark's that is run again."""
     clock = FakeClock()
     target = Target(script, clock, BODIES[:sent_before])
@@ -89,7 +93,7 @@ def test_a_sender_goes_on_where_the_one_before_it_has_come(sent_before, script, 
     assert target.stored == BODIES
 
 
-def test_nothing_is_looked_at_while_all_goes_well():
+def test_nothing_is_looked_at_while_all_goes_well() -> None:
     clock = FakeClock()
     target = Target(["away"], clock)
 
@@ -99,11 +103,11 @@ def test_nothing_is_looked_at_while_all_goes_well():
     assert clock.monotonic_s() < SETTLE_S
 
 
-def test_what_is_hopeless_surfaces():
+def test_what_is_hopeless_surfaces() -> None:
     """H3: a message that brokers do not take, or a look that cannot tell."""
     clock = FakeClock()
 
-    def refuse(messages):
+    def refuse(messages: list[Message]) -> Never:
         raise RocketMQError("too large")
 
     sender = QueueSender(

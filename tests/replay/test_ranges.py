@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,11 @@ A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 
 stretches = st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda one: (one[0], one[0] + one[1]))
 
 
-def planned(queue, start, end):
+def planned(queue: MessageQueue, start: int, end: int):
     return QueueRange(queue=queue, start=start, end=end)
 
 
-def offsets(ranges):
+def offsets(ranges: list[QueueRange]):
     return [(one.queue, at) for one in ranges for at in range(one.start, one.end)]
 
 
@@ -27,7 +29,9 @@ def offsets(ranges):
     st.dictionaries(st.sampled_from([A0, A1, B0]), stretches),
     st.dictionaries(st.sampled_from([A0, A1]), st.lists(stretches)),
 )
-def test_what_is_left_is_what_was_not_done(wanted, done):
+def test_what_is_left_is_what_was_not_done(
+    wanted: dict[MessageQueue, tuple[int, ...]], done: dict[MessageQueue, Any]
+) -> None:
     """H3"""
     ranges = [planned(queue, *stretch) for queue, stretch in wanted.items()]
 
@@ -39,7 +43,9 @@ def test_what_is_left_is_what_was_not_done(wanted, done):
 
 
 @given(st.dictionaries(st.sampled_from([A0, A1, B0]), st.lists(stretches, max_size=3)), st.integers(1, 30))
-def test_steps_hold_every_offset_once_and_each_queue_in_order(wanted, most):
+def test_steps_hold_every_offset_once_and_each_queue_in_order(
+    wanted: dict[MessageQueue, Any], most: int
+) -> None:
     """H3"""
     ranges = [
         one for queue, parts in wanted.items() for one in without([planned(queue, 0, 60)], {queue: parts})
@@ -56,14 +62,14 @@ def test_steps_hold_every_offset_once_and_each_queue_in_order(wanted, most):
         assert 0 < sum(one.count for one in step) < most + len(step)
 
 
-def test_queues_move_together():
+def test_queues_move_together() -> None:
     """H3: a long queue beside a short one does not wait until that is done."""
     steps = steps_of([planned(A0, 0, 90), planned(A1, 5, 15)], 25)
 
     assert [[one.count for one in step] for step in steps] == [[22, 2], [23, 3], [22, 2], [23, 3]]
 
 
-def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one():
+def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one() -> None:
     """H3, G2: else its messages would change places."""
     targets = [MessageQueue("copy", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("c", 0))]
 
@@ -72,7 +78,7 @@ def test_a_queue_goes_to_its_namesake_or_always_to_the_same_other_one():
     assert target_queue(B0, targets) in targets
 
 
-def test_more_steps_than_can_be_done_are_refused_before_they_are_made():
+def test_more_steps_than_can_be_done_are_refused_before_they_are_made() -> None:
     """H9: a broker may tell any offset."""
     with pytest.raises(OptionError, match="offsets_per_step=10 would make more than 1000000 steps"):
         steps_of([planned(A0, 0, 1 << 62)], 10)

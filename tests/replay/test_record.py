@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from deltalake import DeltaTable
 
@@ -13,20 +15,20 @@ from pyspark_rocketmq.replay.record import ReplayRecord
 A0, B0 = MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0)
 
 
-def every(topic):
+def every(topic: str) -> str:
     return "*"
 
 
-def paid(topic):
+def paid(topic: str) -> str:
     return "paid"
 
 
-def stretch(queue, start, end, run="r1"):
+def stretch(queue: MessageQueue, start: int, end: int, run: str = "r1"):
     source = QueueRange(queue=queue, start=start, end=end)
     return Sending(run=run, source=source, target=MessageQueue("copy", "b", 2), target_offset=7)
 
 
-def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path):
+def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path: Path) -> None:
     """H3"""
     ReplayRecord(tmp_path / "record", "copy", every).finish([stretch(A0, 0, 5), stretch(B0, 3, 4)])
     ReplayRecord(tmp_path / "record", "copy", every).finish([stretch(A0, 5, 9)])
@@ -37,7 +39,7 @@ def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path):
     }
 
 
-def test_what_was_begun_is_unfinished_until_it_is_known_how_far_it_came(tmp_path):
+def test_what_was_begun_is_unfinished_until_it_is_known_how_far_it_came(tmp_path: Path) -> None:
     """H3: also that nothing of it is stored."""
     record = ReplayRecord(tmp_path / "record", "copy", every, namespace="shop")
     whole, half, none = stretch(A0, 0, 5), stretch(A0, 5, 9, "r2"), stretch(B0, 3, 9, "r2")
@@ -53,7 +55,7 @@ def test_what_was_begun_is_unfinished_until_it_is_known_how_far_it_came(tmp_path
     assert ReplayRecord(tmp_path / "record", "copy", every).done() == {}
 
 
-def test_a_range_begun_by_two_runs_is_ended_for_each(tmp_path):
+def test_a_range_begun_by_two_runs_is_ended_for_each(tmp_path: Path) -> None:
     """H3: the second one failed as well."""
     record = ReplayRecord(tmp_path / "record", "copy", every)
     record.begin([stretch(A0, 0, 5)])
@@ -63,7 +65,7 @@ def test_a_range_begun_by_two_runs_is_ended_for_each(tmp_path):
     assert record.unfinished() == [stretch(A0, 0, 5, "r2")]
 
 
-def test_another_target_and_another_choice_are_other_replays(tmp_path):
+def test_another_target_and_another_choice_are_other_replays(tmp_path: Path) -> None:
     """H3"""
     ReplayRecord(tmp_path / "record", "copy", paid).finish([stretch(A0, 0, 5)])
 
@@ -71,13 +73,13 @@ def test_another_target_and_another_choice_are_other_replays(tmp_path):
     assert ReplayRecord(tmp_path / "record", "copy-2", paid).done() == {}
 
 
-def test_looking_makes_no_table(tmp_path):
+def test_looking_makes_no_table(tmp_path: Path) -> None:
     ReplayRecord(tmp_path / "record", "copy", every).done()
 
     assert not DeltaTable.is_deltatable(str(tmp_path / "record"))
 
 
-def test_a_record_that_cannot_be_read_ends_the_run_before_it_sends(tmp_path):
+def test_a_record_that_cannot_be_read_ends_the_run_before_it_sends(tmp_path: Path) -> None:
     """H3: without it everything would be sent again."""
     record = ReplayRecord(tmp_path / "record", "copy", every)
     record.finish([stretch(A0, 0, 5)])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.replay.ranges import resent_message
 
 ORIGIN = MessageQueue("orders", "broker-a", 3)
 
 
-def resent(**properties):
+def resent(**properties: Any):
     original = Message(topic="orders", body=b"x", properties=properties, flag=7)
     return resent_message("copy", original, ORIGIN, 42, "r1")
 
 
-def test_the_message_keeps_what_its_producer_gave_it():
+def test_the_message_keeps_what_its_producer_gave_it() -> None:
     """H3"""
     message = resent(KEYS="k1 k2", TAGS="paid", __SHARDINGKEY="k1", colour="blue", UNIQ_KEY="AC10")
 
@@ -24,7 +26,7 @@ def test_the_message_keeps_what_its_producer_gave_it():
     }  # fmt: skip
 
 
-def test_what_a_broker_would_act_upon_again_is_left_out():
+def test_what_a_broker_would_act_upon_again_is_left_out() -> None:
     """H3, G3: a delayed message would be delayed once more, a message given back would count as one."""
     message = resent(
         DELAY="3", TIMER_DELIVER_MS="1", REAL_TOPIC="t", REAL_QID="1", TRAN_MSG="true", PGROUP="p", RETRY_TOPIC="orders",
@@ -35,14 +37,14 @@ def test_what_a_broker_would_act_upon_again_is_left_out():
     assert message.properties.keys() == {"REPLAYED_FROM", "REPLAYED_BY"}
 
 
-def test_a_run_that_an_original_names_is_kept_under_another_name():
+def test_a_run_that_an_original_names_is_kept_under_another_name() -> None:
     """H3: its producer's own property, or an earlier replay's."""
     message = resent(REPLAYED_BY="alice")
 
     assert (message.properties["REPLAYED_BY"], message.properties["REPLAYED_BY_BEFORE"]) == ("r1", "alice")
 
 
-def test_dead_letters_keep_where_they_came_from():
+def test_dead_letters_keep_where_they_came_from() -> None:
     """E4, H3"""
     message = resent(DLQ_ORIGIN_TOPIC="orders", DLQ_ORIGIN_MESSAGE_ID="AC10")
 

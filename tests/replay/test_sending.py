@@ -28,7 +28,9 @@ SENDING = Sending(run="r1", source=QueueRange(queue=A0, start=100, end=200), tar
         (None, None, None),
     ],
 )
-def test_only_messages_of_the_run_and_the_range_count(replayed_by, replayed_from, offset):
+def test_only_messages_of_the_run_and_the_range_count(
+    replayed_by: str | None, replayed_from: str | None, offset: int | None
+) -> None:
     """H3: other writers, other replays of the same messages and other steps tell nothing."""
     assert SENDING.offset_of(replayed_by, replayed_from) == offset
 
@@ -43,12 +45,14 @@ def test_only_messages_of_the_run_and_the_range_count(replayed_by, replayed_from
     ],
     ids=["nothing came", "only others came", "its beginning", "of which the older part has expired"],
 )
-def test_what_is_stored_is_the_range_up_to_the_last_message_found(highest, bounds, until):
+def test_what_is_stored_is_the_range_up_to_the_last_message_found(
+    highest: int | None, bounds: tuple[int, ...], until: int
+) -> None:
     """H3"""
     assert SENDING.stored_until(highest, QueueBounds(*bounds), fail_on_data_loss=True) == until
 
 
-def test_a_target_that_lost_what_would_tell_is_not_guessed_about():
+def test_a_target_that_lost_what_would_tell_is_not_guessed_about() -> None:
     """H3: neither lost nor twice, but asked about."""
     with pytest.raises(DataLoss, match=r"cannot be told\. Set failOnDataLoss=false to send them all"):
         SENDING.stored_until(None, QueueBounds(51, 60), fail_on_data_loss=True)

@@ -63,7 +63,7 @@ class TestDeltaSink(SinkConformance):
         return lambda: steps_of(DeltaTable(path).to_pyarrow_table())
 
 
-def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
+def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path) -> None:
     """H1: exactly once into the Delta sink."""
     version = run_batch(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5), rows(Q1, 0, 2))
 
@@ -74,20 +74,20 @@ def test_rows_and_watermarks_arrive_in_one_commit(sink: DeltaSink, path: Path):
     assert table.transaction_version("rocketmq:order-etl:orders:broker-a:1") == 2
 
 
-def test_a_batch_without_rows_still_moves_the_watermark(sink: DeltaSink, path: Path):
+def test_a_batch_without_rows_still_moves_the_watermark(sink: DeltaSink, path: Path) -> None:
     """A4: a filter may leave no row of a range that is done nevertheless."""
     assert run_batch(sink, {Q0: 7}) == 1
 
     assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 7, Q1: 0}
 
 
-def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path):
+def test_a_batch_of_nothing_makes_no_version(sink: DeltaSink, path: Path) -> None:
     assert run_batch(sink, {}) is None
     assert run_batch(sink, {Q0: 0}) is None
     assert DeltaTable(path).version() == 0
 
 
-def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: Path):
+def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: Path) -> None:
     """H1: killed between writing files and committing them."""
     killed = sink.begin(GROUP, {Q0: 0})
     files_of(killed.task_writer(), iter([rows(Q0, 0, 3)]))
@@ -97,7 +97,7 @@ def test_a_batch_killed_before_its_commit_leaves_no_rows(sink: DeltaSink, path: 
     assert offsets_in(path) == [0, 1, 2, 3]
 
 
-def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path):
+def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path) -> None:
     """H2: nothing is kept outside the table."""
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     restarted = pickle.loads(pickle.dumps(sink))
@@ -108,7 +108,9 @@ def test_a_new_sink_object_finds_the_watermarks(sink: DeltaSink, path: Path):
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
-def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: DeltaSink, path: Path):
+def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(
+    sink: DeltaSink, path: Path
+) -> None:
     """H2: other writers and log cleanup leave them alone."""
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
@@ -123,7 +125,9 @@ def test_watermarks_survive_optimize_and_a_checkpoint_without_the_old_log(sink: 
 # ------------------------------------------------------------------------------------------ several writers
 
 
-def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(sink: DeltaSink, path: Path):
+def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(
+    sink: DeltaSink, path: Path
+) -> None:
     """H5: the shared handle has moved on, the batch must notice."""
     earlier = sink.begin(GROUP, {Q0: 0})
     files = files_of(earlier.task_writer(), iter([rows(Q0, 0, 2)]))
@@ -135,7 +139,7 @@ def test_a_batch_begun_earlier_on_the_same_sink_object_is_refused_as_well(sink: 
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
-def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, path: Path):
+def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, path: Path) -> None:
     """H5: two queries share the queues of one group."""
     other = DeltaSink(path)
     other.prepare(SCHEMA)
@@ -147,7 +151,7 @@ def test_writers_of_different_queues_do_not_disturb_each_other(sink: DeltaSink, 
     assert sink.begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 3, Q1: 2}
 
 
-def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
+def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path) -> None:
     def consume(queue: MessageQueue) -> None:
         for start in range(0, 30, 3):
             run_batch(sink, {queue: start + 3}, rows(queue, start, start + 3), queues=[queue])
@@ -159,7 +163,9 @@ def test_two_threads_use_one_sink_object(sink: DeltaSink, path: Path):
 
 
 @pytest.mark.parametrize("change", ["append", "delete", "optimize", "properties"])
-def test_changes_of_others_between_begin_and_commit_do_no_harm(sink: DeltaSink, path: Path, change):
+def test_changes_of_others_between_begin_and_commit_do_no_harm(
+    sink: DeltaSink, path: Path, change: str
+) -> None:
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
     batch = sink.begin(GROUP, {Q0: 0})
@@ -179,12 +185,12 @@ def test_changes_of_others_between_begin_and_commit_do_no_harm(sink: DeltaSink, 
     assert offsets_in(path)[-4:] == [3, 4, 5, 6]
 
 
-def fail_commits(monkeypatch, *, times: int, after_committing: bool = False) -> None:
+def fail_commits(monkeypatch: pytest.MonkeyPatch, *, times: int, after_committing: bool = False) -> None:
     """Let ``TableLog.add`` fail, with or without having committed before, and work afterwards."""
     add = TableLog.add
     left = iter(range(times))
 
-    def failing_add(log: TableLog, *args, **kwargs) -> int:
+    def failing_add(log: TableLog, *args: Any, **kwargs: Any) -> int:
         if next(left, None) is None:
             return add(log, *args, **kwargs)
         if after_committing:
@@ -194,7 +200,9 @@ def fail_commits(monkeypatch, *, times: int, after_committing: bool = False) -> 
     monkeypatch.setattr(TableLog, "add", failing_add)
 
 
-def test_an_error_of_a_commit_that_arrived_does_not_add_the_rows_twice(sink, path: Path, monkeypatch):
+def test_an_error_of_a_commit_that_arrived_does_not_add_the_rows_twice(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H1: delta-rs#2279, an error means that the outcome is unknown."""
     fail_commits(monkeypatch, times=1, after_committing=True)
 
@@ -202,14 +210,18 @@ def test_an_error_of_a_commit_that_arrived_does_not_add_the_rows_twice(sink, pat
     assert offsets_in(path) == [0, 1, 2]
 
 
-def test_a_commit_that_failed_is_tried_again(sink: DeltaSink, path: Path, monkeypatch):
+def test_a_commit_that_failed_is_tried_again(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_commits(monkeypatch, times=2)
 
     assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert offsets_in(path) == [0, 1, 2]
 
 
-def test_a_commit_that_keeps_failing_says_why(sink: DeltaSink, path: Path, monkeypatch):
+def test_a_commit_that_keeps_failing_says_why(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fail_commits(monkeypatch, times=100)
 
     with pytest.raises(
@@ -219,8 +231,8 @@ def test_a_commit_that_keeps_failing_says_why(sink: DeltaSink, path: Path, monke
 
 
 def test_watermarks_moved_by_others_are_followed_through_their_commits(
-    sink: DeltaSink, path: Path, monkeypatch
-):
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H5: asking delta-rs for every id again would cost a millisecond each."""
     sink.begin(GROUP, {Q0: 0, Q1: 0})
     other = DeltaSink(path)
@@ -234,7 +246,9 @@ def test_watermarks_moved_by_others_are_followed_through_their_commits(
 
 
 @pytest.mark.parametrize("commits", [3, 30])
-def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: DeltaSink, path: Path, commits):
+def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(
+    sink: DeltaSink, path: Path, commits: int
+) -> None:
     sink.begin(GROUP, {Q0: 0})
     other = DeltaSink(path)
     other.prepare(SCHEMA)
@@ -247,7 +261,9 @@ def test_watermarks_are_read_again_when_commits_are_cleaned_up_or_many(sink: Del
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: commits}
 
 
-def test_watermarks_of_many_queues_are_read_together(sink: DeltaSink, path: Path, monkeypatch):
+def test_watermarks_of_many_queues_are_read_together(
+    sink: DeltaSink, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H1: each look-up of delta-rs goes through the log; a thousand took eight seconds."""
     queues = {Q0._replace(queue_id=number): 0 for number in range(100)}
     sink.begin(GROUP, queues).commit([], dict.fromkeys(list(queues)[:60], 3))
@@ -264,7 +280,7 @@ def test_watermarks_of_many_queues_are_read_together(sink: DeltaSink, path: Path
     assert asked == [f"rocketmq:{GROUP}"]
 
 
-def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSink, path: Path):
+def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSink, path: Path) -> None:
     """H1: they are compared with the version that a batch began at."""
     queues = {Q0._replace(queue_id=number): 0 for number in range(40)}
     sink.begin(GROUP, queues).commit([], dict.fromkeys(queues, 3))
@@ -277,7 +293,7 @@ def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSi
     assert before.transaction_versions(ids) == dict.fromkeys(ids, 3)
 
 
-def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path):
+def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path) -> None:
     """delta-rs goes on to the newest commit and numbers it with the older version."""
     for end in range(1, 5):
         run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
@@ -294,7 +310,7 @@ def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Pa
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path, is_running):
+def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path, is_running: bool) -> None:
     """H1, H7: RESTORE keeps the watermarks although the rows are gone."""
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
@@ -307,7 +323,7 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
         sink.begin(GROUP, {Q0: 0})
 
 
-def test_what_a_restore_took_away_stays_away_if_that_is_accepted(sink: DeltaSink, path: Path):
+def test_what_a_restore_took_away_stays_away_if_that_is_accepted(sink: DeltaSink, path: Path) -> None:
     """H7: by what the error says; rows from there on are added."""
     run_batch(sink, {Q0: 3, Q1: 2}, rows(Q0, 0, 3), rows(Q1, 0, 2))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))
@@ -323,7 +339,7 @@ def test_what_a_restore_took_away_stays_away_if_that_is_accepted(sink: DeltaSink
     assert (offsets_in(path), offsets_in(path, Q1)) == ([0, 1, 2, 5, 6], [0, 1])
 
 
-def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path):
+def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 3, 5)]))
@@ -333,7 +349,7 @@ def test_a_restore_while_a_batch_runs_is_noticed_at_its_commit(sink: DeltaSink, 
         batch.commit(files, {Q0: 5})
 
 
-def test_a_restore_before_the_last_commit_is_long_dealt_with(sink: DeltaSink, path: Path):
+def test_a_restore_before_the_last_commit_is_long_dealt_with(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     DeltaTable(path).restore(0)
     sink.rewind(GROUP, {Q0: 0})
@@ -346,14 +362,14 @@ def test_a_restore_before_the_last_commit_is_long_dealt_with(sink: DeltaSink, pa
     assert restarted.begin(GROUP, {Q0: 0}).watermarks == {Q0: 3}
 
 
-def test_a_restore_does_not_concern_a_group_that_never_wrote(sink: DeltaSink, path: Path):
+def test_a_restore_does_not_concern_a_group_that_never_wrote(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     DeltaTable(path).restore(0)
 
     assert sink.begin("another", {Q0: 0}).watermarks == {Q0: 0}
 
 
-def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, path: Path):
+def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
     for number in range(25):
         write_deltalake(path, pa.table(rows(Q1, number, number + 1)), mode="append")
@@ -363,7 +379,7 @@ def test_the_last_commit_is_found_below_many_commits_of_others(sink: DeltaSink, 
     assert restarted.begin(GROUP, {Q0: 0}).watermarks == {Q0: 3}
 
 
-def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path):
+def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path) -> None:
     """F5: an operator moves a group back to have its rows again."""
     run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
     DeltaTable(path).delete("queueOffset >= 2")
@@ -374,7 +390,7 @@ def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path):
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
-def test_an_operator_sets_the_watermark_of_a_queues_last_life(sink: DeltaSink):
+def test_an_operator_sets_the_watermark_of_a_queues_last_life(sink: DeltaSink) -> None:
     """F4, H2: rows of the one before it are of other messages."""
     run_batch(sink, {Q0: 9}, rows(Q0, 0, 9))
     sink.begin(GROUP, {Q0: 1}).commit([], {Q0: 5})
@@ -385,7 +401,7 @@ def test_an_operator_sets_the_watermark_of_a_queues_last_life(sink: DeltaSink):
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 9}
 
 
-def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink):
+def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink) -> None:
     with pytest.raises(OffsetError, match="queue=0 to -1"):
         sink.rewind(GROUP, {Q0: -1})
 
@@ -393,12 +409,12 @@ def test_rewinding_to_a_negative_offset_is_refused(sink: DeltaSink):
 # ------------------------------------------------------------------------------------------ bugs are loud
 
 
-def test_beginning_without_prepare_is_refused(path: Path, sink: DeltaSink):
+def test_beginning_without_prepare_is_refused(path: Path, sink: DeltaSink) -> None:
     with pytest.raises(SchemaError, match="Call prepare"):
         DeltaSink(path).begin(GROUP, {Q0: 0})
 
 
-def test_a_table_that_vanished_is_reported(tmp_path: Path):
+def test_a_table_that_vanished_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="There is no Delta table at"):
         DeltaSink(tmp_path / "nowhere").begin(GROUP, {Q0: 0})
 
@@ -406,14 +422,14 @@ def test_a_table_that_vanished_is_reported(tmp_path: Path):
 # ------------------------------------------------------------------------------------------ prepare
 
 
-def test_a_new_table_has_protocol_1_2_and_the_given_columns(sink: DeltaSink, path: Path):
+def test_a_new_table_has_protocol_1_2_and_the_given_columns(sink: DeltaSink, path: Path) -> None:
     table = DeltaTable(path)
 
     assert (table.protocol().min_reader_version, table.protocol().min_writer_version) == (1, 2)
     assert pa.schema(table.schema().to_arrow()) == SCHEMA
 
 
-def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: Path):
+def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: Path) -> None:
     DeltaTable.create(path, schema=pa.schema(list(reversed(list(SCHEMA)))))
     sink = DeltaSink(path)
     sink.prepare(SCHEMA)
@@ -423,7 +439,7 @@ def test_an_existing_table_with_the_same_columns_in_another_order_is_used(path: 
     assert offsets_in(path) == [0, 1]
 
 
-def test_a_path_may_have_spaces_and_letters_of_any_kind(tmp_path: Path):
+def test_a_path_may_have_spaces_and_letters_of_any_kind(tmp_path: Path) -> None:
     path = tmp_path / "tägliche orders"
     sink, other = DeltaSink(path), DeltaSink(path)
     sink.prepare(SCHEMA)
@@ -436,21 +452,21 @@ def test_a_path_may_have_spaces_and_letters_of_any_kind(tmp_path: Path):
     assert offsets_in(path) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch):
+def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks and the planner work in other folders."""
     monkeypatch.chdir(tmp_path)
 
     assert DeltaSink("orders").path == str(tmp_path / "orders")
 
 
-def test_prepare_says_which_path_it_chose(path: Path, caplog):
+def test_prepare_says_which_path_it_chose(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="pyspark_rocketmq"):
         DeltaSink(path).prepare(SCHEMA)
 
     assert f"sink writes files and commits by delta-rs path={path} version=0" in caplog.messages
 
 
-def test_other_columns_are_refused_naming_each_difference(path: Path):
+def test_other_columns_are_refused_naming_each_difference(path: Path) -> None:
     others = SCHEMA.remove(4).append(pa.field("note", pa.string()))
     DeltaTable.create(path, schema=others.set(2, pa.field("queueId", pa.int64())))
 
@@ -465,7 +481,7 @@ def test_other_columns_are_refused_naming_each_difference(path: Path):
     assert "partitioned by () instead of (topic)" in text
 
 
-def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: Path):
+def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: Path) -> None:
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 0, 1)]))
     DeltaTable(path).alter.add_columns([Field("note", PrimitiveType("string"))])
@@ -477,7 +493,7 @@ def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: 
 
 
 @pytest.mark.parametrize("column", ["topic", "brokerName", "queueId", "queueOffset"])
-def test_rows_without_their_messages_position_are_refused(path: Path, column):
+def test_rows_without_their_messages_position_are_refused(path: Path, column: str) -> None:
     """H6: the position is the only unique key."""
     without = SCHEMA.remove(SCHEMA.get_field_index(column))
 
@@ -491,7 +507,9 @@ def test_rows_without_their_messages_position_are_refused(path: Path, column):
     ("partition_by", "why"),
     [(["nothing"], "'nothing' has type none"), (["amount"], "'amount' has type double")],
 )
-def test_partition_columns_that_cannot_be_such_are_refused(path: Path, partition_by, why):
+def test_partition_columns_that_cannot_be_such_are_refused(
+    path: Path, partition_by: list[str], why: str
+) -> None:
     schema = SCHEMA.append(pa.field("amount", pa.float64()))
 
     with pytest.raises(OptionError, match=why):
@@ -499,12 +517,12 @@ def test_partition_columns_that_cannot_be_such_are_refused(path: Path, partition
 
 
 @pytest.fixture
-def no_spark(monkeypatch) -> None:
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test may have left a session in this process."""
     monkeypatch.setattr(sink_table, "writes_delta", lambda spark: False)
 
 
-def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark):
+def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark: None) -> None:
     DeltaTable.create(path, schema=SCHEMA)
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
@@ -513,8 +531,8 @@ def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_s
 
 
 def test_a_constraint_added_while_the_query_runs_is_refused_where_spark_cannot_write(
-    sink: DeltaSink, path: Path, no_spark
-):
+    sink: DeltaSink, path: Path, no_spark: None
+) -> None:
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
     with pytest.raises(OptionError, match="CHECK constraint positive"):
@@ -524,7 +542,7 @@ def test_a_constraint_added_while_the_query_runs_is_refused_where_spark_cannot_w
 # ------------------------------------------------------------------------------------------ readers
 
 
-def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path):
+def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 10}, rows(Q0, 0, 10))
     run_batch(sink, {Q0: 20}, rows(Q0, 10, 20))
 
@@ -537,7 +555,7 @@ def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path):
     assert pa.table(counted).column("n").to_pylist() == [5]
 
 
-def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path):
+def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
 
     metadata = json.loads(DeltaTable(path).history(1)[0]["userMetadata"])
@@ -545,7 +563,7 @@ def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path):
     assert set(metadata) == {"consumerGroup", "rocketmqCommit"}
 
 
-def test_a_task_loads_no_delta_rs(sink: DeltaSink):
+def test_a_task_loads_no_delta_rs(sink: DeltaSink) -> None:
     """Task processes are forked, and delta-rs must not be in a process that forks."""
     writer = pickle.dumps(sink.begin(GROUP, {Q0: 0}).task_writer())
     code = f"import pickle, sys; pickle.loads({writer!r}); print('deltalake' in sys.modules)"
@@ -561,7 +579,7 @@ def test_a_task_loads_no_delta_rs(sink: DeltaSink):
     assert printed.stdout.strip() == "False"
 
 
-def test_only_queues_that_grow_are_written(sink: DeltaSink, path: Path):
+def test_only_queues_that_grow_are_written(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 5, Q1: 2}, rows(Q0, 0, 5))
     run_batch(sink, {Q0: 6, Q1: 2}, rows(Q0, 5, 6))
 
@@ -592,7 +610,9 @@ def amounts(path: Path) -> list[float | None]:
 
 
 @pytest.mark.parametrize("schema_evolution", [False, True])
-def test_columns_that_differ_in_case_only_are_refused_in_a_sentence(path: Path, schema_evolution: bool):
+def test_columns_that_differ_in_case_only_are_refused_in_a_sentence(
+    path: Path, schema_evolution: bool
+) -> None:
     """H1: Delta has them for one."""
     with pytest.raises(SchemaError, match="cannot have both columns 'step' and 'Step'"):
         DeltaSink(path).prepare(SCHEMA.append(pa.field("Step", pa.string())))
@@ -606,7 +626,7 @@ def test_columns_that_differ_in_case_only_are_refused_in_a_sentence(path: Path, 
 
 
 @pytest.mark.parametrize("partition_by", [(), ("step",)], ids=["plain", "partitioned"])
-def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: tuple[str, ...]):
+def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: tuple[str, ...]) -> None:
     """H1: the listener's next release emits one column more; watermarks stay."""
     run_batch(evolving(path, SCHEMA, partition_by=partition_by), {Q0: 2}, rows(Q0, 0, 2))
 
@@ -616,7 +636,7 @@ def test_a_new_column_is_added_and_null_in_older_rows(path: Path, partition_by: 
     assert amounts(path) == [None, None, 1.5, 1.5]
 
 
-def test_two_queries_with_different_columns_share_an_evolving_table(path: Path):
+def test_two_queries_with_different_columns_share_an_evolving_table(path: Path) -> None:
     """H5: each adds its own rows; the older one has nulls in what it does not know."""
     older = evolving(path, SCHEMA)
     begun = older.begin(GROUP, {Q1: 0})
@@ -637,7 +657,7 @@ def prepared_without_evolution(path: Path) -> DeltaSink:
     return made
 
 
-def test_a_merge_leaves_columns_alone_that_its_rows_do_not_have(path: Path):
+def test_a_merge_leaves_columns_alone_that_its_rows_do_not_have(path: Path) -> None:
     """H6: another query's column keeps its values."""
     keys = ("step",)
     run_batch(evolving(path, WITH_AMOUNT, merge_keys=keys), {Q0: 1}, with_amount(Q0, 0, 1, "paid"))
@@ -651,7 +671,7 @@ def test_a_merge_leaves_columns_alone_that_its_rows_do_not_have(path: Path):
     assert sorted(found) == [("new", 2, None), ("paid", 1, 1.5)]
 
 
-def test_evolution_changes_no_type_and_needs_no_new_column(path: Path):
+def test_evolution_changes_no_type_and_needs_no_new_column(path: Path) -> None:
     evolving(path, WITH_AMOUNT)
     before = DeltaTable(path).version()
 
@@ -662,7 +682,9 @@ def test_evolution_changes_no_type_and_needs_no_new_column(path: Path):
     assert DeltaTable(path).version() == before
 
 
-def test_columns_that_another_query_has_just_added_are_taken_as_they_are(path: Path, monkeypatch):
+def test_columns_that_another_query_has_just_added_are_taken_as_they_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H5: both begin at the same moment; who comes second is refused by delta-rs, and looks again."""
     evolving(path, SCHEMA)
     other = DeltaTable(path)

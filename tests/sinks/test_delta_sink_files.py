@@ -6,6 +6,7 @@ import json
 import pickle
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +30,7 @@ POSITION = [
 SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
 
 
-def rows(*steps, start: int = 0, schema: pa.Schema = SCHEMA, column: str = "step") -> pa.RecordBatch:
+def rows(*steps: Any, start: int = 0, schema: pa.Schema = SCHEMA, column: str = "step") -> pa.RecordBatch:
     made = [
         {
             "topic": Q0.topic,
@@ -43,7 +44,7 @@ def rows(*steps, start: int = 0, schema: pa.Schema = SCHEMA, column: str = "step
     return pa.RecordBatch.from_pylist(made, schema=schema)
 
 
-def writer(folder: Path, **more) -> TaskWriter:
+def writer(folder: Path, **more: Any) -> TaskWriter:
     settings = {"schema": SCHEMA, "partition_by": (), "watermarks": {Q0: 0}, **more}
     return TaskWriter(table_uri=str(folder), **settings)
 
@@ -70,7 +71,7 @@ def test_a_partition_value_may_be_longer_than_a_folder_s_name(tmp_path: Path, va
     assert "step=short" in folders
 
 
-def test_a_written_file_is_described_truly(tmp_path: Path):
+def test_a_written_file_is_described_truly(tmp_path: Path) -> None:
     [file] = files_of(writer(tmp_path), iter([rows("a", "b"), rows("c", start=2)]))
 
     assert files_in(tmp_path) == [file.path]
@@ -80,33 +81,33 @@ def test_a_written_file_is_described_truly(tmp_path: Path):
     assert pq.read_table(tmp_path / file.path).column("step").to_pylist() == ["a", "b", "c"]
 
 
-def test_a_written_file_travels_as_json(tmp_path: Path):
+def test_a_written_file_travels_as_json(tmp_path: Path) -> None:
     [file] = files_of(writer(tmp_path), iter([rows("a")]))
 
     assert WrittenFile(**json.loads(json.dumps(file.to_dict()))) == file
 
 
-def test_a_writer_is_picklable(tmp_path: Path):
+def test_a_writer_is_picklable(tmp_path: Path) -> None:
     task_writer = writer(tmp_path)
 
     assert pickle.loads(pickle.dumps(task_writer)) == task_writer
 
 
-def test_no_rows_make_no_file(tmp_path: Path):
+def test_no_rows_make_no_file(tmp_path: Path) -> None:
     assert files_of(writer(tmp_path), iter([])) == []
     assert files_of(writer(tmp_path), iter([rows()])) == []
     assert files_of(writer(tmp_path, watermarks={Q0: 5}), iter([rows("a", "b")])) == []
     assert files_in(tmp_path) == []
 
 
-def test_rows_below_the_watermark_are_left_out(tmp_path: Path):
+def test_rows_below_the_watermark_are_left_out(tmp_path: Path) -> None:
     """H1: an earlier run of the batch wrote them."""
     [file] = files_of(writer(tmp_path, watermarks={Q0: 2}), iter([rows("a", "b", "c"), rows("d", start=3)]))
 
     assert pq.read_table(tmp_path / file.path).column("queueOffset").to_pylist() == [2, 3]
 
 
-def test_several_rows_of_one_message_stay_together(tmp_path: Path):
+def test_several_rows_of_one_message_stay_together(tmp_path: Path) -> None:
     """H1: a listener may emit several rows for a message."""
     twice = pa.Table.from_batches([rows("a", "b", start=4), rows("c", start=5)]).combine_chunks()
 
@@ -115,7 +116,7 @@ def test_several_rows_of_one_message_stay_together(tmp_path: Path):
     assert pq.read_table(tmp_path / file.path).column("step").to_pylist() == ["b", "c"]
 
 
-def test_a_file_is_finished_at_its_row_limit(tmp_path: Path):
+def test_a_file_is_finished_at_its_row_limit(tmp_path: Path) -> None:
     files = files_of(writer(tmp_path, max_file_rows=3), iter([rows(*"abcdefgh")]))
 
     assert [file.num_records for file in files] == [3, 3, 2]
@@ -123,14 +124,16 @@ def test_a_file_is_finished_at_its_row_limit(tmp_path: Path):
     assert offsets == [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_file_is_finished_at_its_size_limit(tmp_path: Path):
+def test_a_file_is_finished_at_its_size_limit(tmp_path: Path) -> None:
     files = files_of(writer(tmp_path, max_file_bytes=1), iter([rows("a"), rows("b", start=1)]))
 
     assert [file.num_records for file in files] == [1, 1]
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError])
-def test_a_failing_batch_leaves_no_file_behind(tmp_path: Path, failure):
+def test_a_failing_batch_leaves_no_file_behind(
+    tmp_path: Path, failure: type[KeyboardInterrupt] | type[ValueError]
+) -> None:
     def batches():
         yield rows(*"abcd")
         raise failure
@@ -144,7 +147,7 @@ def test_a_failing_batch_leaves_no_file_behind(tmp_path: Path, failure):
 # ------------------------------------------------------------------------------------------ columns
 
 
-def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path):
+def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "step": pa.array(["a"]).dictionary_encode(),
@@ -160,14 +163,14 @@ def test_columns_are_brought_into_the_tables_order_and_types(tmp_path: Path):
     assert pq.read_schema(tmp_path / file.path).equals(SCHEMA)
 
 
-def test_missing_and_superfluous_columns_are_named(tmp_path: Path):
+def test_missing_and_superfluous_columns_are_named(tmp_path: Path) -> None:
     batch = rows("a").rename_columns([*SCHEMA.names[:4], "stepp"])
 
     with pytest.raises(SchemaError, match=r"only in the table: step; only in the rows: stepp"):
         files_of(writer(tmp_path), iter([batch]))
 
 
-def test_a_value_that_does_not_fit_is_refused(tmp_path: Path):
+def test_a_value_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     schema = pa.schema([*POSITION, ("step", pa.int32())])
     too_large = rows(2**40, schema=pa.schema([*POSITION, ("step", pa.int64())]))
 
@@ -175,26 +178,26 @@ def test_a_value_that_does_not_fit_is_refused(tmp_path: Path):
         files_of(writer(tmp_path, schema=schema), iter([too_large]))
 
 
-def test_nulls_in_a_column_that_has_none_are_refused(tmp_path: Path):
+def test_nulls_in_a_column_that_has_none_are_refused(tmp_path: Path) -> None:
     schema = pa.schema([*POSITION, pa.field("step", pa.string(), nullable=False)])
 
     with pytest.raises(SchemaError, match="Column step of the output rows has 1 nulls"):
         files_of(writer(tmp_path, schema=schema), iter([rows("a", None)]))
 
 
-def test_a_row_without_position_is_refused(tmp_path: Path):
+def test_a_row_without_position_is_refused(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_pylist([{"topic": "orders"}], schema=SCHEMA)
 
     with pytest.raises(SchemaError, match="Column brokerName of the output rows has 1 nulls"):
         files_of(writer(tmp_path), iter([batch]))
 
 
-def test_a_uri_of_an_unknown_scheme_is_refused():
+def test_a_uri_of_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(OptionError, match=r"cannot be written to ftp://lake/orders"):
         files_of(writer("ftp://lake/orders"), iter([rows("a")]))
 
 
-def test_a_file_uri_is_written_to(tmp_path: Path):
+def test_a_file_uri_is_written_to(tmp_path: Path) -> None:
     [file] = files_of(writer(tmp_path.as_uri()), iter([rows("a")]))
 
     assert files_in(tmp_path) == [file.path]
@@ -205,7 +208,7 @@ def test_a_file_uri_is_written_to(tmp_path: Path):
 TRICKY = ["a b/c:%é=1", "", None, "plain", "a'b", "../x", "__HIVE_DEFAULT_PARTITION__"]
 
 
-def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
+def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path) -> None:
     path = tmp_path / "orders"
     sink = DeltaSink(path, partition_by=["step"])
     sink.prepare(SCHEMA)
@@ -231,7 +234,9 @@ def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path):
         (pa.date32(), date(2023, 11, 4), "2023-11-04"),
     ],
 )
-def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_, value, text):
+def test_partition_values_are_written_as_delta_wants_them(
+    tmp_path: Path, type_: pa.DataType, value: datetime.date | int, text: str
+) -> None:
     path = tmp_path / "orders"
     schema = pa.schema([*POSITION, ("part", type_)])
     sink = DeltaSink(path, partition_by=["part"])
@@ -246,7 +251,7 @@ def test_partition_values_are_written_as_delta_wants_them(tmp_path: Path, type_,
     assert table.column("part").to_pylist() == [value, None]
 
 
-def test_two_partition_columns_make_nested_folders(tmp_path: Path):
+def test_two_partition_columns_make_nested_folders(tmp_path: Path) -> None:
     written = files_of(writer(tmp_path, partition_by=("topic", "step")), iter([rows("a", "b", "a")]))
 
     assert sorted((file.path.rsplit("/", 1)[0], file.num_records) for file in written) == [
@@ -255,7 +260,7 @@ def test_two_partition_columns_make_nested_folders(tmp_path: Path):
     ]
 
 
-def test_more_partitions_than_open_files_are_written_all(tmp_path: Path):
+def test_more_partitions_than_open_files_are_written_all(tmp_path: Path) -> None:
     steps = [str(number) for number in range(100)]
 
     files = files_of(writer(tmp_path, partition_by=("step",)), iter([rows(*steps), rows(*steps, start=100)]))
@@ -264,7 +269,7 @@ def test_more_partitions_than_open_files_are_written_all(tmp_path: Path):
     assert {file.partition_values["step"] for file in files} == set(steps)
 
 
-def test_an_existing_tables_partitioning_is_kept(tmp_path: Path):
+def test_an_existing_tables_partitioning_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "orders"
     DeltaTable.create(path, schema=SCHEMA, partition_by=["step"])
     sink = DeltaSink(path)
@@ -276,7 +281,7 @@ def test_an_existing_tables_partitioning_is_kept(tmp_path: Path):
     assert files_in(path)[0].startswith("step=a/")
 
 
-def test_columns_of_every_type_read_back(tmp_path: Path):
+def test_columns_of_every_type_read_back(tmp_path: Path) -> None:
     path = tmp_path / "orders"
     schema = pa.schema(
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,12 @@ from pyspark_rocketmq.sinks.delta_rules import (
 )
 
 
-def form(*, features=("appendOnly", "invariants"), configuration=None, **column_metadata) -> TableForm:
+def form(
+    *,
+    features: Any = ("appendOnly", "invariants"),
+    configuration: dict[str, str] | None = None,
+    **column_metadata: Any,
+) -> TableForm:
     columns = [Column(name=name, type=type_, metadata={}) for name, type_ in POSITION_TYPES.items()]
     columns += [Column(name=name, type="long", metadata=data) for name, data in column_metadata.items()]
     return TableForm(
@@ -43,7 +49,7 @@ def form(*, features=("appendOnly", "invariants"), configuration=None, **column_
         "somethingNew",
     ],
 )
-def test_a_feature_that_delta_rs_must_not_write_is_named(feature):
+def test_a_feature_that_delta_rs_must_not_write_is_named(feature: str) -> None:
     assert refused_features(form(features=["appendOnly", feature])) == (feature,)
 
 
@@ -51,12 +57,12 @@ def test_a_feature_that_delta_rs_must_not_write_is_named(feature):
     "feature",
     ["appendOnly", "invariants", "changeDataFeed", "deletionVectors", "timestampNtz", "v2Checkpoint"],
 )
-def test_a_feature_that_does_not_touch_added_files_is_allowed(feature):
+def test_a_feature_that_does_not_touch_added_files_is_allowed(feature: str) -> None:
     assert refused_features(form(features=[feature])) == ()
 
 
 @pytest.mark.parametrize("feature", ["checkConstraints", "columnMapping", "generatedColumns", "invariants"])
-def test_a_feature_that_nothing_uses_is_allowed(feature):
+def test_a_feature_that_nothing_uses_is_allowed(feature: str) -> None:
     assert refused_features(form(features=[feature], plain={})) == ()
 
 
@@ -70,15 +76,15 @@ def test_a_feature_that_nothing_uses_is_allowed(feature):
         ({"id": {"delta.invariants": "{}"}}, "invariant of column id"),
     ],
 )
-def test_a_feature_in_use_is_named_with_what_uses_it(used, name):
+def test_a_feature_in_use_is_named_with_what_uses_it(used: dict[str, Any], name: str) -> None:
     assert refused_features(form(**used)) == (name,)
 
 
-def test_column_mapping_switched_off_is_allowed():
+def test_column_mapping_switched_off_is_allowed() -> None:
     assert refused_features(form(configuration={"delta.columnMapping.mode": "none"})) == ()
 
 
-def test_the_refusal_names_every_feature_and_a_remedy():
+def test_the_refusal_names_every_feature_and_a_remedy() -> None:
     table = form(features=["rowTracking", "clustering"], configuration={"delta.constraints.c": "x"})
 
     text = str(cannot_take_files("/lake/orders", refused_features(table), "there is no session"))
@@ -97,20 +103,20 @@ def test_the_refusal_names_every_feature_and_a_remedy():
         (4, {"appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"}),
     ],
 )
-def test_old_writer_versions_stand_for_features(version, features):
+def test_old_writer_versions_stand_for_features(version: int, features: set[str]) -> None:
     assert writer_features(version, None, None) == features
 
 
-def test_writer_version_6_implies_identity_columns_and_5_column_mapping():
+def test_writer_version_6_implies_identity_columns_and_5_column_mapping() -> None:
     assert writer_features(6, None, None) - writer_features(5, None, None) == {"identityColumns"}
     assert "columnMapping" in writer_features(5, None, None)
 
 
-def test_writer_version_7_names_its_features():
+def test_writer_version_7_names_its_features() -> None:
     assert writer_features(7, ["appendOnly"], ["deletionVectors"]) == {"appendOnly", "deletionVectors"}
 
 
-def test_nested_types_are_compared_as_a_whole():
+def test_nested_types_are_compared_as_a_whole() -> None:
     nested = {"type": "array", "elementType": "string", "containsNull": True}
     schema = {"type": "struct", "fields": [{"name": "x", "type": nested, "nullable": False}]}
 
@@ -137,12 +143,14 @@ OTHERS = {"operation": "WRITE", **commit_metadata("other", "id-2")}
         ([{"operation": "WRITE", "userMetadata": '{"consumerGroup": "g"}'}, RESTORE], RESTORE),
     ],
 )
-def test_a_restore_counts_when_it_is_newer_than_the_groups_last_commit(history, found):
+def test_a_restore_counts_when_it_is_newer_than_the_groups_last_commit(
+    history: list[Any], found: dict[str, int | str] | None
+) -> None:
     """H1: RESTORE keeps watermarks whose rows are gone."""
     assert find_restore(history, "g") == found
 
 
-def test_a_commit_is_known_by_its_id():
+def test_a_commit_is_known_by_its_id() -> None:
     assert is_commit_of(OURS, commit_id="id-1")
     assert not is_commit_of(OURS, commit_id="id-2")
     assert not is_commit_of({"operation": "WRITE"}, commit_id="id-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -29,7 +30,7 @@ def bounds_of(type_: pa.DataType, *batches: list) -> tuple:
     return stats["minValues"].get("x"), stats["maxValues"].get("x")
 
 
-def test_counts_and_bounds_go_over_all_batches():
+def test_counts_and_bounds_go_over_all_batches() -> None:
     assert stats_of(pa.int64(), [5, None, 7], [-1], [None]) == {
         "numRecords": 5,
         "minValues": {"x": -1},
@@ -38,33 +39,33 @@ def test_counts_and_bounds_go_over_all_batches():
     }
 
 
-def test_a_column_of_nulls_has_no_bounds():
+def test_a_column_of_nulls_has_no_bounds() -> None:
     assert bounds_of(pa.string(), [None, None]) == (None, None)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_float_that_json_cannot_hold_leaves_the_column_without_bounds(value):
+def test_a_float_that_json_cannot_hold_leaves_the_column_without_bounds(value: float) -> None:
     assert bounds_of(pa.float64(), [1.0, 2.0], [value], [3.0]) == (None, None)
 
 
-def test_floats_have_bounds_otherwise():
+def test_floats_have_bounds_otherwise() -> None:
     assert bounds_of(pa.float64(), [1.5, None], [-2.25]) == (-2.25, 1.5)
 
 
-def test_a_long_text_is_cut_below_and_above():
+def test_a_long_text_is_cut_below_and_above() -> None:
     low, high = bounds_of(pa.string(), ["a" * 40, "b" * 40])
 
     assert low == "a" * 32
     assert high == "b" * 32 + "\U0010ffff"
 
 
-def test_a_long_text_that_nothing_short_is_above_has_no_upper_bound():
+def test_a_long_text_that_nothing_short_is_above_has_no_upper_bound() -> None:
     greatest = "\U0010ffff" * 40
 
     assert bounds_of(pa.string(), [greatest]) == ("\U0010ffff" * 32, None)
 
 
-def test_times_are_rounded_outwards_to_milliseconds():
+def test_times_are_rounded_outwards_to_milliseconds() -> None:
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_456, UTC)
 
     assert bounds_of(pa.timestamp("us", "UTC"), [moment]) == (
@@ -74,7 +75,7 @@ def test_times_are_rounded_outwards_to_milliseconds():
     assert bounds_of(pa.timestamp("us"), [moment]) == ("2023-11-14T22:13:20.123", "2023-11-14T22:13:20.124")
 
 
-def test_times_before_1970_are_rounded_outwards_too():
+def test_times_before_1970_are_rounded_outwards_too() -> None:
     moment = EPOCH - timedelta(microseconds=1)
 
     assert bounds_of(pa.timestamp("us", "UTC"), [moment]) == (
@@ -83,17 +84,17 @@ def test_times_before_1970_are_rounded_outwards_too():
     )
 
 
-def test_times_and_dates_beyond_year_9999_have_no_bound():
+def test_times_and_dates_beyond_year_9999_have_no_bound() -> None:
     assert bounds_of(pa.timestamp("us", "UTC"), [0, 2**62]) == ("1970-01-01T00:00:00.000Z", None)
     assert bounds_of(pa.date32(), [0, 2**31 - 1]) == ("1970-01-01", None)
 
 
-def test_dates_are_iso_dates():
+def test_dates_are_iso_dates() -> None:
     assert bounds_of(pa.date32(), [date(2024, 2, 29), date(1999, 1, 2)]) == ("1999-01-02", "2024-02-29")
 
 
 @pytest.mark.parametrize("type_", [pa.bool_(), pa.binary(), pa.decimal128(5, 1)])
-def test_other_scalars_have_a_null_count_only(type_):
+def test_other_scalars_have_a_null_count_only(type_: Any) -> None:
     stats = stats_of(type_, [None, None])
 
     assert stats["nullCount"] == {"x": 2}
@@ -101,11 +102,11 @@ def test_other_scalars_have_a_null_count_only(type_):
 
 
 @pytest.mark.parametrize("type_", [pa.map_(pa.string(), pa.string()), pa.list_(pa.int32())])
-def test_nested_columns_have_no_statistics(type_):
+def test_nested_columns_have_no_statistics(type_: Any) -> None:
     assert stats_of(type_, [None])["nullCount"] == {}
 
 
-def test_only_the_first_32_columns_are_looked_at():
+def test_only_the_first_32_columns_are_looked_at() -> None:
     schema = pa.schema([(f"c{number}", pa.int32()) for number in range(40)])
     collected = FileStatistics(schema)
     collected.add(pa.RecordBatch.from_pylist([dict.fromkeys(schema.names, 1)], schema=schema))
@@ -114,7 +115,7 @@ def test_only_the_first_32_columns_are_looked_at():
 
 
 @given(st.lists(st.lists(st.none() | st.text(), max_size=4), max_size=3))
-def test_every_text_lies_within_its_bounds(batches):
+def test_every_text_lies_within_its_bounds(batches: list[Any]) -> None:
     low, high = bounds_of(pa.string(), *batches)
 
     for text in filter(None, [text for batch in batches for text in batch]):
@@ -123,7 +124,7 @@ def test_every_text_lies_within_its_bounds(batches):
 
 
 @given(st.lists(st.integers(-(2**55), 2**55), min_size=1))
-def test_every_time_lies_within_its_bounds(micros):
+def test_every_time_lies_within_its_bounds(micros: list[int]) -> None:
     low, high = bounds_of(pa.timestamp("us", "UTC"), micros)
 
     assert datetime.fromisoformat(low) <= EPOCH + timedelta(microseconds=min(micros))

@@ -44,7 +44,7 @@ def store() -> MemoryOffsetStore:
 
 def test_the_group_goes_back_to_where_the_restored_version_was(
     sink: DeltaSink, path: Path, store: MemoryOffsetStore
-):
+) -> None:
     """H1: a queue without a row in it begins at 0; what is consumed again is written again, once."""
     DeltaTable(path).restore(1)
 
@@ -57,7 +57,7 @@ def test_the_group_goes_back_to_where_the_restored_version_was(
 
 def test_a_restored_version_that_was_restored_itself_is_looked_through(
     sink: DeltaSink, path: Path, store: MemoryOffsetStore
-):
+) -> None:
     DeltaTable(path).restore(1)
     write_deltalake(path, pa.table(rows(Q1, 9, 10)), mode="append")
     DeltaTable(path).restore(4)
@@ -67,7 +67,7 @@ def test_a_restored_version_that_was_restored_itself_is_looked_through(
 
 def test_after_a_restore_that_was_undone_nothing_is_consumed_again(
     sink: DeltaSink, path: Path, store: MemoryOffsetStore
-):
+) -> None:
     DeltaTable(path).restore(1)
     DeltaTable(path).restore(3)
 
@@ -76,8 +76,8 @@ def test_after_a_restore_that_was_undone_nothing_is_consumed_again(
 
 
 def test_stopped_half_way_it_is_done_again(
-    sink: DeltaSink, path: Path, store: MemoryOffsetStore, monkeypatch
-):
+    sink: DeltaSink, path: Path, store: MemoryOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The offsets come first: a sink whose watermarks are lower than the offsets would pass messages over."""
     DeltaTable(path).restore(2)
     with monkeypatch.context() as patched:
@@ -95,7 +95,7 @@ def _killed(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_without_a_restore_there_is_nothing_to_follow(sink: DeltaSink, store: MemoryOffsetStore):
+def test_without_a_restore_there_is_nothing_to_follow(sink: DeltaSink, store: MemoryOffsetStore) -> None:
     with pytest.raises(OffsetError, match="no RESTORE"):
         sink.follow_restore(GROUP, store)
 
@@ -104,7 +104,7 @@ def test_without_a_restore_there_is_nothing_to_follow(sink: DeltaSink, store: Me
 
 def test_a_restored_version_that_is_cleaned_up_is_said_to_be(
     sink: DeltaSink, path: Path, store: MemoryOffsetStore
-):
+) -> None:
     DeltaTable(path).restore(1)
     DeltaTable(path).create_checkpoint()
     for version in range(3):
@@ -116,7 +116,7 @@ def test_a_restored_version_that_is_cleaned_up_is_said_to_be(
     assert store.read(GROUP)[Q0].next_offset == 7
 
 
-def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path):
+def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path) -> None:
     """H1: a commit of the group behind the RESTORE would say that it was dealt with."""
     DeltaTable(path).restore(1)
 
@@ -126,7 +126,7 @@ def test_rewinding_no_queue_hides_no_restore(sink: DeltaSink, path: Path):
         sink.begin(GROUP, {Q0: 0})
 
 
-def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, path: Path):
+def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, path: Path) -> None:
     """H1: their watermarks would keep what is gone from being written again."""
     run(sink, {Q1: 2}, rows(Q1, 0, 2))
     DeltaTable(path).restore(1)
@@ -141,14 +141,14 @@ def test_rewinding_some_queues_hides_no_restore_of_the_others(sink: DeltaSink, p
 
 
 @pytest.mark.parametrize("parameters", [{"version": "3"}, {"version": 3, "timestamp": None}])
-def test_a_restore_names_a_version(parameters):
+def test_a_restore_names_a_version(parameters: dict[str, int | str | None]) -> None:
     assert restored_to({"operation": "RESTORE", "operationParameters": parameters}) == 3
 
 
 @pytest.mark.parametrize(
     "parameters", [{"version": None, "timestamp": "2026-01-01 10:00:00"}, {"datetime": "1767261600000"}]
 )
-def test_which_version_a_time_meant_is_not_guessed_at(parameters):
+def test_which_version_a_time_meant_is_not_guessed_at(parameters: dict[str, str | None]) -> None:
     with pytest.raises(ValueError, match="names no version, only a time"):
         restored_to({"operation": "RESTORE", "operationParameters": parameters})
 
@@ -156,7 +156,7 @@ def test_which_version_a_time_meant_is_not_guessed_at(parameters):
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_watermarks_of_a_group_are_found_without_naming_its_queues(
     sink: DeltaSink, path: Path, has_checkpoint: bool
-):
+) -> None:
     if has_checkpoint:
         DeltaTable(path).create_checkpoint()
         for version in range(3):

@@ -12,7 +12,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.responses import describe_request
 from tests.helpers.batch_read import planned_batch
-from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.source.conftest import PATIENT, Topics
 
 REQUIRED = {"nameServers": "n:1", "topic": "orders"}
@@ -51,7 +51,7 @@ def test_a_busy_server_is_asked_again_for_as_long_as_the_option_says() -> None:
     """retryTimeoutMs: with none it is asked once, and else three times at first contact."""
     asked: list[str] = []
 
-    def busy(peer, request):  # type: ignore[no-untyped-def]
+    def busy(peer: Peer, request: RemotingCommand) -> None:  # type: ignore[no-untyped-def]
         asked.append(describe_request(request))
         peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -39,7 +41,7 @@ def broken_layouts(*offsets: int):
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
 def test_a_group_s_range_ends_before_a_message_that_cannot_be_decoded(
-    partition: QueuePartition, log: Log, damage, caplog: pytest.LogCaptureFixture
+    partition: QueuePartition, log: Log, damage: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """L7: good messages are never held back; the marker row says where to go on."""
     log.damage = damage(37, 38, 52)
@@ -52,7 +54,9 @@ def test_a_group_s_range_ends_before_a_message_that_cannot_be_decoded(
 
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
-def test_a_range_that_begins_with_it_is_an_error(partition: QueuePartition, log: Log, damage) -> None:
+def test_a_range_that_begins_with_it_is_an_error(
+    partition: QueuePartition, log: Log, damage: Callable[..., Any]
+) -> None:
     """L7: queue, offset, reason and the option."""
     log.damage = damage(10)
 
@@ -65,7 +69,7 @@ def test_a_range_that_begins_with_it_is_an_error(partition: QueuePartition, log:
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
 def test_a_plain_reader_gives_what_is_before_it_and_fails(
-    partition: QueuePartition, log: Log, damage
+    partition: QueuePartition, log: Log, damage: Callable[..., Any]
 ) -> None:
     """L7: it is planned to be read to its end."""
     log.damage = damage(37)

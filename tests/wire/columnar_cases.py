@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import Message
+from pyspark_rocketmq.model import Message, MessageExt
 from pyspark_rocketmq.wire.columnar import decode as columnar
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
@@ -51,7 +53,7 @@ PROPERTIES = st.one_of(
 )
 
 
-def compressed_or_not(message_parts):
+def compressed_or_not(message_parts: tuple[CompressionType | bytes | None, ...]):
     body, compression_type = message_parts
     return (body, 0) if compression_type is None else compress(body, compression_type)
 
@@ -65,7 +67,7 @@ MEMBER_PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=4)
 
 
 @st.composite
-def inner_batches(draw):
+def inner_batches(draw: Callable[..., Any]):
     """A body of members, perhaps compressed as a whole, with the flags that say so."""
     members = [
         Message(
@@ -81,7 +83,7 @@ def inner_batches(draw):
 
 
 @st.composite
-def stored_messages(draw, properties=PROPERTIES, bodies=BODIES):
+def stored_messages(draw: Callable[..., Any], properties: Any = PROPERTIES, bodies: Any = BODIES):
     body, flags = draw(bodies)
     return StoredMessage(
         topic=draw(st.sampled_from(["T", "OrderTopic", "%RETRY%" + "g" * 150, "主题"])),
@@ -101,7 +103,7 @@ def stored_messages(draw, properties=PROPERTIES, bodies=BODIES):
     )
 
 
-def stored_message(**changes):
+def stored_message(**changes: Any):
     values = {
         "topic": "T",
         "queue_id": 3,
@@ -117,11 +119,11 @@ def stored_message(**changes):
     return StoredMessage(**{**values, **changes})
 
 
-def encoded(*messages):
+def encoded(*messages: Any):
     return b"".join(map(encode_stored_message, messages))
 
 
-def rows(batch):
+def rows(batch: pa.RecordBatch):
     """The rows of a batch as tuples like MessageExt, timestamps in milliseconds or None."""
     batch.validate(full=True)
     columns = []
@@ -139,7 +141,7 @@ def rows(batch):
     return list(zip(*columns, strict=True))
 
 
-def expected_rows(messages):
+def expected_rows(messages: list[MessageExt]):
     return [
         tuple(
             message._replace(
@@ -151,15 +153,15 @@ def expected_rows(messages):
     ]
 
 
-def shown_timestamp(milliseconds):
+def shown_timestamp(milliseconds: int):
     return milliseconds if FIRST_TIMESTAMP_MS <= milliseconds < END_TIMESTAMP_MS else None
 
 
-def is_decoded_vectorised(data):
+def is_decoded_vectorised(data: bytes):
     return vectorised(data) is not None
 
 
-def vectorised(data):
+def vectorised(data: bytes):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
         return columnar._Decoder("b", None, columnar._projected(None, (), None)).columns_of(
@@ -169,7 +171,9 @@ def vectorised(data):
         return None
 
 
-def assert_same_reaction(data, *, limit=None, tags=None, columns=None, properties=()):
+def assert_same_reaction(
+    data: bytes, *, limit: Any = None, tags: Any = None, columns: Any = None, properties: tuple[Any] = ()
+) -> None:
     """The plain decoder's rows in the columns asked for, or its error in its words.
 
     A body that nobody asked for need not be decompressed, and so may be damaged.
@@ -181,7 +185,7 @@ def assert_same_reaction(data, *, limit=None, tags=None, columns=None, propertie
     assert reaction(columnar_rows, data, options) in allowed
 
 
-def reaction(decode, data, options):
+def reaction(decode: Callable[..., Any], data: bytes, options: dict[str, tuple[Any] | None]):
     """The rows, or the text of the error."""
     try:
         return decode(data, **options)
@@ -189,7 +193,7 @@ def reaction(decode, data, options):
         return str(exc)
 
 
-def columnar_rows(data, **options):
+def columnar_rows(data: bytes, **options: Any):
     batch = decode_columns(data, "b", **options)
     names = MESSAGE_SCHEMA.names if options["columns"] is None else options["columns"]
     extra = [pa.field(name, pa.string()) for name in options.get("properties", ())]
@@ -197,7 +201,7 @@ def columnar_rows(data, **options):
     return rows(batch) if len(batch.schema) else [()] * len(batch)
 
 
-def plain_rows(data, *, limit, tags, columns, properties=()):
+def plain_rows(data: bytes, *, limit: Any, tags: Any, columns: Any, properties: tuple[Any] = ()):
     messages = decode_messages(data, "b", limit=limit)
     kept = [message for message in messages if tags is None or message.tags in tags]
     names = MESSAGE_SCHEMA.names if columns is None else columns
@@ -208,7 +212,7 @@ def plain_rows(data, *, limit, tags, columns, properties=()):
     ]
 
 
-def without_compressed_bits(data):
+def without_compressed_bits(data: bytes):
     """The same messages with bodies that are not compressed, whatever they say; inner batches as they are."""
     changed, at = bytearray(data), 0
     try:

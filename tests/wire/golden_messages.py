@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from typing import Any
 
 from tests.helpers.golden import golden
 
@@ -18,16 +19,16 @@ WHOLE_PULLS = [name for name in PULLS if not name.startswith("raw")]
 """The raw pull holds a body that says zlib and is not; Java drops it and the message after it."""
 
 
-def pull_body(name):
+def pull_body(name: str):
     return base64.b64decode(PULLS[name]["body_b64"])
 
 
-def java_host(host):
+def java_host(host: Any):
     """Spell ``host:port`` as the golden files do: IPv6 without brackets."""
     return host.replace("[", "").replace("]", "")
 
 
-def assert_shown_as(message, expected):
+def assert_shown_as(message: Any, expected: Any) -> None:
     """Compare a MessageExt with Java's view; a member of an inner batch lacks some of the fields."""
     shown = {
         "topic": message.topic,
@@ -56,6 +57,6 @@ def assert_shown_as(message, expected):
         assert message.body == base64.b64decode(expected.get("body_b64") or "")
 
 
-def expected_messages(name):
+def expected_messages(name: Any):
     """What a Java listener gets of a pull, inner batches expanded."""
     return [shown for expected in PULLS[name]["expected"] for shown in expected.get("expanded", [expected])]

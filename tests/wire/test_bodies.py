@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.fastjson import as_object, dumps_standard
@@ -111,7 +114,7 @@ def unordered(members: dict) -> dict:
 
 
 class TestHeartbeat:
-    def test_java_s_heartbeat_is_written_byte_for_byte(self):
+    def test_java_s_heartbeat_is_written_byte_for_byte(self) -> None:
         """A3."""
         heartbeat = HeartbeatData(
             client_id="127.0.0.1@1#2",
@@ -128,11 +131,11 @@ class TestHeartbeat:
         assert bodies.decode_heartbeat(FILTER["heartbeat_json"].encode()) == heartbeat
 
     @pytest.mark.parametrize("body", recorded(34, is_response=False))
-    def test_a_recorded_heartbeat_comes_back_unchanged(self, body):
+    def test_a_recorded_heartbeat_comes_back_unchanged(self, body: bytes) -> None:
         """A3: push, lite-pull and producer clients."""
         assert same_json(bodies.encode_heartbeat(bodies.decode_heartbeat(body)), body)
 
-    def test_a_recorded_sql_subscription_is_read(self):
+    def test_a_recorded_sql_subscription_is_read(self) -> None:
         """A4."""
         heartbeat = bodies.decode_heartbeat(recorded_command(95).body)
 
@@ -141,11 +144,11 @@ class TestHeartbeat:
         assert by_topic["FrSql"].sub_string == "a >>> 5"
 
     @given(heartbeats)
-    def test_any_heartbeat_is_read_back(self, heartbeat):
+    def test_any_heartbeat_is_read_back(self, heartbeat: HeartbeatData) -> None:
         assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
 
     @pytest.mark.parametrize("case", SUBSCRIPTIONS, ids=lambda case: f"{case['expr']!a}-{case.get('type')}")
-    def test_a_subscription_has_java_s_json(self, case):
+    def test_a_subscription_has_java_s_json(self, case: dict[str, Any]) -> None:
         """A4."""
         expected = json.loads(case["json"])
         subscription = build_subscription(
@@ -158,7 +161,7 @@ class TestHeartbeat:
         assert list(written) == list(expected)
         assert bodies.subscription_from_json(as_object(expected, "test")) == subscription
 
-    def test_fields_that_other_clients_leave_out_have_java_s_defaults(self):
+    def test_fields_that_other_clients_leave_out_have_java_s_defaults(self) -> None:
         body = b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":null}],"x":1}'
 
         heartbeat = bodies.decode_heartbeat(body)
@@ -173,7 +176,7 @@ class TestHeartbeat:
             "CONSUME_FROM_MAX_OFFSET",
         ],
     )
-    def test_a_deprecated_start_means_the_last_offset_as_in_java(self, deprecated):
+    def test_a_deprecated_start_means_the_last_offset_as_in_java(self, deprecated: str) -> None:
         """F2."""
         body = json.dumps(
             {"clientID": "c", "consumerDataSet": [{"groupName": "G", "consumeFromWhere": deprecated}]}
@@ -200,7 +203,9 @@ class TestHeartbeat:
         ],
         ids=str,
     )
-    def test_a_heartbeat_of_the_wrong_shape_raises_and_names_the_place(self, consumer):
+    def test_a_heartbeat_of_the_wrong_shape_raises_and_names_the_place(
+        self, consumer: dict[str, Any]
+    ) -> None:
         body = json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
 
         with pytest.raises(RemoteProtocolError, match=r"HeartbeatData\.consumerDataSet"):
@@ -222,7 +227,7 @@ class TestScalarsOfOtherClients:
         body = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"G","{field}":{value}}}]}}'
         return bodies.decode_heartbeat(body.encode()).consumers[0]
 
-    def test_a_go_client_s_tags_are_read(self):
+    def test_a_go_client_s_tags_are_read(self) -> None:
         """A4: it writes their hash codes as texts."""
         body = (
             b'{"clientID":"10.0.0.1@7","producerDataSet":[],"consumerDataSet":[{"groupName":"G",'
@@ -249,22 +254,22 @@ class TestScalarsOfOtherClients:
             ('[null,3,"","null"]', {3}),
         ],
     )
-    def test_whole_numbers_in_a_list(self, written, codes):
+    def test_whole_numbers_in_a_list(self, written: str, codes: set[int]) -> None:
         assert self.subscription(codeSet=written).code_set == codes
 
     @pytest.mark.parametrize(
         ("written", "version"), [('"5"', 5), ("5.7", 5), ("true", 1), ("1e3", 1000), ('""', 0), ('"null"', 0)]
     )
-    def test_a_whole_number(self, written, version):
+    def test_a_whole_number(self, written: str, version: int) -> None:
         assert self.subscription(subVersion=written).sub_version == version
 
     @pytest.mark.parametrize("written", ['"x"', '"5.7"', '" 5 "', '"1e3"', "[]", "{}", '"+"', "1e999"])
-    def test_what_is_no_whole_number_is_refused_by_name(self, written):
+    def test_what_is_no_whole_number_is_refused_by_name(self, written: str) -> None:
         with pytest.raises(RemoteProtocolError, match="subVersion"):
             self.subscription(subVersion=written)
 
     @pytest.mark.parametrize(("written", "text"), [("5", "5"), ("true", "true"), ("1.5", "1.5")])
-    def test_a_text(self, written, text):
+    def test_a_text(self, written: str, text: str) -> None:
         subscription = self.subscription(subString=written, tagsSet=f"[{written},null]")
 
         assert subscription.sub_string == text
@@ -277,7 +282,7 @@ class TestScalarsOfOtherClients:
             *[(text, False) for text in ('"false"', '"0"', "0", "2", '"N"', '"F"', '""', '"null"')],
         ],
     )
-    def test_a_boolean(self, written, flag):
+    def test_a_boolean(self, written: str, flag: bool) -> None:
         assert self.consumer("unitMode", written).unit_mode is flag
 
     @pytest.mark.parametrize(
@@ -290,16 +295,16 @@ class TestScalarsOfOtherClients:
             ('""', MessageModel.CLUSTERING),
         ],
     )
-    def test_a_name_of_an_enum(self, written, model):
+    def test_a_name_of_an_enum(self, written: str, model: MessageModel) -> None:
         assert self.consumer("messageModel", written).message_model is model
 
-    def test_places_in_enums_are_java_s(self):
+    def test_places_in_enums_are_java_s(self) -> None:
         assert self.consumer("consumeType", "2").consume_type is ConsumeType.CONSUME_POP
         start = self.consumer("consumeFromWhere", "4").consume_from_where
         assert start is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 
     @pytest.mark.parametrize("queue_id", ['"3"', "3.0", "3"])
-    def test_a_queue(self, queue_id):
+    def test_a_queue(self, queue_id: str) -> None:
         body = f'{{"clientId":1,"consumerGroup":true,"mqSet":[{{"topic":5,"brokerName":true,"queueId":{queue_id}}}]}}'
 
         request = bodies.decode_lock_request(body.encode())
@@ -308,7 +313,7 @@ class TestScalarsOfOtherClients:
             consumer_group="true", client_id="1", queues=frozenset({MessageQueue("5", "true", 3)})
         )
 
-    def test_an_offset(self):
+    def test_an_offset(self) -> None:
         body = b'{"offsetTable":{{"brokerName":"b","queueId":"3","topic":"T"}:"7"}}'
 
         assert bodies.decode_offset_table(body) == {MessageQueue("T", "b", 3): 7}
@@ -316,7 +321,7 @@ class TestScalarsOfOtherClients:
 
 class TestLocks:
     @pytest.mark.parametrize("body", [*recorded(41, is_response=False), *recorded(42, is_response=False)])
-    def test_a_recorded_lock_request_comes_back_unchanged(self, body):
+    def test_a_recorded_lock_request_comes_back_unchanged(self, body: bytes) -> None:
         """C1: onlyThisBroker may be missing and then is false."""
         expected = {"onlyThisBroker": False, **json.loads(body)}
 
@@ -325,11 +330,11 @@ class TestLocks:
         )
 
     @pytest.mark.parametrize("body", recorded(41, is_response=True))
-    def test_a_recorded_lock_answer_comes_back_unchanged(self, body):
+    def test_a_recorded_lock_answer_comes_back_unchanged(self, body: bytes) -> None:
         """C1."""
         assert same_json(bodies.encode_lock_response(bodies.decode_lock_response(body)), body)
 
-    def test_refused_queues_are_simply_not_in_the_answer(self):
+    def test_refused_queues_are_simply_not_in_the_answer(self) -> None:
         """C1: queue 0 belongs to somebody else."""
         asked = bodies.decode_lock_request(recorded_command(190).body)
         granted = bodies.decode_lock_response(recorded_command(190, is_response=True).body)
@@ -337,7 +342,7 @@ class TestLocks:
         assert {queue.queue_id for queue in asked.queues} == {0, 1}
         assert granted == {MessageQueue("FrA", "broker-a", 1)}
 
-    def test_a_request_is_written_in_java_s_order(self):
+    def test_a_request_is_written_in_java_s_order(self) -> None:
         request = LockBatchRequest(
             consumer_group="G",
             client_id="c",
@@ -350,11 +355,11 @@ class TestLocks:
         )
 
     @given(lock_requests)
-    def test_any_lock_request_and_answer_is_read_back(self, request_):
+    def test_any_lock_request_and_answer_is_read_back(self, request_: LockBatchRequest) -> None:
         assert bodies.decode_lock_request(bodies.encode_lock_request(request_)) == request_
         assert bodies.decode_lock_response(bodies.encode_lock_response(request_.queues)) == request_.queues
 
-    def test_a_body_that_java_could_not_read_raises(self):
+    def test_a_body_that_java_could_not_read_raises(self) -> None:
         for command in (recorded_command(192), recorded_command(193)):
             with pytest.raises(RemoteProtocolError):
                 bodies.decode_lock_request(command.body)
@@ -362,22 +367,22 @@ class TestLocks:
 
 class TestConsumerList:
     @pytest.mark.parametrize("body", recorded(38, is_response=True))
-    def test_a_recorded_list_comes_back_unchanged(self, body):
+    def test_a_recorded_list_comes_back_unchanged(self, body: bytes) -> None:
         """B1."""
         assert bodies.encode_consumer_list(bodies.decode_consumer_list(body)) == body
 
     @given(st.lists(names).map(tuple))
-    def test_any_list_is_read_back_in_order_with_its_duplicates(self, client_ids):
+    def test_any_list_is_read_back_in_order_with_its_duplicates(self, client_ids: tuple[str, ...]) -> None:
         """B1."""
         assert bodies.decode_consumer_list(bodies.encode_consumer_list(client_ids)) == client_ids
 
     @pytest.mark.parametrize("body", [b"{}", b'{"consumerIdList":null}'])
-    def test_no_list_is_an_empty_list(self, body):
+    def test_no_list_is_an_empty_list(self, body: bytes) -> None:
         """B4: what that means is decided elsewhere."""
         assert bodies.decode_consumer_list(body) == ()
 
 
-def outcome(decode, body):
+def outcome(decode: Callable[..., Any], body: bytes):
     try:
         return decode(body)
     except RemoteProtocolError:
@@ -385,7 +390,7 @@ def outcome(decode, body):
 
 
 class TestTablesByQueue:
-    def test_recorded_topic_stats_are_read(self):
+    def test_recorded_topic_stats_are_read(self) -> None:
         """A2: object keys."""
         body = recorded_command(71, is_response=True).body
 
@@ -398,7 +403,7 @@ class TestTablesByQueue:
             ),
         }
 
-    def test_topic_stats_are_written_byte_for_byte_as_java_does(self):
+    def test_topic_stats_are_written_byte_for_byte_as_java_does(self) -> None:
         body = recorded_command(71, is_response=True).body
 
         written = encode_topic_stats(decode_topic_stats(body))
@@ -407,7 +412,7 @@ class TestTablesByQueue:
         assert written == body.replace(b'"topicPutTps":0.1', b'"topicPutTps":0.0')
 
     @pytest.mark.parametrize("pair_id", [120, 122, 123])
-    def test_recorded_reset_offsets_come_back_unchanged(self, pair_id):
+    def test_recorded_reset_offsets_come_back_unchanged(self, pair_id: int) -> None:
         """F5: the request to the client and the answer to the administrator."""
         bodies_of_pair = [
             command.body for command in recorded_commands() if command.pair_id == pair_id and command.body
@@ -417,19 +422,21 @@ class TestTablesByQueue:
         for body in bodies_of_pair:
             assert bodies.encode_offset_table(bodies.decode_offset_table(body)) == body
 
-    def test_the_list_form_for_cpp_administrators_is_read(self):
+    def test_the_list_form_for_cpp_administrators_is_read(self) -> None:
         body = b'{"offsetTable":[{"brokerName":"b","offset":7,"queueId":1,"topic":"T"}]}'
 
         assert bodies.decode_offset_table(body) == {MessageQueue("T", "b", 1): 7}
 
     @given(stats)
-    def test_any_table_is_read_back(self, table):
+    def test_any_table_is_read_back(self, table: FaultTable) -> None:
         assert decode_topic_stats(encode_topic_stats(table)) == table
         offsets = {queue: bounds.max_offset for queue, bounds in table.items()}
         assert bodies.decode_offset_table(bodies.encode_offset_table(offsets)) == offsets
 
     @given(stats, st.data())
-    def test_a_changed_byte_reads_as_the_same_json_in_another_form_does(self, table, data):
+    def test_a_changed_byte_reads_as_the_same_json_in_another_form_does(
+        self, table: FaultTable, data: st.DataObject
+    ) -> None:
         """Java's own form is read by a way of its own: a blank in front sends it the other way."""
         body = bytearray(encode_topic_stats(table))
         at = data.draw(st.integers(0, len(body) - 1))
@@ -439,7 +446,7 @@ class TestTablesByQueue:
 
         assert outcome(decode_topic_stats, bytes(body)) == outcome(decode_topic_stats, b" " + bytes(body))
 
-    def test_keys_that_are_the_text_of_a_queue_are_read_too(self):
+    def test_keys_that_are_the_text_of_a_queue_are_read_too(self) -> None:
         """Standard JSON has no other way to write them."""
         key = json.dumps({"topic": "T", "brokerName": "b}:{", "queueId": 3})
         body = dumps_standard({"offsetTable": {key: {"minOffset": 1, "maxOffset": 2}}})
@@ -451,11 +458,11 @@ class TestTablesByQueue:
     @pytest.mark.parametrize(
         "body", [b"{}", b'{"offsetTable":{}}', b'{"offsetTable":null,"topicPutTps":0.0}']
     )
-    def test_a_topic_without_queues_is_an_empty_table(self, body):
+    def test_a_topic_without_queues_is_an_empty_table(self, body: bytes) -> None:
         assert decode_topic_stats(body) == {}
         assert bodies.decode_offset_table(body) == {}
 
-    def test_a_thousand_queues_are_read_by_one_expression(self, monkeypatch):
+    def test_a_thousand_queues_are_read_by_one_expression(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The planner asks for this body in every round; the JSON reader would take four times as long."""
         table = {
             MessageQueue("orders", "broker-a", at): QueueBounds(
@@ -492,7 +499,7 @@ class TestTablesByQueue:
             '{{"brokerName":"b","queueId":0,"topic":"T"}:{{}:1}}',
         ],
     )
-    def test_a_table_of_the_wrong_shape_raises(self, table):
+    def test_a_table_of_the_wrong_shape_raises(self, table: str) -> None:
         body = f'{{"offsetTable":{table}}}'.encode()
 
         with pytest.raises(RemoteProtocolError, match=r"offsetTable"):
@@ -505,14 +512,14 @@ class TestTablesByQueue:
     [b"", b"[]", b"null", b"7", b'"x"', b"{{}:1}", b"\xff", b"{" * 100_000],
     ids=lambda body: repr(body[:9]),
 )
-def test_what_is_no_json_object_raises(decode, body):
+def test_what_is_no_json_object_raises(decode: Callable[..., Any], body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(body)
 
 
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS.keys())
 @given(value=json_values)
-def test_any_json_raises_nothing_but_remote_protocol_errors(decode, value):
+def test_any_json_raises_nothing_but_remote_protocol_errors(decode: Callable[..., Any], value: Any) -> None:
     try:
         decode(json.dumps(value).encode())
     except RemoteProtocolError as exc:
@@ -531,7 +538,7 @@ def test_any_json_raises_nothing_but_remote_protocol_errors(decode, value):
     ],
     ids=DECODERS.keys(),
 )
-def test_every_truncation_of_a_body_raises(decode, body):
+def test_every_truncation_of_a_body_raises(decode: Callable[..., Any], body: bytes) -> None:
     decode(body)
 
     for end in range(len(body)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("messages", [4, 70])
-def test_columns_refuse_what_the_plain_decoder_refuses(allowed, messages):
+def test_columns_refuse_what_the_plain_decoder_refuses(allowed: Callable[..., Any], messages: int) -> None:
     """A4: in one word with it, inner batches and what is decoded by halves included."""
     irregular = b"a\x01\xff\x02"
     for is_batch, properties, has_plain in product([False, True], [b"", irregular], [False, True]):
@@ -50,7 +52,9 @@ def test_columns_refuse_what_the_plain_decoder_refuses(allowed, messages):
                 assert_same_reaction(data, **options)
 
 
-def test_bodies_that_expand_too_far_together_are_decoded_one_after_the_other(allowed):
+def test_bodies_that_expand_too_far_together_are_decoded_one_after_the_other(
+    allowed: Callable[..., Any],
+) -> None:
     """A4: whole messages are never refused for what they expand to, only decoded in smaller steps."""
     bodies = [encoded(*(message(10 * group + at) for at in range(5))) for group in range(3)]
     allowed(5 * BODY_BYTES)
@@ -68,7 +72,7 @@ def test_bodies_that_expand_too_far_together_are_decoded_one_after_the_other(all
     assert all(body == bytes(BODY_BYTES) for batch in halves for body in batch.column("body").to_pylist())
 
 
-def test_what_expands_too_far_alone_cannot_be_decoded(allowed):
+def test_what_expands_too_far_alone_cannot_be_decoded(allowed: Callable[..., Any]) -> None:
     """L7: it stands in its place, and what is before and behind it is read."""
     large, small = message(2), stored_message(queue_offset=3)
     allowed(BODY_BYTES - 1)
@@ -80,7 +84,7 @@ def test_what_expands_too_far_alone_cannot_be_decoded(allowed):
     assert "lower pullBatchSize" in undecodable.reason
 
 
-def test_other_ranges_are_decoded_when_one_expands_too_far(allowed):
+def test_other_ranges_are_decoded_when_one_expands_too_far(allowed: Callable[..., Any]) -> None:
     allowed(2 * BODY_BYTES)
     groups = [[encoded(message(at))] for at in range(2)] + [[encoded(message(2), message(3), message(4))]]
 
@@ -91,7 +95,7 @@ def test_other_ranges_are_decoded_when_one_expands_too_far(allowed):
     assert "expand to more than" in str(third)
 
 
-def test_an_answer_of_a_few_kilobytes_costs_no_more_than_it_may():
+def test_an_answer_of_a_few_kilobytes_costs_no_more_than_it_may() -> None:
     """A1: nine messages of 15 MiB each in 5 KB."""
     body, flags = compress(bytes(15 << 20), CompressionType.ZSTD)
     data = encoded(*[stored_message(body=body, sys_flag=flags)] * 9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
-from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages, encode_batch
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, StoredMessage, decode_messages, encode_batch
 from tests.wire.columnar_cases import (
     REGULAR_PROPERTIES,
     assert_same_reaction,
@@ -26,7 +28,7 @@ from tests.wire.columnar_cases import (
 )
 
 
-def inner_batch(*bodies, compression=None, **changes):
+def inner_batch(*bodies: Any, compression: CompressionType | None = None, **changes: Any):
     body = encode_batch([Message(topic="T", body=body) for body in bodies])
     body, flags = (body, 0) if compression is None else compress(body, compression)
     return stored_message(body=body, sys_flag=flags | INNER_BATCH_FLAGS, **changes)
@@ -40,13 +42,13 @@ def inner_batch(*bodies, compression=None, **changes):
         max_size=5,
     )
 )
-def test_inner_batches_among_other_messages_take_the_vectorised_path(messages):
+def test_inner_batches_among_other_messages_take_the_vectorised_path(messages: list[StoredMessage]) -> None:
     data = encoded(*messages)
 
     assert rows(vectorised(data)) == expected_rows(decode_messages(data, "b"))
 
 
-def test_members_of_an_inner_batch_from_the_limit_on_are_dropped():
+def test_members_of_an_inner_batch_from_the_limit_on_are_dropped() -> None:
     batch = decode_columns(encoded(inner_batch(b"one", b"two")), "b", limit=8)
 
     assert batch.column("queueOffset").to_pylist() == [7]
@@ -54,7 +56,7 @@ def test_members_of_an_inner_batch_from_the_limit_on_are_dropped():
 
 
 @pytest.mark.parametrize("compression", [None, *CompressionType])
-def test_members_count_queue_offsets_from_that_of_their_batch(compression):
+def test_members_count_queue_offsets_from_that_of_their_batch(compression: CompressionType | None) -> None:
     data = encoded(
         stored_message(queue_offset=1),
         inner_batch(b"a", b"b", compression=compression, queue_offset=2, reconsume_times=3, flag=5),
@@ -85,7 +87,7 @@ def test_members_count_queue_offsets_from_that_of_their_batch(compression):
         lambda body: body[:16] + b"\xff" + body[17:],
     ],
 )
-def test_a_malformed_inner_batch_raises_where_it_is(change):
+def test_a_malformed_inner_batch_raises_where_it_is(change: Callable[..., Any]) -> None:
     whole = inner_batch(b"one", b"two")
     data = encoded(stored_message(queue_offset=6), replace(whole, body=change(whole.body)))
 
@@ -95,14 +97,14 @@ def test_a_malformed_inner_batch_raises_where_it_is(change):
 
 
 @pytest.mark.parametrize("announced", [b"2", b"3", b"02", b"x"])
-def test_a_batch_has_as_many_members_as_it_announces(announced):
+def test_a_batch_has_as_many_members_as_it_announces(announced: bytes) -> None:
     data = encoded(inner_batch(b"one", b"two", properties_data=b"INNER_NUM\x01" + announced + b"\x02"))
 
     assert_same_reaction(data)
     assert_same_reaction(data, columns=["flag"])
 
 
-def test_members_past_the_greatest_queue_offset_are_dropped_as_the_plain_decoder_drops_them():
+def test_members_past_the_greatest_queue_offset_are_dropped_as_the_plain_decoder_drops_them() -> None:
     data = encoded(inner_batch(b"one", b"two", queue_offset=(1 << 63) - 1))
 
     assert_same_reaction(data)

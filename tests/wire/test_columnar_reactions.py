@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import property_columns as columnar_properties
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from tests.both.test_broadcasting import Given
 from tests.wire.columnar_cases import (
     PROPERTIES,
     REGULAR_PROPERTIES,
@@ -44,7 +47,7 @@ COLUMNS = [[name] for name in MESSAGE_SCHEMA.names] + [["flag", "msgId"], ["tags
 
 
 @st.composite
-def damaged(draw, bodies=BODIES):
+def damaged(draw: Callable[..., Any], bodies: Any = BODIES):
     """A body with up to three bytes or stretches changed, cut out, doubled or put in."""
     data = draw(bodies)
     for _ in range(draw(st.integers(1, 3))):
@@ -57,25 +60,27 @@ def damaged(draw, bodies=BODIES):
 
 @settings(max_examples=300, deadline=None)
 @given(BODIES, OPTIONS)
-def test_any_messages_with_any_options_give_what_the_plain_decoder_gives(data, options):
+def test_any_messages_with_any_options_give_what_the_plain_decoder_gives(data: bytes, options: Given) -> None:
     """A4: the broker filters tags by their hash code, the client by the tag itself."""
     assert_same_reaction(data, **options)
 
 
 @settings(max_examples=400, deadline=None)
 @given(damaged(), OPTIONS)
-def test_damaged_bytes_give_the_rows_or_the_error_of_the_plain_decoder(data, options):
+def test_damaged_bytes_give_the_rows_or_the_error_of_the_plain_decoder(data: bytes, options: Given) -> None:
     assert_same_reaction(data, **options)
 
 
 @settings(max_examples=200, deadline=None)
 @given(damaged(st.sampled_from([pull_body(name) for name in PULLS])), OPTIONS)
-def test_damaged_golden_bodies_give_the_rows_or_the_error_of_the_plain_decoder(data, options):
+def test_damaged_golden_bodies_give_the_rows_or_the_error_of_the_plain_decoder(
+    data: bytes, options: Given
+) -> None:
     assert_same_reaction(data, **options)
 
 
 @pytest.mark.parametrize("columns", COLUMNS, ids=" ".join)
-def test_a_projection_gives_just_these_columns_of_every_golden_body(columns):
+def test_a_projection_gives_just_these_columns_of_every_golden_body(columns: list[str]) -> None:
     for name in PULLS:
         assert_same_reaction(pull_body(name), columns=columns)
     for entry in CORRUPT.values():
@@ -83,12 +88,14 @@ def test_a_projection_gives_just_these_columns_of_every_golden_body(columns):
 
 
 @pytest.mark.parametrize("columns", [["body", "queueoffset"], ["body", "body"]])
-def test_columns_that_are_not_there_or_there_twice_are_refused_with_the_names_there_are(columns):
+def test_columns_that_are_not_there_or_there_twice_are_refused_with_the_names_there_are(
+    columns: list[str],
+) -> None:
     with pytest.raises(LocalProtocolError, match=r"body, (queueoffset|body): .* topic, brokerName, queueId"):
         decode_columns(encoded(stored_message()), "b", columns=columns)
 
 
-def test_properties_become_columns_behind_the_others_of_every_golden_body():
+def test_properties_become_columns_behind_the_others_of_every_golden_body() -> None:
     """includeColumns, propertyColumns."""
     for name in PULLS:
         assert_same_reaction(
@@ -97,7 +104,7 @@ def test_properties_become_columns_behind_the_others_of_every_golden_body():
         assert_same_reaction(pull_body(name), columns=[], properties=["UNIQ_KEY"], tags=frozenset({"BB"}))
 
 
-def test_a_tag_filter_needs_no_tags_column():
+def test_a_tag_filter_needs_no_tags_column() -> None:
     data = encoded(
         *(stored_message(queue_offset=at, properties_data=b"TAGS\x01%d\x02" % (at % 2)) for at in range(4))
     )
@@ -109,13 +116,13 @@ def test_a_tag_filter_needs_no_tags_column():
     assert decode_columns(data, "b", tags=frozenset({"1"}), columns=[]).num_rows == 2
 
 
-def test_a_body_that_nobody_asks_for_is_not_decompressed():
+def test_a_body_that_nobody_asks_for_is_not_decompressed() -> None:
     data = encoded(stored_message(body=b"not zlib", sys_flag=0x301))
 
     assert decode_columns(data, "b", columns=["queueOffset"]).num_rows == 1
 
 
-def test_every_short_properties_string_is_read_as_the_plain_decoder_reads_it():
+def test_every_short_properties_string_is_read_as_the_plain_decoder_reads_it() -> None:
     strings = ["".join(symbols) for length in range(7) for symbols in product("a\x01\x02", repeat=length)]
     for text in strings:
         assert_same_reaction(encoded(stored_message(properties_data=text.encode())), columns=["properties"])
@@ -125,7 +132,9 @@ def test_every_short_properties_string_is_read_as_the_plain_decoder_reads_it():
 
 
 @pytest.mark.parametrize(("born_host", "store_host"), [*product(HOSTS, repeat=2)])
-def test_an_impossible_port_is_malformed_even_if_nobody_asks_for_the_host(born_host, store_host):
+def test_an_impossible_port_is_malformed_even_if_nobody_asks_for_the_host(
+    born_host: str, store_host: str
+) -> None:
     data = encoded(stored_message(queue_offset=1, born_host=born_host, store_host=store_host))
     ports = [at for at in range(len(data)) if data[at : at + 4] == b"\0\0\xff\xff"]
 
@@ -138,7 +147,7 @@ def test_an_impossible_port_is_malformed_even_if_nobody_asks_for_the_host(born_h
 
 
 @pytest.mark.parametrize("topic_bytes", [32767, 32768, 65535])
-def test_a_topic_length_of_layout_v2_is_a_signed_short(topic_bytes):
+def test_a_topic_length_of_layout_v2_is_a_signed_short(topic_bytes: int) -> None:
     head = bytearray(encoded(stored_message(topic="t" * 128, body=b""))[:HEAD_BYTES])
     head[:4] = (HEAD_BYTES + 2 + topic_bytes + 2).to_bytes(4, "big")
 
@@ -146,7 +155,9 @@ def test_a_topic_length_of_layout_v2_is_a_signed_short(topic_bytes):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_decoded(seed, monkeypatch):
+def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_decoded(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some have bodies that hold messages, whose magic numbers lead astray those who look for them."""
     monkeypatch.setattr(columnar_properties, "_PIECE", 1000)
     chance = random.Random(seed)
@@ -159,7 +170,7 @@ def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_
         assert_same_reaction(data[:at] + bytes([chance.randrange(256)]) + data[at + chance.randrange(2) :])
 
 
-def many_messages(chance, *, odd_share, decoys):
+def many_messages(chance: random.Random, *, odd_share: float, decoys: bool):
     """Some bodies end with the head of a message, to which the topic and the properties behind it belong too."""
     messages = []
     for at in range(700):
@@ -173,7 +184,7 @@ def many_messages(chance, *, odd_share, decoys):
     return encoded(*messages)
 
 
-def test_hundreds_of_messages_of_one_length_with_properties_of_many_shapes_are_decoded_vectorised():
+def test_hundreds_of_messages_of_one_length_with_properties_of_many_shapes_are_decoded_vectorised() -> None:
     shapes = [
         b"KEYS\x01k\x02TAGS\x01TagA\x02user\x01abcdefgh\x02",
         b"TAGS\x01TagA\x02TAGS\x01TagB\x02user\x01abcdefg\x02",

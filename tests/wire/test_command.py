@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire import codes
 from pyspark_rocketmq.wire.codes import LanguageCode, PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, decode_frame, encode_frame
-from tests.helpers.golden import golden, recorded_commands
+from tests.helpers.golden import RecordedCommand, golden, recorded_commands
 
 JAVA_FRAMES = golden("remoting.json")["frames"]
 
@@ -65,7 +66,7 @@ class TestAgainstJava:
     @pytest.mark.parametrize(
         "vector", JAVA_FRAMES, ids=lambda v: f"{v['serialize']}-{v['java_decodes_as']['code']}"
     )
-    def test_java_s_frames_are_read_as_java_reads_them(self, vector):
+    def test_java_s_frames_are_read_as_java_reads_them(self, vector: dict[str, Any]) -> None:
         """A1: both header forms."""
         expected = vector["java_decodes_as"]
 
@@ -88,7 +89,7 @@ class TestAgainstJava:
     @pytest.mark.parametrize(
         "vector", JAVA_FRAMES, ids=lambda v: f"{v['serialize']}-{v['java_decodes_as']['code']}"
     )
-    def test_java_s_frames_are_written_byte_for_byte(self, vector):
+    def test_java_s_frames_are_written_byte_for_byte(self, vector: dict[str, Any]) -> None:
         """A1: the same command gives the same bytes as in Java, an empty value in the binary form aside."""
         frame = bytes.fromhex(vector["frame_hex"])
         command = decode_frame(frame[4:])
@@ -99,7 +100,7 @@ class TestAgainstJava:
             assert encode_frame(command) == frame
 
     @pytest.mark.parametrize("recorded", recorded_commands(), ids=str)
-    def test_every_recorded_frame_is_read(self, recorded):
+    def test_every_recorded_frame_is_read(self, recorded: RecordedCommand) -> None:
         """A1: 452 frames between Java clients, a name server and a broker."""
         command = decode_frame(recorded.frame)
 
@@ -114,7 +115,7 @@ class TestAgainstJava:
             assert command.opaque == header["opaque"]
 
     @pytest.mark.parametrize("recorded", recorded_commands(), ids=str)
-    def test_every_recorded_frame_survives_writing_and_reading(self, recorded):
+    def test_every_recorded_frame_survives_writing_and_reading(self, recorded: RecordedCommand) -> None:
         command = decode_frame(recorded.frame)
 
         assert decode_frame(encode_frame(command)[4:]) == command
@@ -123,12 +124,14 @@ class TestAgainstJava:
         ("enum", "name"),
         [(RequestCode, "RequestCode"), (ResponseCode, "ResponseCode"), (LanguageCode, "LanguageCode")],
     )
-    def test_the_code_tables_are_java_s(self, enum, name):
+    def test_the_code_tables_are_java_s(
+        self, enum: type[LanguageCode] | type[RequestCode] | type[ResponseCode], name: str
+    ) -> None:
         assert {member: value.value for member, value in enum.__members__.items()} == golden("numbers.json")[
             name
         ]
 
-    def test_the_pull_flags_are_java_s(self):
+    def test_the_pull_flags_are_java_s(self) -> None:
         bits = [
             PullSysFlag.COMMIT_OFFSET,
             PullSysFlag.SUSPEND,
@@ -143,13 +146,13 @@ class TestAgainstJava:
         for *switches, expected in table:
             assert sum(bit for bit, is_on in zip(bits, switches, strict=True) if is_on) == expected
 
-    def test_the_shown_version_means_standard_json_and_no_go_away(self):
+    def test_the_shown_version_means_standard_json_and_no_go_away(self) -> None:
         assert 401 <= codes.CLIENT_VERSION <= 475
 
 
 class TestRoundTrip:
     @given(commands())
-    def test_a_command_is_read_back_as_it_was_written(self, command):
+    def test_a_command_is_read_back_as_it_was_written(self, command: RemotingCommand) -> None:
         """A1: both header forms."""
         frame = encode_frame(command)
 
@@ -158,12 +161,12 @@ class TestRoundTrip:
         assert decode_frame(memoryview(frame)[4:]) == command
 
     @given(st.dictionaries(texts, texts), texts)
-    def test_json_keeps_empty_names_values_and_remarks(self, ext_fields, remark):
+    def test_json_keeps_empty_names_values_and_remarks(self, ext_fields: dict[str, str], remark: str) -> None:
         command = RemotingCommand(code=1, ext_fields=ext_fields, remark=remark)
 
         assert decode_frame(encode_frame(command)[4:]) == command
 
-    def test_a_pop_code_goes_out_with_the_json_header_only(self):
+    def test_a_pop_code_goes_out_with_the_json_header_only(self) -> None:
         command = RemotingCommand(code=RequestCode.POP_MESSAGE)
 
         assert decode_frame(encode_frame(command)[4:]).code == RequestCode.POP_MESSAGE
@@ -173,7 +176,7 @@ class TestRoundTrip:
                 with pytest.raises(LocalProtocolError, match=f"{code.value}.*JSON header"):
                     encode_frame(binary)
 
-    def test_an_empty_value_is_absent_after_the_binary_header(self):
+    def test_an_empty_value_is_absent_after_the_binary_header(self) -> None:
         command = RemotingCommand(
             code=15, ext_fields={"a": "", "b": "x"}, remark="", serialize_type=SerializeType.ROCKETMQ
         )
@@ -183,7 +186,7 @@ class TestRoundTrip:
         assert decoded.ext_fields == {"b": "x"}
         assert decoded.remark is None
 
-    def test_a_response_echoes_the_opaque_and_the_header_form(self):
+    def test_a_response_echoes_the_opaque_and_the_header_form(self) -> None:
         """A1: answers are matched by flag bit 0 and opaque."""
         request = RemotingCommand(code=40, opaque=-7, serialize_type=SerializeType.ROCKETMQ)
 
@@ -217,18 +220,20 @@ class TestWhatCannotBeSent:
         ],
         ids=str,
     )
-    def test_a_value_without_a_wire_form_is_refused(self, wrong, serialize_type):
+    def test_a_value_without_a_wire_form_is_refused(
+        self, wrong: dict[str, Any], serialize_type: SerializeType
+    ) -> None:
         with pytest.raises(LocalProtocolError):
             encode_frame(RemotingCommand(**wrong, serialize_type=serialize_type))
 
     @pytest.mark.parametrize("name", ["", "x" * 32768])
-    def test_a_name_without_a_binary_form_is_refused(self, name):
+    def test_a_name_without_a_binary_form_is_refused(self, name: str) -> None:
         command = RemotingCommand(code=1, ext_fields={name: "v"}, serialize_type=SerializeType.ROCKETMQ)
 
         with pytest.raises(LocalProtocolError, match="1 to 32767 bytes"):
             encode_frame(command)
 
-    def test_a_frame_longer_than_servers_accept_is_refused(self):
+    def test_a_frame_longer_than_servers_accept_is_refused(self) -> None:
         empty = len(encode_frame(RemotingCommand(code=10)))
         longest = RemotingCommand(code=10, body=bytes(100))
 
@@ -238,7 +243,7 @@ class TestWhatCannotBeSent:
         with pytest.raises(LocalProtocolError, match="16777216"):
             encode_frame(RemotingCommand(code=10, body=bytes(16 * 1024 * 1024)))
 
-    def test_a_header_of_more_than_24_bits_of_length_is_refused(self):
+    def test_a_header_of_more_than_24_bits_of_length_is_refused(self) -> None:
         command = RemotingCommand(code=10, remark="x" * 0x1000000)
 
         with pytest.raises(LocalProtocolError, match="header"):
@@ -249,7 +254,7 @@ class TestMalformedFrames:
     @pytest.mark.parametrize(
         "vector", JAVA_FRAMES, ids=lambda v: f"{v['serialize']}-{v['java_decodes_as']['code']}"
     )
-    def test_a_frame_cut_anywhere_in_its_header_raises(self, vector):
+    def test_a_frame_cut_anywhere_in_its_header_raises(self, vector: dict[str, Any]) -> None:
         frame = bytes.fromhex(vector["frame_hex"])[4:]
         header_end = 4 + int.from_bytes(frame[1:4], "big")
 
@@ -260,7 +265,7 @@ class TestMalformedFrames:
     @pytest.mark.parametrize(
         "vector", JAVA_FRAMES, ids=lambda v: f"{v['serialize']}-{v['java_decodes_as']['code']}"
     )
-    def test_a_header_cut_anywhere_raises_though_its_length_is_right(self, vector):
+    def test_a_header_cut_anywhere_raises_though_its_length_is_right(self, vector: dict[str, Any]) -> None:
         frame = bytes.fromhex(vector["frame_hex"])[4:]
         header = frame[4 : 4 + int.from_bytes(frame[1:4], "big")]
 
@@ -270,7 +275,7 @@ class TestMalformedFrames:
                 decode_frame(cut)
 
     @given(st.binary(max_size=200))
-    def test_random_bytes_raise_nothing_but_remote_protocol_errors(self, data):
+    def test_random_bytes_raise_nothing_but_remote_protocol_errors(self, data: bytes) -> None:
         for frame in (data, json_frame(data), binary_frame(data), binary_frame(BINARY_FIXED + data)):
             try:
                 decode_frame(frame)
@@ -293,7 +298,7 @@ class TestMalformedFrames:
             max_leaves=10,
         )
     )
-    def test_any_json_raises_nothing_but_remote_protocol_errors(self, value):
+    def test_any_json_raises_nothing_but_remote_protocol_errors(self, value: Any) -> None:
         try:
             command = decode_frame(json_frame(json.dumps(value)))
         except RemoteProtocolError:
@@ -302,7 +307,7 @@ class TestMalformedFrames:
         assert type(command.code) is int
 
     @pytest.mark.parametrize("serialize_type", [2, 3, 127, 255])
-    def test_an_unknown_serialize_type_raises(self, serialize_type):
+    def test_an_unknown_serialize_type_raises(self, serialize_type: int) -> None:
         with pytest.raises(RemoteProtocolError, match=f"{serialize_type} is neither"):
             decode_frame(bytes([serialize_type, 0, 0, 0]))
 
@@ -340,7 +345,7 @@ class TestMalformedFrames:
         ],
         ids=lambda header: repr(header[:60]),
     )
-    def test_a_json_header_of_the_wrong_shape_raises(self, header):
+    def test_a_json_header_of_the_wrong_shape_raises(self, header: bytes | str) -> None:
         with pytest.raises(RemoteProtocolError):
             decode_frame(json_frame(header))
 
@@ -364,18 +369,18 @@ class TestMalformedFrames:
         ],
         ids=lambda header: header[13:].hex(),
     )
-    def test_a_binary_header_of_the_wrong_shape_raises(self, header):
+    def test_a_binary_header_of_the_wrong_shape_raises(self, header: bytes) -> None:
         with pytest.raises(RemoteProtocolError):
             decode_frame(binary_frame(header))
 
 
 class TestTolerance:
-    def test_ext_fields_that_are_no_text_are_read_as_fastjson_reads_them(self):
+    def test_ext_fields_that_are_no_text_are_read_as_fastjson_reads_them(self) -> None:
         header = '{"code":0,"opaque":1,"extFields":{"i":-5,"f":1.50,"t":true,"n":null,"s":"x"}}'
 
         assert decode_frame(json_frame(header)).ext_fields == {"i": "-5", "f": "1.50", "t": "true", "s": "x"}
 
-    def test_of_a_name_given_twice_the_last_counts_in_both_forms(self):
+    def test_of_a_name_given_twice_the_last_counts_in_both_forms(self) -> None:
         header = '{"code":0,"code":7,"opaque":1,"extFields":{"a":"1","a":"2"}}'
         in_json = decode_frame(json_frame(header))
         in_binary = decode_frame(binary_frame(binary_header(entry(b"a", b"1"), entry(b"a", b"2"))))
@@ -385,7 +390,7 @@ class TestTolerance:
         assert in_json.ext_fields == in_binary.ext_fields == {"a": "2"}
         assert nulled.ext_fields == {}
 
-    def test_unknown_keys_order_space_and_null_fields_do_not_matter(self):
+    def test_unknown_keys_order_space_and_null_fields_do_not_matter(self) -> None:
         header = (
             '\n{ "version" : 1, "zzz" : {"a":[1]}, "remark":null, "extFields":null, "opaque":2, "code":3 }\t'
         )
@@ -397,24 +402,24 @@ class TestTolerance:
         assert command.remark is None
 
     @pytest.mark.parametrize(("language", "expected"), [('"GO"', 9), ('"COBOL"', 7), ("null", 7), ("12", 7)])
-    def test_an_unknown_language_is_other(self, language, expected):
+    def test_an_unknown_language_is_other(self, language: str, expected: int) -> None:
         command = decode_frame(json_frame(f'{{"code":0,"opaque":0,"language":{language}}}'))
 
         assert command.language == expected
 
-    def test_a_language_number_without_a_name_is_sent_as_other_in_json(self):
+    def test_a_language_number_without_a_name_is_sent_as_other_in_json(self) -> None:
         unknown = RemotingCommand(code=0, language=200)
 
         assert decode_frame(encode_frame(unknown)[4:]).language == LanguageCode.OTHER
 
-    def test_negative_numbers_are_kept(self):
+    def test_negative_numbers_are_kept(self) -> None:
         for serialize_type in SerializeType:
             command = RemotingCommand(code=-1000, opaque=-1, flag=-3, serialize_type=serialize_type)
 
             assert decode_frame(encode_frame(command)[4:]) == command
 
 
-def test_a_binary_header_is_weighed_by_its_fields():
+def test_a_binary_header_is_weighed_by_its_fields() -> None:
     """A1: as texts they take fifty times as much as on the wire."""
     few = RemotingCommand(code=1, ext_fields={"a": "x" * 4_000_000}, serialize_type=SerializeType.ROCKETMQ)
     many = RemotingCommand(

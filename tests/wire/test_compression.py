@@ -3,6 +3,8 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import lz4.frame
 import pytest
@@ -28,7 +30,7 @@ TYPES = list(CompressionType)
 
 @settings(deadline=None)
 @given(st.binary(max_size=2000), st.sampled_from(TYPES))
-def test_bodies_survive_compression(body, compression_type):
+def test_bodies_survive_compression(body: bytes, compression_type: CompressionType) -> None:
     compressed, flags = compress(body, compression_type)
 
     assert decompress(compressed, flags) == body
@@ -37,34 +39,34 @@ def test_bodies_survive_compression(body, compression_type):
 @pytest.mark.parametrize(
     ("compression_type", "flags"), [(TYPES[0], 0x101), (TYPES[1], 0x201), (TYPES[2], 0x301)]
 )
-def test_the_type_is_told_in_the_sys_flag(compression_type, flags):
+def test_the_type_is_told_in_the_sys_flag(compression_type: CompressionType, flags: int) -> None:
     """G2: compression."""
     assert compress(BODY, compression_type)[1] == flags
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x301, 0x3F])
-def test_zlib_is_the_type_with_and_without_type_bits(sys_flag):
+def test_zlib_is_the_type_with_and_without_type_bits(sys_flag: int) -> None:
     assert decompress(zlib.compress(BODY), sys_flag) == BODY
 
 
 @pytest.mark.parametrize("sys_flag", [0, 0x100, 0x200, 0x300, 0x700, 0x3E])
-def test_a_body_without_the_compressed_bit_is_left_alone(sys_flag):
+def test_a_body_without_the_compressed_bit_is_left_alone(sys_flag: int) -> None:
     assert decompress(BODY, sys_flag) is BODY
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x701])
-def test_an_empty_body_is_left_alone(sys_flag):
+def test_an_empty_body_is_left_alone(sys_flag: int) -> None:
     assert decompress(b"", sys_flag) == b""
 
 
 @pytest.mark.parametrize("sys_flag", [0x401, 0x501, 0x601, 0x701])
-def test_an_unknown_type_raises(sys_flag):
+def test_an_unknown_type_raises(sys_flag: int) -> None:
     with pytest.raises(RemoteProtocolError, match="unknown compression type"):
         decompress(BODY, sys_flag)
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_every_truncation_raises(compression_type):
+def test_every_truncation_raises(compression_type: CompressionType) -> None:
     compressed, flags = compress(BODY, compression_type)
 
     for length in range(1, len(compressed)):
@@ -73,13 +75,13 @@ def test_every_truncation_raises(compression_type):
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_a_body_that_is_not_compressed_raises(compression_type):
+def test_a_body_that_is_not_compressed_raises(compression_type: CompressionType) -> None:
     with pytest.raises(RemoteProtocolError, match="but is not"):
         decompress(b"not compressed at all", compress(b"", compression_type)[1])
 
 
 @pytest.mark.parametrize("compression_type", [CompressionType.LZ4, CompressionType.ZSTD])
-def test_bytes_after_the_frame_raise(compression_type):
+def test_bytes_after_the_frame_raise(compression_type: CompressionType) -> None:
     compressed, flags = compress(BODY, compression_type)
 
     with pytest.raises(RemoteProtocolError, match="5 bytes that are no frame follow the"):
@@ -153,7 +155,7 @@ JAVA = {
 
 
 @pytest.mark.parametrize(("compression_type", "body", "shown"), JAVA.values(), ids=JAVA)
-def test_a_body_is_shown_as_java_shows_it(compression_type, body, shown):
+def test_a_body_is_shown_as_java_shows_it(compression_type: int, body: bytes, shown: bytes | None) -> None:
     """A4: several frames behind one another, and what is around them."""
     flags = 1 | compression_type << 8
 
@@ -170,7 +172,9 @@ def test_a_body_is_shown_as_java_shows_it(compression_type, body, shown):
     st.sampled_from([(0x101, lz4_frame), (0x201, zstd_frame), (0x201, streamed)]),
     st.binary(max_size=20),
 )
-def test_frames_are_read_whole_or_refused(bodies, kind, tail):
+def test_frames_are_read_whole_or_refused(
+    bodies: list[bytes], kind: tuple[int, Callable[..., Any]], tail: bytes
+) -> None:
     """A4: nothing is cut off in silence, but for what is too short to be a frame behind those of Zstandard."""
     flags, compressed = kind
     frames = b"".join(map(compressed, bodies))
@@ -184,7 +188,7 @@ def test_frames_are_read_whole_or_refused(bodies, kind, tail):
             decompress(frames + tail, flags)
 
 
-def test_a_frame_that_claims_to_be_empty_is_looked_into():
+def test_a_frame_that_claims_to_be_empty_is_looked_into() -> None:
     """A4: the library does not; Java refuses it."""
     whole = zstd_frame(b"x" * 10)
     liar = whole[:4] + bytes([0x20, 0]) + whole[6:]
@@ -196,14 +200,14 @@ def test_a_frame_that_claims_to_be_empty_is_looked_into():
 @pytest.mark.parametrize(
     ("flags", "empty"), [(0x101, lz4_frame(b"")), (0x201, zstd_frame(b"")), (0x201, skippable(0))]
 )
-def test_frames_without_content_are_bounded(flags, empty):
+def test_frames_without_content_are_bounded(flags: int, empty: bytes) -> None:
     """H9: each costs time."""
     assert decompress(empty * 100, flags) == b""
     with pytest.raises(RemoteProtocolError, match="more than 65536 compressed frames"):
         decompress(empty * 65_537, flags)
 
 
-def test_frames_that_do_not_tell_their_size_are_read():
+def test_frames_that_do_not_tell_their_size_are_read() -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     unsized = compressor.compress(BODY) + compressor.flush()
 
@@ -212,7 +216,7 @@ def test_frames_that_do_not_tell_their_size_are_read():
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type):
+def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type: Any) -> None:
     """A4, H9: Java's producers may be told to send more than 16 MiB."""
     largest, flags = compress(bytes(MAX_BODY_BYTES), compression_type)
     assert len(decompress(largest, flags)) == MAX_BODY_BYTES
@@ -222,7 +226,7 @@ def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type
         decompress(bomb, flags)
 
 
-def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well():
+def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well() -> None:
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     bomb = compressor.compress(bytes(MAX_BODY_BYTES + 1)) + compressor.flush()
 
@@ -231,7 +235,7 @@ def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well():
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_an_inner_batch_expands_to_a_frame_at_most(compression_type):
+def test_an_inner_batch_expands_to_a_frame_at_most(compression_type: Any) -> None:
     """H9: its members become rows of ten times as many bytes."""
     largest, flags = compress(bytes(MAX_BATCH_BYTES), compression_type)
     assert len(decompress(largest, flags | INNER_BATCH_FLAGS)) == MAX_BATCH_BYTES
@@ -242,7 +246,7 @@ def test_an_inner_batch_expands_to_a_frame_at_most(compression_type):
 
 
 @pytest.mark.parametrize("flags", [0x101, 0x201])
-def test_frames_together_expand_no_further_than_one(flags):
+def test_frames_together_expand_no_further_than_one(flags: Any) -> None:
     """H9."""
     part = compress(bytes(MAX_BODY_BYTES // 4), CompressionType(flags >> 8))[0]
 
@@ -250,7 +254,7 @@ def test_frames_together_expand_no_further_than_one(flags):
         decompress(part * 5, flags)
 
 
-def test_the_bodies_of_an_answer_expand_to_a_bounded_sum(monkeypatch):
+def test_the_bodies_of_an_answer_expand_to_a_bounded_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "MAX_EXPANDED_BYTES", 1000)
     compressed, flags = compress(bytes(400), CompressionType.ZLIB)
     budget = ExpansionBudget(10)
@@ -261,7 +265,7 @@ def test_the_bodies_of_an_answer_expand_to_a_bounded_sum(monkeypatch):
         budget.decompress(compressed, flags)
 
 
-def test_a_long_answer_may_expand_by_its_length(monkeypatch):
+def test_a_long_answer_may_expand_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "MAX_EXPANDED_BYTES", 0)
     compressed, flags = compress(bytes(640), CompressionType.ZLIB)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ def feed_all(decoder: FrameDecoder, chunks: list[bytes]) -> list[RemotingCommand
 
 
 @pytest.mark.parametrize("frame", JAVA_FRAMES, ids=lambda frame: frame[:8].hex())
-def test_no_prefix_of_a_frame_yields_a_command_and_each_is_seen_as_pending(frame):
+def test_no_prefix_of_a_frame_yields_a_command_and_each_is_seen_as_pending(frame: Any) -> None:
     """A1: fed byte by byte."""
     decoder = FrameDecoder()
 
@@ -40,7 +41,7 @@ def test_no_prefix_of_a_frame_yields_a_command_and_each_is_seen_as_pending(frame
     assert decoder.pending == 0
 
 
-def test_all_java_frames_in_one_chunk_come_out_in_order():
+def test_all_java_frames_in_one_chunk_come_out_in_order() -> None:
     decoder = FrameDecoder()
 
     decoded = decoder.feed(b"".join(JAVA_FRAMES))
@@ -50,7 +51,7 @@ def test_all_java_frames_in_one_chunk_come_out_in_order():
 
 
 @given(st.lists(commands(), max_size=5), st.data())
-def test_the_chunks_do_not_matter(sent, data):
+def test_the_chunks_do_not_matter(sent: Any, data: Any) -> None:
     """A1: both header forms, however the stream is cut."""
     stream = b"".join(map(encode_frame, sent))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
@@ -63,7 +64,7 @@ def test_the_chunks_do_not_matter(sent, data):
 
 
 @given(st.lists(commands(), min_size=1, max_size=3), st.data())
-def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(sent, data):
+def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(sent: Any, data: Any) -> None:
     frames = [encode_frame(command) for command in sent]
     last = data.draw(st.integers(1, len(frames[-1]) - 1))
     stream = b"".join(frames[:-1]) + frames[-1][:last]
@@ -78,7 +79,9 @@ def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(sent
 
 @settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=6), st.booleans())
-def test_random_bytes_raise_nothing_but_remote_protocol_errors(chunks, with_plausible_length):
+def test_random_bytes_raise_nothing_but_remote_protocol_errors(
+    chunks: Any, with_plausible_length: Any
+) -> None:
     decoder = FrameDecoder(max_frame_length=100)
     if with_plausible_length:
         chunks = [b"\x00\x00\x00\x40", *chunks]
@@ -92,7 +95,7 @@ def test_random_bytes_raise_nothing_but_remote_protocol_errors(chunks, with_plau
 
 @pytest.mark.parametrize("frame_tail", [b"", b"\0\0\0\0", bytes(200)], ids=["word", "prefix", "more"])
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_a_frame_that_is_too_long_is_refused_before_memory_is_taken(frame_tail, one_by_one):
+def test_a_frame_that_is_too_long_is_refused_before_memory_is_taken(frame_tail: Any, one_by_one: Any) -> None:
     length = (1 << 31) - 1
     stream = length.to_bytes(4, "big") + frame_tail
     chunks = [bytes([byte]) for byte in stream] if one_by_one else [stream]
@@ -108,7 +111,7 @@ def test_a_frame_that_is_too_long_is_refused_before_memory_is_taken(frame_tail, 
     assert peak < 1_000_000
 
 
-def test_the_limit_counts_the_length_word():
+def test_the_limit_counts_the_length_word() -> None:
     frame = encode_frame(RemotingCommand(code=0, body=b"x"))
 
     assert len(FrameDecoder(max_frame_length=len(frame)).feed(frame)) == 1
@@ -132,7 +135,7 @@ def test_the_limit_counts_the_length_word():
     ],
     ids=lambda stream: stream[:8].hex(),
 )
-def test_what_is_no_frame_raises_whether_it_comes_whole_or_in_pieces(stream, one_by_one):
+def test_what_is_no_frame_raises_whether_it_comes_whole_or_in_pieces(stream: Any, one_by_one: Any) -> None:
     decoder = FrameDecoder()
     chunks = [bytes([byte]) for byte in stream] if one_by_one else [stream]
 
@@ -140,7 +143,7 @@ def test_what_is_no_frame_raises_whether_it_comes_whole_or_in_pieces(stream, one
         feed_all(decoder, chunks)
 
 
-def test_the_fed_buffer_may_be_reused_at_once():
+def test_the_fed_buffer_may_be_reused_at_once() -> None:
     """The transport receives into one buffer over and over."""
     command = RemotingCommand(code=0, ext_fields={"a": "b"}, body=bytes(range(256)) * 4)
     frame = encode_frame(command)
@@ -158,7 +161,7 @@ def test_the_fed_buffer_may_be_reused_at_once():
 
 
 @pytest.mark.parametrize("chunk_size", [1024, 65_536, 100_000_000])
-def test_a_body_is_held_once_and_handed_out_as_bytes(chunk_size):
+def test_a_body_is_held_once_and_handed_out_as_bytes(chunk_size: Any) -> None:
     """At most one copy of a body: memory never holds it twice beside the chunk it came in."""
     size = 8 * 1024 * 1024
     stream = memoryview(encode_frame(RemotingCommand(code=0, body=bytes(size))))
@@ -177,7 +180,7 @@ def test_a_body_is_held_once_and_handed_out_as_bytes(chunk_size):
     assert peak < 1.5 * size
 
 
-def test_frames_follow_each_other_through_all_states():
+def test_frames_follow_each_other_through_all_states() -> None:
     """An empty body, an empty chunk and both header forms in a row, one byte at a time."""
     sent = [
         RemotingCommand(code=0, opaque=at, body=body, serialize_type=form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,7 +97,7 @@ def recorded_responses():
             yield pytest.param(header_class, decode_frame(command.frame).ext_fields, id=str(command))
 
 
-def values_of(header_class):
+def values_of(header_class: Any):
     """A strategy for headers of one class, from the wire types of its fields."""
     by_annotation = {
         "str": st.text(min_size=1),
@@ -114,7 +115,7 @@ def values_of(header_class):
 
 
 @pytest.mark.parametrize(("header_class", "ext_fields"), [*recorded_requests(), *recorded_responses()])
-def test_a_recorded_header_comes_back_unchanged(header_class, ext_fields):
+def test_a_recorded_header_comes_back_unchanged(header_class: Any, ext_fields: Any) -> None:
     """A1: reading and writing loses no field of Java's clients and servers and adds none."""
     header = from_ext_fields(header_class, ext_fields)
 
@@ -122,7 +123,7 @@ def test_a_recorded_header_comes_back_unchanged(header_class, ext_fields):
     assert to_ext_fields(header) == known
 
 
-def test_the_recorded_traffic_covers_every_header_class():
+def test_the_recorded_traffic_covers_every_header_class() -> None:
     covered = {*REQUESTS.values(), *(header_class for header_class, _ in RESPONSES.values())}
 
     ours = {each for each in HEADER_CLASSES if each.__module__ != broker_headers.__name__}
@@ -132,7 +133,7 @@ def test_the_recorded_traffic_covers_every_header_class():
 
 @given(st.data())
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_any_header_is_read_back_as_it_was_written(header_class, data):
+def test_any_header_is_read_back_as_it_was_written(header_class: Any, data: Any) -> None:
     header = data.draw(values_of(header_class))
 
     ext_fields = to_ext_fields(header)
@@ -143,7 +144,7 @@ def test_any_header_is_read_back_as_it_was_written(header_class, data):
 
 
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_a_missing_required_field_is_named(header_class):
+def test_a_missing_required_field_is_named(header_class: Any) -> None:
     required = [spec for spec in fields(header_class) if spec.default is MISSING]
     everything = {spec.metadata["java_name"]: "1" for spec in required}
 
@@ -155,7 +156,7 @@ def test_a_missing_required_field_is_named(header_class):
 
 
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_no_two_fields_share_a_name_on_the_wire(header_class):
+def test_no_two_fields_share_a_name_on_the_wire(header_class: Any) -> None:
     names = [spec.metadata["java_name"] for spec in fields(header_class)]
 
     assert len(names) == len(set(names))
@@ -184,7 +185,7 @@ def test_no_two_fields_share_a_name_on_the_wire(header_class):
     ],
     ids=ascii,
 )
-def test_a_text_that_java_does_not_parse_as_a_number_raises(text):
+def test_a_text_that_java_does_not_parse_as_a_number_raises(text: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="OffsetResponseHeader: ext field 'offset' is wrong"):
         from_ext_fields(headers.OffsetResponseHeader, {"offset": text})
 
@@ -201,12 +202,12 @@ def test_a_text_that_java_does_not_parse_as_a_number_raises(text):
         (str(-(2**63)), -(2**63)),
     ],
 )
-def test_a_long_is_parsed_as_in_java(text, value):
+def test_a_long_is_parsed_as_in_java(text: Any, value: Any) -> None:
     assert from_ext_fields(headers.OffsetResponseHeader, {"offset": text}).offset == value
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
-def test_a_long_beyond_64_bits_raises_on_either_side(value):
+def test_a_long_beyond_64_bits_raises_on_either_side(value: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="64 bits"):
         from_ext_fields(headers.OffsetResponseHeader, {"offset": str(value)})
     with pytest.raises(LocalProtocolError, match="64 bits"):
@@ -214,7 +215,7 @@ def test_a_long_beyond_64_bits_raises_on_either_side(value):
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
-def test_an_int_beyond_32_bits_raises_on_either_side(value):
+def test_an_int_beyond_32_bits_raises_on_either_side(value: Any) -> None:
     with pytest.raises(RemoteProtocolError, match=r"'queueId' is wrong.*32 bits"):
         from_ext_fields(headers.GetMinOffsetRequestHeader, {"topic": "T", "queueId": str(value)})
     with pytest.raises(LocalProtocolError, match=r"queue_id cannot be sent.*32 bits"):
@@ -235,7 +236,7 @@ def test_an_int_beyond_32_bits_raises_on_either_side(value):
     ],
     ids=str,
 )
-def test_a_value_of_the_wrong_type_is_our_bug(wrong):
+def test_a_value_of_the_wrong_type_is_our_bug(wrong: Any) -> None:
     with pytest.raises(LocalProtocolError, match=r"GetMinOffsetRequestHeader\.\w+ cannot be sent"):
         to_ext_fields(headers.GetMinOffsetRequestHeader(**wrong))
 
@@ -243,13 +244,13 @@ def test_a_value_of_the_wrong_type_is_our_bug(wrong):
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("TRUE", True), ("false", False), ("yes", False), ("", False)]
 )
-def test_a_boolean_is_parsed_as_in_java(text, value):
+def test_a_boolean_is_parsed_as_in_java(text: Any, value: Any) -> None:
     ext_fields = {"topic": "T", "queueId": "0", "committed": text}
 
     assert from_ext_fields(headers.GetMaxOffsetRequestHeader, ext_fields).committed is value
 
 
-def test_enum_members_travel_as_their_numbers():
+def test_enum_members_travel_as_their_numbers() -> None:
     header = headers.PullMessageRequestHeader(
         consumer_group="G",
         topic="T",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, dumps_standard, loads
+from tests.group.conftest import Members
 from tests.helpers.golden import recorded_commands
 
 JSON_BODIES = [
@@ -49,12 +51,12 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_as_java_does_is_read_back(value):
+def test_what_is_written_as_java_does_is_read_back(value: Any) -> None:
     assert loads(dumps_java(value)) == value
 
 
 @given(st.dictionaries(st.integers(-(1 << 63), (1 << 63) - 1), values, max_size=4))
-def test_bare_integer_keys_read_like_quoted_ones(members):
+def test_bare_integer_keys_read_like_quoted_ones(members: Members) -> None:
     as_text = {str(key): value for key, value in members.items()}
 
     assert loads(dumps_java(members)) == as_text
@@ -62,13 +64,13 @@ def test_bare_integer_keys_read_like_quoted_ones(members):
 
 
 @given(st.recursive(scalars, lambda i: st.lists(i) | st.dictionaries(texts, i), max_leaves=20))
-def test_standard_json_is_read_as_json_loads_does(value):
+def test_standard_json_is_read_as_json_loads_does(value: Any) -> None:
     assert loads(json.dumps(value, indent=2).encode()) == value
     assert loads(dumps_standard(value)) == value
 
 
 @given(values, st.data())
-def test_space_between_the_tokens_does_not_matter(value, data):
+def test_space_between_the_tokens_does_not_matter(value: Any, data: Any) -> None:
     """The tokens are found by the JSON scanner itself, so that this test shares no rule with the reader."""
     written = dumps_java(value).decode()
     spaced, at = "", 0
@@ -86,7 +88,7 @@ def test_space_between_the_tokens_does_not_matter(value, data):
 
 
 @pytest.mark.parametrize("command", JSON_BODIES, ids=str)
-def test_every_recorded_json_body_is_read_and_no_part_of_it_is(command):
+def test_every_recorded_json_body_is_read_and_no_part_of_it_is(command: Any) -> None:
     """A2: whatever Java sends; every truncation raises."""
     value = loads(command.body)
 
@@ -96,7 +98,7 @@ def test_every_recorded_json_body_is_read_and_no_part_of_it_is(command):
             loads(command.body[:end])
 
 
-def test_the_recorded_bodies_hold_both_kinds_of_odd_keys():
+def test_the_recorded_bodies_hold_both_kinds_of_odd_keys() -> None:
     bodies = b"".join(command.body for command in JSON_BODIES)
 
     assert b'{0:"' in bodies
@@ -129,7 +131,7 @@ def test_the_recorded_bodies_hold_both_kinds_of_odd_keys():
         ("7", 7),
     ],
 )
-def test_odd_keys_are_read(text, expected):
+def test_odd_keys_are_read(text: Any, expected: Any) -> None:
     value = loads(text.encode())
 
     assert value == expected
@@ -178,13 +180,13 @@ def test_odd_keys_are_read(text, expected):
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_json_even_in_the_wider_sense_raises(body):
+def test_what_is_no_json_even_in_the_wider_sense_raises(body: Any) -> None:
     with pytest.raises(RemoteProtocolError, match=f"A body of {len(body)} bytes is no JSON"):
         loads(body)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]:,"\\01-a \n', max_size=40).map(str.encode))
-def test_random_bytes_raise_nothing_but_remote_protocol_errors(body):
+def test_random_bytes_raise_nothing_but_remote_protocol_errors(body: Any) -> None:
     try:
         loads(body)
     except RemoteProtocolError as exc:
@@ -204,13 +206,13 @@ def test_random_bytes_raise_nothing_but_remote_protocol_errors(body):
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_a_hostile_body_costs_little_time(body):
+def test_a_hostile_body_costs_little_time(body: Any) -> None:
     """Without its bounds the last one would take hours, which pytest does not wait for."""
     with pytest.raises(RemoteProtocolError):
         loads(body)
 
 
-def test_java_s_spelling_of_odd_keys_is_written():
+def test_java_s_spelling_of_odd_keys_is_written() -> None:
     value = {"t": ObjectMap([(QUEUE, {"maxOffset": 1})]), "a": {0: "x", -1: "订单"}, "e": ObjectMap()}
 
     assert dumps_java(value).decode() == (
@@ -218,7 +220,7 @@ def test_java_s_spelling_of_odd_keys_is_written():
     )
 
 
-def test_standard_json_is_sorted_quoted_and_ascii():
+def test_standard_json_is_sorted_quoted_and_ascii() -> None:
     assert dumps_standard({"b": {10: 1, 9: "订"}, "a": True}) == b'{"a":true,"b":{"9":"\\u8ba2","10":1}}'
 
 
@@ -227,6 +229,6 @@ def test_standard_json_is_sorted_quoted_and_ascii():
     [{1.5: 1}, {None: 1}, {True: 1}, {(1, 2): 1}, b"x", object(), float("nan"), "half \ud800", {"\udc00": 1}],
     ids=ascii,
 )
-def test_what_has_no_json_form_is_our_bug(value):
+def test_what_has_no_json_form_is_our_bug(value: Any) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
         dumps_java([value])

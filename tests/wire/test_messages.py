@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -94,7 +95,7 @@ REACTIONS = {
 }
 
 
-def stored_message(**changes):
+def stored_message(**changes: Any):
     values = {
         "topic": "T",
         "queue_id": 3,
@@ -112,7 +113,7 @@ def stored_message(**changes):
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_a_pulled_body_decodes_to_what_java_shows(name):
+def test_a_pulled_body_decodes_to_what_java_shows(name: Any) -> None:
     messages = decode_messages(pull_body(name), "broker-a")
 
     assert len(messages) == len(expected_messages(name))
@@ -122,7 +123,7 @@ def test_a_pulled_body_decodes_to_what_java_shows(name):
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_the_next_offset_counts_each_message_that_is_shown(name):
+def test_the_next_offset_counts_each_message_that_is_shown(name: Any) -> None:
     """A1: members of an inner batch, too (golden fact 7)."""
     at, next_begin = PULLS[name]["pull_from"], int(PULLS[name]["response"]["ext"]["nextBeginOffset"])
 
@@ -132,7 +133,7 @@ def test_the_next_offset_counts_each_message_that_is_shown(name):
 
 
 @pytest.mark.parametrize("name", sorted(PULLS.keys() - WHOLE_PULLS))
-def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place(name):
+def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place(name: Any) -> None:
     """Golden fact 1: of ten messages Java shows eight, and goes on after the tenth."""
     with pytest.raises(RemoteProtocolError, match=r"topic=GoldenRaw broker=b queue=0 queueOffset=8 .* zlib"):
         decode_messages(pull_body(name), "b")
@@ -145,14 +146,14 @@ def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_p
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_a_pulled_body_is_encoded_again_to_the_same_bytes(name):
+def test_a_pulled_body_is_encoded_again_to_the_same_bytes(name: Any) -> None:
     body = pull_body(name)
 
     assert b"".join(map(encode_stored_message, decode_stored_messages(body))) == body
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes(name):
+def test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes(name: Any) -> None:
     data = base64.b64decode(ENCODED[name]["bytes_b64"])
 
     (stored,) = decode_stored_messages(data)
@@ -166,12 +167,12 @@ def test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes(name):
     assert encode_stored_message(stored) == data
 
 
-def test_every_corrupt_case_has_a_reaction():
+def test_every_corrupt_case_has_a_reaction() -> None:
     assert set(REACTIONS) == set(CORRUPT)
 
 
 @pytest.mark.parametrize("case", CORRUPT)
-def test_corrupt_messages_are_shown_whole_or_raise(case):
+def test_corrupt_messages_are_shown_whole_or_raise(case: Any) -> None:
     data = bytes.fromhex(CORRUPT[case]["bytes_hex"])
 
     if REACTIONS[case] is RAISES:
@@ -185,7 +186,7 @@ def test_corrupt_messages_are_shown_whole_or_raise(case):
         assert_shown_as(message, expected)
 
 
-def test_every_truncation_raises():
+def test_every_truncation_raises() -> None:
     data = encode_stored_message(stored_message())
 
     for length in range(1, len(data)):
@@ -197,7 +198,7 @@ def test_every_truncation_raises():
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data):
+def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data: Any) -> None:
     message = bytearray(encode_stored_message(stored_message()) * 2)
     message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
 
@@ -226,7 +227,7 @@ def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data):
         body_crc=st.integers(0, (1 << 31) - 1),
     )
 )
-def test_any_stored_message_survives_encoding_and_decoding(message):
+def test_any_stored_message_survives_encoding_and_decoding(message: Any) -> None:
     data = encode_stored_message(message)
 
     (decoded,) = decode_stored_messages(data)
@@ -237,7 +238,7 @@ def test_any_stored_message_survives_encoding_and_decoding(message):
 
 
 @pytest.mark.parametrize(("length", "version"), [(127, MessageVersion.V1), (128, MessageVersion.V2)])
-def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length, version):
+def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length: Any, version: Any) -> None:
     message = stored_message(topic="t" * length)
 
     data = encode_stored_message(message)
@@ -258,12 +259,12 @@ def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length, version):
         {"store_host": "127.0.0.1:70000"},
     ],
 )
-def test_a_message_that_does_not_fit_the_layout_is_not_encoded(changes):
+def test_a_message_that_does_not_fit_the_layout_is_not_encoded(changes: Any) -> None:
     with pytest.raises(LocalProtocolError):
         encode_stored_message(stored_message(**changes))
 
 
-def test_the_offset_message_id_stands_in_for_a_missing_unique_key():
+def test_the_offset_message_id_stands_in_for_a_missing_unique_key() -> None:
     (message,) = decode_messages(encode_stored_message(stored_message(properties_data=b"")), "b")
 
     assert message.msg_id == "7F00000100002A9F0000000000001000"
@@ -271,14 +272,14 @@ def test_the_offset_message_id_stands_in_for_a_missing_unique_key():
 
 
 @pytest.mark.parametrize("sys_flag", [0x1000, -0x80000000, 0x7FFFFF0E])
-def test_bits_of_the_sys_flag_without_a_name_are_kept(sys_flag):
+def test_bits_of_the_sys_flag_without_a_name_are_kept(sys_flag: Any) -> None:
     (message,) = decode_messages(encode_stored_message(stored_message(sys_flag=sys_flag)), "b")
 
     assert message.sys_flag == sys_flag
     assert type(message.sys_flag) is int
 
 
-def test_an_inner_batch_that_lost_members_raises():
+def test_an_inner_batch_that_lost_members_raises() -> None:
     body = encode_batch([Message(topic="T", body=b"one")])
     stored = stored_message(body=body, sys_flag=0xC0, properties_data=b"INNER_NUM\x012\x02")
 
@@ -286,7 +287,7 @@ def test_an_inner_batch_that_lost_members_raises():
         decode_messages(encode_stored_message(stored), "b")
 
 
-def test_an_inner_batch_member_without_unique_key_shows_the_offset_id_of_its_batch():
+def test_an_inner_batch_member_without_unique_key_shows_the_offset_id_of_its_batch() -> None:
     body = encode_batch([Message(topic="T", body=b"one"), Message(topic="T", body=b"two")])
     stored = stored_message(body=body, sys_flag=0xC0, reconsume_times=2)
 
@@ -301,7 +302,7 @@ BATCHES = golden("remoting.json")["batch_body"]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_batch_is_encoded_and_decoded_as_java_does(batch):
+def test_a_batch_is_encoded_and_decoded_as_java_does(batch: Any) -> None:
     """G2: batch sends."""
     messages = [
         Message(
@@ -319,7 +320,7 @@ def test_a_batch_is_encoded_and_decoded_as_java_does(batch):
     ]
 
 
-def test_every_truncation_of_a_batch_raises():
+def test_every_truncation_of_a_batch_raises() -> None:
     data = encode_batch([Message(topic="T", body=b"hello", properties={"TAGS": "A"})])
 
     for length in range(1, len(data)):
@@ -327,6 +328,6 @@ def test_every_truncation_of_a_batch_raises():
             decode_batch(data[:length])
 
 
-def test_a_batch_member_with_a_flag_over_32_bits_is_not_encoded():
+def test_a_batch_member_with_a_flag_over_32_bits_is_not_encoded() -> None:
     with pytest.raises(LocalProtocolError, match="topic T"):
         encode_batch([Message(topic="T", body=b"", flag=1 << 31)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,17 +24,17 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_
 
 
 @pytest.mark.parametrize("case", PARSED, ids=lambda case: ascii(case["string"]))
-def test_a_properties_string_is_parsed_as_java_does(case):
+def test_a_properties_string_is_parsed_as_java_does(case: Any) -> None:
     assert decode_properties((case["string"] or "").encode()) == case["map"]
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
-def test_what_java_writes_is_read_as_java_reads_it(case):
+def test_what_java_writes_is_read_as_java_reads_it(case: Any) -> None:
     assert decode_properties(case["encoded"].encode()) == case["decoded_again"]
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
-def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them(case):
+def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them(case: Any) -> None:
     properties = {name: value for name, value in case["map"].items() if value is not None}
 
     if "" in properties or any(separator in text for text in properties.values() for separator in "\x01\x02"):
@@ -45,30 +46,30 @@ def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_the
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXT, TEXT))
-def test_properties_survive_encoding_and_decoding(properties):
+def test_properties_survive_encoding_and_decoding(properties: Any) -> None:
     assert decode_properties(encode_properties(properties)) == properties
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_no_stored_properties_fail_to_parse(data):
+def test_no_stored_properties_fail_to_parse(data: Any) -> None:
     properties = decode_properties(data)
 
     assert all(name and value for name, value in properties.items())
 
 
 @pytest.mark.parametrize("name", ["", "a\x01b", "a\x02b"])
-def test_a_name_that_would_be_misread_is_not_written(name):
+def test_a_name_that_would_be_misread_is_not_written(name: Any) -> None:
     with pytest.raises(LocalProtocolError):
         encode_properties({name: "value"})
 
 
-def test_a_lone_surrogate_is_not_written():
+def test_a_lone_surrogate_is_not_written() -> None:
     with pytest.raises(LocalProtocolError, match="lone surrogate"):
         encode_properties({"a": "\ud800"})
 
 
-def test_properties_over_the_short_length_are_not_written():
+def test_properties_over_the_short_length_are_not_written() -> None:
     assert len(encode_properties({"a": "x" * 32764})) == 32767
     with pytest.raises(LocalProtocolError, match="32768 bytes"):
         encode_properties({"a": "x" * 32765})
@@ -88,11 +89,13 @@ def test_properties_over_the_short_length_are_not_written():
         (b"\xf4\x90\x80\x80", 4),
     ],
 )
-def test_malformed_utf8_becomes_as_many_replacement_characters_as_in_java(data, replacements):
+def test_malformed_utf8_becomes_as_many_replacement_characters_as_in_java(
+    data: Any, replacements: Any
+) -> None:
     assert decode_text(b"<" + data + b">") == "<" + "\ufffd" * replacements + ">"
 
 
-def test_malformed_text_costs_no_object_for_each_of_its_errors():
+def test_malformed_text_costs_no_object_for_each_of_its_errors() -> None:
     data = b"\xed\xa0\x80" * 100_000
     tracemalloc.start()
     try:
@@ -104,7 +107,7 @@ def test_malformed_text_costs_no_object_for_each_of_its_errors():
     assert peak <= 5 * len(data)
 
 
-def test_named_properties_are_spelt_as_in_java():
+def test_named_properties_are_spelt_as_in_java() -> None:
     spelt_otherwise = {"SHARDING_KEY"}
     constants = {
         name: value
@@ -120,7 +123,7 @@ def test_named_properties_are_spelt_as_in_java():
     assert all(name == value for name, value in constants.items())
 
 
-def test_more_than_can_be_stored_is_read_alike():
+def test_more_than_can_be_stored_is_read_alike() -> None:
     """A1: a request's header may carry any length."""
     entries = b"KEYS\x01k\x02\x02x\x01y\x01z\x02=\x02\x01v\x02e\x01\x02"
     longer = entries * 3000 + b"tail\x01v"
@@ -129,7 +132,7 @@ def test_more_than_can_be_stored_is_read_alike():
     assert decode_properties(longer) == decode_properties(entries + b"tail\x01v")
 
 
-def test_far_more_than_can_be_stored_is_refused():
+def test_far_more_than_can_be_stored_is_refused() -> None:
     """A1: a million entries would take three hundred megabytes."""
     with pytest.raises(RemoteProtocolError, match=r"take 600000 bytes; 32767 can be stored"):
         decode_properties(b"a\x01b\x02ab" * 100_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,7 @@ def route_json(**fields: object) -> bytes:
 
 
 @pytest.mark.parametrize("command", RECORDED, ids=str)
-def test_a_recorded_route_is_read_and_written_byte_for_byte(command):
+def test_a_recorded_route_is_read_and_written_byte_for_byte(command: Any) -> None:
     """A2."""
     route = decode_route(command.body)
 
@@ -60,7 +61,7 @@ def test_a_recorded_route_is_read_and_written_byte_for_byte(command):
     assert encode_route(route, standard_json=b'{"0":' in command.body) == command.body
 
 
-def test_both_spellings_of_the_broker_ids_mean_the_same():
+def test_both_spellings_of_the_broker_ids_mean_the_same() -> None:
     """A2: bare integer keys from servers before 4.9.4 or for clients of a lower version."""
     assert b"{0:" in OLD_FORM
     assert b'{"0":' in NEW_FORM
@@ -72,14 +73,14 @@ def test_both_spellings_of_the_broker_ids_mean_the_same():
 
 
 @pytest.mark.parametrize("body", [OLD_FORM, NEW_FORM], ids=["old", "new"])
-def test_every_truncation_raises(body):
+def test_every_truncation_raises(body: Any) -> None:
     for end in range(len(body)):
         with pytest.raises(RemoteProtocolError):
             decode_route(body[:end])
 
 
 @given(routes, st.booleans())
-def test_any_route_is_read_back(route, standard_json):
+def test_any_route_is_read_back(route: Any, standard_json: Any) -> None:
     assert decode_route(encode_route(route, standard_json=standard_json)) == route
 
 
@@ -93,14 +94,14 @@ def test_any_route_is_read_back(route, standard_json):
     ],
     ids=str,
 )
-def test_the_old_spelling_of_the_topic_flag_is_read(spelling, expected):
+def test_the_old_spelling_of_the_topic_flag_is_read(spelling: Any, expected: Any) -> None:
     """A2: old servers write topicSynFlag."""
     queue = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, **spelling}
 
     assert decode_route(route_json(queueDatas=[queue])).queues[0].topic_sys_flag == expected
 
 
-def test_what_newer_servers_add_or_leave_out_does_not_matter():
+def test_what_newer_servers_add_or_leave_out_does_not_matter() -> None:
     body = (
         b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],"filterServerTable":'
         b'{"x":[]},"orderTopicConf":"","queueDatas":null,"topicQueueMappingByBroker":{"b":{0:{"a":1}}}}'
@@ -115,7 +116,7 @@ def test_what_newer_servers_add_or_leave_out_does_not_matter():
     assert decode_route(b"{}") == TopicRoute(brokers=(), queues=())
 
 
-def test_an_order_configuration_defines_the_queues_to_publish_to():
+def test_an_order_configuration_defines_the_queues_to_publish_to() -> None:
     """G6."""
     route = decode_route(route_json(orderTopicConf="b:1;a:2"))
 
@@ -152,14 +153,16 @@ QUEUE = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     ],
     ids=str,
 )
-def test_a_route_of_the_wrong_shape_raises(fields):
+def test_a_route_of_the_wrong_shape_raises(fields: Any) -> None:
     with pytest.raises(RemoteProtocolError, match="TopicRouteData"):
         decode_route(route_json(**fields))
 
 
 @pytest.mark.parametrize("count", [MAX_QUEUES + 1, 1 << 31, (1 << 63) - 1])
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums"])
-def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made(field, count):
+def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made(
+    field: Any, count: Any
+) -> None:
     """H9: 240 bytes would take gigabytes; the error names topic, broker and number."""
     body = route_json(queueDatas=[{**QUEUE, "brokerName": "broker-b"}, {**QUEUE, field: count}])
 
@@ -169,7 +172,7 @@ def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made
         decode_route(body, "orders")
 
 
-def test_queues_are_counted_over_all_brokers():
+def test_queues_are_counted_over_all_brokers() -> None:
     """H9: many small numbers are as many as a large one."""
     half = {**QUEUE, "readQueueNums": MAX_QUEUES // 2}
 
@@ -179,7 +182,7 @@ def test_queues_are_counted_over_all_brokers():
 
 
 @pytest.mark.parametrize("order", ["a:999999999", f"a:1;b:{MAX_QUEUES}", "a:999;" * 999])
-def test_an_order_configuration_of_too_many_queues_is_refused(order):
+def test_an_order_configuration_of_too_many_queues_is_refused(order: Any) -> None:
     """H9."""
     with pytest.raises(RemoteProtocolError, match=r"queues \(orderTopicConf\)"):
         decode_route(route_json(orderTopicConf=order), "orders")
@@ -193,14 +196,14 @@ def test_an_order_configuration_of_too_many_queues_is_refused(order):
     ),
     max_leaves=12,
 ))  # fmt: skip
-def test_any_json_raises_nothing_but_remote_protocol_errors(value):
+def test_any_json_raises_nothing_but_remote_protocol_errors(value: Any) -> None:
     try:
         decode_route(json.dumps(value).encode())
     except RemoteProtocolError as exc:
         assert str(exc)  # noqa: PT017 - most inputs raise, some do not
 
 
-def test_an_address_has_no_characters_that_a_log_must_not_show():
+def test_an_address_has_no_characters_that_a_log_must_not_show() -> None:
     broker = {"brokerName": "a", "cluster": "c", "brokerAddrs": {"0": "h:1\nERROR forged\x1b[2J"}}
 
     route = decode_route(route_json(brokerDatas=[broker], queueDatas=[]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def subscribe(expression: str | None) -> SubscriptionData:
 
 
 @pytest.mark.parametrize("case", READABLE, ids=lambda case: ascii(case["expr"]))
-def test_a_tag_expression_is_read_as_java_reads_it(case):
+def test_a_tag_expression_is_read_as_java_reads_it(case: Any) -> None:
     """A4: which tags, which hash codes, which text goes to the broker."""
     subscription = subscribe(case["expr"])
 
@@ -42,13 +43,13 @@ def test_a_tag_expression_is_read_as_java_reads_it(case):
 
 
 @pytest.mark.parametrize("expression", [*(c["expr"] for c in EXPRESSIONS if "error" in c), "||||", "||||||"])
-def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression):
+def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression: Any) -> None:
     with pytest.raises(OptionError, match=r"topic TopicT: tag expression '\|+' names no tag; use '\*'"):
         subscribe(expression)
 
 
 @pytest.mark.parametrize("case", TYPED, ids=lambda case: f"{case['type']}-{case['expr']}")
-def test_an_expression_type_is_treated_as_in_java(case):
+def test_an_expression_type_is_treated_as_in_java(case: Any) -> None:
     """A4: SQL92 is the broker's to parse."""
     if "error" in case:
         with pytest.raises(OptionError, match="SQL92 needs an expression"):
@@ -65,11 +66,11 @@ def test_an_expression_type_is_treated_as_in_java(case):
 
 
 @pytest.mark.parametrize(("tag", "_filter_type", "code"), TAG_CODES, ids=ascii)
-def test_the_stored_tag_code_is_java_s(tag, _filter_type, code):
+def test_the_stored_tag_code_is_java_s(tag: Any, _filter_type: Any, code: Any) -> None:
     assert tags_code(tag) == code
 
 
-def test_the_client_compares_tags_exactly_although_the_broker_cannot():
+def test_the_client_compares_tags_exactly_although_the_broker_cannot() -> None:
     """A4: Aa and BB have one hash code."""
     subscription = subscribe("Aa || C")
 
@@ -83,7 +84,7 @@ def test_the_client_compares_tags_exactly_although_the_broker_cannot():
 
 
 @pytest.mark.parametrize("expression", ["*", "", None])
-def test_everything_includes_messages_without_a_tag(expression):
+def test_everything_includes_messages_without_a_tag(expression: Any) -> None:
     subscription = subscribe(expression)
 
     assert matches_tag(subscription, None)
@@ -91,7 +92,7 @@ def test_everything_includes_messages_without_a_tag(expression):
     assert matches_tags_code(subscription, 0)
 
 
-def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_client():
+def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_client() -> None:
     """Java's own inconsistency: the tag set is empty, the expression is not '*'."""
     subscription = subscribe(" ")
 
@@ -99,7 +100,7 @@ def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_c
     assert matches_tag(subscription, "a")
 
 
-def test_an_sql_expression_is_never_tested_again():
+def test_an_sql_expression_is_never_tested_again() -> None:
     subscription = build_subscription("T", "a > 1", sub_version=1, expression_type=SQL92)
 
     assert matches_tag(subscription, "x")
@@ -108,7 +109,7 @@ def test_an_sql_expression_is_never_tested_again():
 
 
 @given(st.lists(st.text(), min_size=1), st.text())
-def test_a_tag_that_passes_the_client_also_passes_the_broker(tags, tag):
+def test_a_tag_that_passes_the_client_also_passes_the_broker(tags: Any, tag: Any) -> None:
     """A4: the rough test never takes a message that the exact one wants."""
     expression = "||".join(tags)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -51,7 +52,7 @@ broken_messages = st.sampled_from(sorted(BROKEN_BODIES.keys() - {"a bomb"})).fla
 )
 
 
-def in_turn(*bodies: bytes, **wanted) -> list[list[tuple] | Undecodable]:
+def in_turn(*bodies: bytes, **wanted: Any) -> list[list[tuple] | Undecodable]:
     """What is decoded, batches as rows."""
     parts = decode_in_turn(bodies, "b", **wanted)
     return [part if isinstance(part, Undecodable) else rows(part) for part in parts]
@@ -62,7 +63,7 @@ def shown(data: bytes) -> list[tuple]:
 
 
 @pytest.mark.parametrize(("body", "sys_flag"), BROKEN_BODIES.values(), ids=BROKEN_BODIES)
-def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body, sys_flag):
+def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body: Any, sys_flag: Any) -> None:
     """L7: with its bytes, its own properties and the reason; the bits that say how it was compressed stay."""
     good = stored_message(queue_offset=6)
     bad = stored_message(queue_offset=7, body=body, sys_flag=sys_flag, properties_data=b"KEYS\x01k\x02")
@@ -79,7 +80,7 @@ def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body, s
     assert rows(row_of(message)) == expected_rows([message])
 
 
-def test_the_columns_of_one_that_is_kept_are_those_asked_for():
+def test_the_columns_of_one_that_is_kept_are_those_asked_for() -> None:
     """L7."""
     bad = stored_message(body=b"nonsense", sys_flag=0x201)
     wanted = {"columns": ["queueOffset", "body"], "properties": ["UNDECODABLE", "a"]}
@@ -91,7 +92,7 @@ def test_the_columns_of_one_that_is_kept_are_those_asked_for():
     assert row.schema.names == ["queueOffset", "body", "UNDECODABLE", "a"]
 
 
-def test_one_that_is_not_subscribed_to_is_left_out():
+def test_one_that_is_not_subscribed_to_is_left_out() -> None:
     """L7: brokers filter by hash code alone."""
     bad = stored_message(body=b"nonsense", sys_flag=0x201, properties_data=b"TAGS\x01other\x02")
     good = stored_message(properties_data=b"TAGS\x01mine\x02")
@@ -104,7 +105,7 @@ def test_one_that_is_not_subscribed_to_is_left_out():
 
 @pytest.mark.parametrize("at", [0, 3, 4, 84])
 @pytest.mark.parametrize("value", [b"\xff", b"\x7f"])
-def test_nothing_is_read_behind_a_broken_layout(at, value):
+def test_nothing_is_read_behind_a_broken_layout(at: Any, value: Any) -> None:
     """L7: nobody knows where it ends: total size, magic number and length of the body are damaged in turn."""
     good, bad = encoded(stored_message(queue_offset=6)), bytearray(encoded(stored_message(queue_offset=7)))
     bad[at : at + 1] = value
@@ -122,7 +123,7 @@ def test_nothing_is_read_behind_a_broken_layout(at, value):
     assert rows(row_of(message)) == expected_rows([message])
 
 
-def test_the_offset_of_a_broken_layout_is_the_next_one_or_what_it_says_where_some_are_left_out():
+def test_the_offset_of_a_broken_layout_is_the_next_one_or_what_it_says_where_some_are_left_out() -> None:
     """L7."""
     bad = Undecodable(None, encoded(stored_message(queue_offset=7)), "")
 
@@ -135,7 +136,7 @@ def test_the_offset_of_a_broken_layout_is_the_next_one_or_what_it_says_where_som
 @pytest.mark.parametrize(
     ("announced", "count"), [("3", 3), ("abc", 1), ("0", 1), ("-4", 1), ("٣", 1), ("9" * 30, 1)]
 )
-def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced, count):
+def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced: Any, count: Any) -> None:
     """L7."""
     bad = stored_message(
         queue_offset=7,
@@ -149,11 +150,11 @@ def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced, count):
     assert undecodable.queue_offsets(0, 100, is_filtered=False) == range(7, 7 + count)
 
 
-def test_what_can_be_decoded_has_no_reason():
+def test_what_can_be_decoded_has_no_reason() -> None:
     assert why_undecodable(encoded(stored_message())) is None
 
 
-def test_messages_begin_where_sizes_say():
+def test_messages_begin_where_sizes_say() -> None:
     one = encoded(stored_message())
 
     assert message_starts(b"") == []
@@ -165,7 +166,7 @@ def test_messages_begin_where_sizes_say():
 @settings(deadline=None)
 @given(st.lists(st.tuples(stored_messages() | broken_messages, st.booleans()), max_size=40), st.booleans())
 @example([(stored_message(body=b"nonsense", sys_flag=1), False)] * 33, True)
-def test_both_decoders_find_the_same_messages_undecodable(messages, in_pieces):
+def test_both_decoders_find_the_same_messages_undecodable(messages: Any, in_pieces: Any) -> None:
     """L7, A4: what is decoded in turn is what each message alone is, scalar and as columns."""
     parts = [encode_stored_message(message) for message, _ in messages]
     for part in parts:
