@@ -78,7 +78,7 @@ def main(names: tuple[str, ...], *, write: bool, **sizes: Any) -> None:
         run = _RUNS[name]
         result = run(**{size: value for size, value in given.items() if size in signature(run).parameters})
         result.save()
-        click.echo(f"\n{result.title}\n\n{tables(result)}\n")
+        click.echo(f"\n{result.title}\n\n{result.method}\n\n{tables(result)}\n")
     if write:
         saved = [one for name in _RUNS if (one := Result.load_saved(name)) is not None]
         PAGE.write_text(render(saved), encoding="utf-8")

@@ -1,9 +1,10 @@
-"""docs/benchmarks.md: what was measured, how, and what it came to. No host names, no paths of a machine."""
+"""docs/benchmarks.md: what is compared with what, and the newest figures. No host names, no paths of a machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from bench.machine import describe_machine
 from bench.measure import TARGET_COLUMNS, Result, markdown_table
@@ -13,37 +14,126 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 _INTRODUCTION = """\
 # Benchmarks
 
-Written by `make bench`; do not edit. Each figure stands next to a ceiling or a peer measured in the same run, and what
-counts is the ratio: absolute numbers are this machine's. Nothing here is a test.
+Written by `make bench`; do not edit. Each figure stands beside a ceiling or a peer of the same run. Compare the
+ratios: absolute figures are this machine's, where broker, Spark and the measuring program share the cores.
 
 {machine}
 
-Broker, Spark, its Python workers and the measuring program share these cores, so a rate is what all of them reach
-together. The load average counts a benchmark's own processes too; well above the number of cores it means that
-somebody else was busy as well, and then only the ratios are worth reading."""
-
-_AGAIN = """\
-## Run it again
+Figures are medians. A target is met if the median meets it.
 
     make bench                                    # everything, and this page
-    make bench ARGS=source                        # one of those of python -m bench --help
+    make bench ARGS=source                        # one of them, with its method and its spread
     make bench ARGS="source --messages 100000 --rounds 3"
     make bench ARGS="micro_batch --backend sim"   # without RocketMQ itself
-    make bench-against OTHER=../before            # this work tree beside another one
+    make bench-against OTHER=../before            # this work tree beside another one"""
 
-The page is written from the newest result of each benchmark."""
+
+class _Section(NamedTuple):
+    """What the page says of one benchmark."""
+
+    compares: str
+    figures: tuple[str, ...] = ()
+    """Rows of the result to show beside its targets, by their first cell."""
+
+
+_SECTIONS: Final = {
+    "wire": _Section(
+        "Stored messages decoded into the source's 17 Arrow columns, beside the *plain* decoder that makes an object "
+        "of each message. One core, no network.",
+    ),
+    "pull": _Section(
+        "One reader process pulls 8 queues from a broker with default limits. *Bare loop*: a socket loop that drops "
+        "the bodies. *DefaultLitePullConsumer*: Java's client. *librocketmq*: the PyPI package `rocketmq`.",
+        (
+            "1 KiB: pull + decode, messages/s",
+            "1 KiB: DefaultLitePullConsumer, messages/s",
+            "1 KiB: librocketmq, messages/s",
+            "100 B: pull + decode, messages/s",
+        ),
+    ),
+    "source": _Section(
+        '`spark.read.format("rocketmq")` and a stream into `noop`. *Prebuilt*: a Python source that hands Spark '
+        "batches made before. *Raw pull*: a socket loop without decoding. The smaller ceiling is the lesser of the "
+        "two; the source does the work of both on the same cores.",
+        ("1 KiB: source, rows/s", "100 B: source, rows/s", "1 KiB: stream, rows/s", "100 B: stream, rows/s"),
+    ),
+    "sink": _Section(
+        '`df.write.format("rocketmq")` of messages of 1 KiB, beside `DefaultMQProducer.send(list)` with two threads.',
+        ("sink, messages/s", "sink, default batches, messages/s", "sink, by key, messages/s"),
+    ),
+    "micro_batch": _Section(
+        "An orderly consumer that parses JSON and writes a Delta table exactly once, beside an "
+        "`applyInPandasWithState` that returns its input and writes nothing. Micro-batches of 40,000 messages.",
+        ("ours: triggerExecution, ms", "identity: triggerExecution, ms"),
+    ),
+    "consume": _Section(
+        "An orderly listener that only answers SUCCESS, with both engines, beside Spark functions that return their "
+        "input and beside Java's `DefaultMQPushConsumer`.",
+        ("direct engine", "state engine", "Java orderly push"),
+    ),
+    "consume_concurrent": _Section(
+        "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: Python alone, sleeping."
+    ),
+    "suspended": _Section(
+        "One queue of eight suspends every message. The cost is what the other seven lose against a run without that "
+        "queue."
+    ),
+    "latency": _Section(
+        "1,000 messages a second; time from store at the broker to the committed micro-batch, without a pause between "
+        "micro-batches. *Rate source*: Spark's own source with the same writer and no listener.",
+        (
+            "ours, Delta: p50, ms",
+            "ours, Delta: p99, ms",
+            "ours, no sink: p50, ms",
+            "rate source, Delta: p50, ms",
+            "rate source, Delta: p99, ms",
+        ),
+    ),
+    "memory": _Section(
+        "2,000 messages a second for 20 minutes: the resident memory of Spark's Python workers."
+    ),
+    "planner": _Section(
+        "Planning a micro-batch of 1,024 queues; `group` reads their offsets from a Delta table."
+    ),
+    "offset_commit": _Section("20,000 commits of 64 queues into one offset table, its upkeep beside them."),
+    "delta_sink": _Section(
+        "One micro-batch into a Delta table, exactly once, beside plain appends by delta-rs and by Spark, which know "
+        "nothing of a batch that runs again.",
+        (
+            "100 rows, ours, ms",
+            "100 rows, delta-rs, ms",
+            '100 rows, format("delta"), ms',
+            "100 rows, ours, by Spark's writer, ms",
+            '100 rows, format("delta") with txnAppId, ms',
+            "1,000,000 rows, ours, s",
+            "1,000,000 rows, delta-rs, s",
+            '1,000,000 rows, format("delta"), s',
+        ),
+    ),
+    "groups": _Section("Eight members share 1,024 queues of four brokers; one member stops."),
+    "simulator": _Section(
+        "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor time."
+    ),
+}
 
 
 def render(results: Sequence[Result]) -> str:
     """The whole page."""
-    wanted = [target.cells() for result in results for target in result.targets]
-    parts = [
-        _INTRODUCTION.format(machine=describe_machine()),
-        f"## Targets\n\n{markdown_table(TARGET_COLUMNS, wanted)}",
-        *(f"## {result.title}\n\n{result.method}\n\n{tables(result)}" for result in results),
-        _AGAIN,
-    ]
+    parts = [_INTRODUCTION.format(machine=describe_machine())]
+    for result in results:
+        section = _SECTIONS[result.name]
+        parts += [f"## {result.title}", section.compares, _median_table(result, section.figures)]
     return "\n\n".join(parts) + "\n"
+
+
+def _median_table(result: Result, shown: Sequence[str]) -> str:
+    # The median is the last but one of a row's spread.
+    figures = [(row[0], row[-2], "", "") for row in result.rows if row[0] in shown]
+    targets = []
+    for target in result.targets:
+        what, wanted, _, median, _, is_met = target.cells()
+        targets.append((what, median, wanted, is_met))
+    return markdown_table(("what", "median", "wanted", "met"), [*figures, *targets])
 
 
 def tables(result: Result) -> str:
