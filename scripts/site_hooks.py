@@ -12,19 +12,24 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_IMAGE = re.compile(r"(!\[[^\]]*\]\()docs/")
 _OUTSIDE = ("http://", "https://", "#")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the README as ``index.md``."""
     readme = Path(config.config_file_path).with_name("README.md").read_text(encoding="utf-8")
-    files.append(File.generated(config, "index.md", content=_LINK.sub(_from_the_root, readme)))
+    files.append(File.generated(config, "index.md", content=_first_page(readme)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Leave only the text of a link to what is no page."""
     return _LINK.sub(lambda link: link[0] if _stays(link[2]) else link[1], markdown)
+
+
+def _first_page(readme: str) -> str:
+    return _LINK.sub(_from_the_root, _IMAGE.sub(r"\1", readme))
 
 
 def _from_the_root(link: re.Match[str]) -> str:

