@@ -13,7 +13,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench bench-against docs site lock wheel clean
+.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ bench-against: ## Measure this work tree's speed beside another one's: OTHER=../
 docs: ## Write docs/options.md from the options and docs/semantics.md from the tests
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options.page > docs/options.md.part && mv docs/options.md.part docs/options.md'
 	@$(CHECK) sh -c 'python -m tests.semantics_page > docs/semantics.md.part && mv docs/semantics.md.part docs/semantics.md'
+
+figures: ## How large the project is, beside how large it should be at most
+	@$(CHECK) python scripts/figures.py
 
 site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet

@@ -30,7 +30,7 @@ from pyspark_rocketmq.wire.requests import headers
 from pyspark_rocketmq.wire.requests import topics as topic_stats
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, encode_route
-from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
+from pyspark_rocketmq.wire.subscription import build_subscription
 
 _EXPRESSIONS: Final = (
     b"a", b"TagA || TagB", b"*", b"", b"||", b" ", b"a BETWEEN 1 AND 2.5 OR NOT (b IN ('x', 'y') AND c IS NOT NULL)",
@@ -165,8 +165,7 @@ def _run_topic_stats(data: bytes) -> None:
 def _run_expression(data: bytes) -> None:
     text = data.decode(errors="surrogateescape")
     with suppress(OptionError):
-        subscription = build_subscription("T", text, sub_version=0)
-        assert all(matches_tag(subscription, tag) for tag in subscription.tags_set)
+        build_subscription("T", text, sub_version=0)
     with suppress(Sql92Error):
         expression = compile_expression(text)
         for properties in ({}, {"a": "1", "b": "x", "c": ""}, {"a": "-1e400", "b": "TRUE"}):

@@ -15,7 +15,7 @@ from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
-from pyspark_rocketmq.wire.subscription import build_subscription, matches_tag
+from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
 from tests.helpers.cluster import REAL_ONLY
@@ -156,7 +156,7 @@ def test_tags_of_equal_hash_code_are_told_apart_by_the_client_only(
     subscription = build_subscription(queue.topic, "BB", sub_version=1)
 
     delivered = messages_of(client.pull(address, request(group, queue, subscription="BB")))
-    kept = [message for message in delivered if matches_tag(subscription, message.tags)]
+    kept = [message for message in delivered if message.tags in subscription.tags_set]
 
     assert [message.body for message in delivered] == [b"Aa", b"BB"]
     assert [message.body for message in kept] == [b"BB"]

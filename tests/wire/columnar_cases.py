@@ -164,7 +164,7 @@ def is_decoded_vectorised(data: bytes):
 def vectorised(data: bytes):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
-        return columnar._Decoder("b", None, columnar._projected(None, (), None)).columns_of(
+        return columnar._Decoder("b", columnar._projected(None, (), None)).columns_of(
             locate(Stretches.whole(data)), ExpansionBudget(len(data))
         )
     except IrregularLayout:
@@ -172,13 +172,13 @@ def vectorised(data: bytes):
 
 
 def assert_same_reaction(
-    data: bytes, *, limit: Any = None, tags: Any = None, columns: Any = None, properties: tuple[Any] = ()
+    data: bytes, *, tags: Any = None, columns: Any = None, properties: tuple[Any] = ()
 ) -> None:
     """The plain decoder's rows in the columns asked for, or its error in its words.
 
     A body that nobody asked for need not be decompressed, and so may be damaged.
     """
-    options = {"limit": limit, "tags": tags, "columns": columns, "properties": properties}
+    options = {"tags": tags, "columns": columns, "properties": properties}
     allowed = [reaction(plain_rows, data, options)]
     if columns is not None and "body" not in columns:
         allowed.append(reaction(plain_rows, without_compressed_bits(data), options))
@@ -201,8 +201,8 @@ def columnar_rows(data: bytes, **options: Any):
     return rows(batch) if len(batch.schema) else [()] * len(batch)
 
 
-def plain_rows(data: bytes, *, limit: Any, tags: Any, columns: Any, properties: tuple[Any] = ()):
-    messages = decode_messages(data, "b", limit=limit)
+def plain_rows(data: bytes, *, tags: Any, columns: Any, properties: tuple[Any] = ()):
+    messages = decode_messages(data, "b")
     kept = [message for message in messages if tags is None or message.tags in tags]
     names = MESSAGE_SCHEMA.names if columns is None else columns
     places = [MESSAGE_SCHEMA.get_field_index(name) for name in names]

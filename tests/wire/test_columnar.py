@@ -103,7 +103,6 @@ def test_the_undecompressable_message_of_the_raw_pull_raises() -> None:
 
     with pytest.raises(RemoteProtocolError, match="queueOffset=8"):
         decode_columns(pull_body(name), "b")
-    assert decode_columns(pull_body(name), "b", limit=8).num_rows == 8
 
 
 def test_every_truncation_raises() -> None:
@@ -131,7 +130,7 @@ def test_tags_with_one_hash_code_are_told_apart() -> None:
     assert decode_columns(data, "b", tags=frozenset({"BB"})).column("tags").to_pylist() == ["BB"]
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 5}, {"tags": frozenset({"a"})}])
+@pytest.mark.parametrize("options", [{}, {"tags": frozenset({"a"})}])
 def test_nothing_pulled_gives_a_batch_without_rows(options: dict[str, Any]) -> None:
     batch = decode_columns(b"", "b", **options)
 

@@ -48,13 +48,6 @@ def test_inner_batches_among_other_messages_take_the_vectorised_path(messages: l
     assert rows(vectorised(data)) == expected_rows(decode_messages(data, "b"))
 
 
-def test_members_of_an_inner_batch_from_the_limit_on_are_dropped() -> None:
-    batch = decode_columns(encoded(inner_batch(b"one", b"two")), "b", limit=8)
-
-    assert batch.column("queueOffset").to_pylist() == [7]
-    assert batch.column("body").to_pylist() == [b"one"]
-
-
 @pytest.mark.parametrize("compression", [None, *CompressionType])
 def test_members_count_queue_offsets_from_that_of_their_batch(compression: CompressionType | None) -> None:
     data = encoded(

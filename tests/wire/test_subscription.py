@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.wire.subscription import (
-    SQL92,
     SubscriptionData,
     build_subscription,
     java_string_hash,
-    matches_tag,
-    matches_tags_code,
-    tags_code,
 )
 from tests.helpers.golden import golden
 
@@ -67,49 +63,33 @@ def test_an_expression_type_is_treated_as_in_java(case: Any) -> None:
 
 @pytest.mark.parametrize(("tag", "_filter_type", "code"), TAG_CODES, ids=ascii)
 def test_the_stored_tag_code_is_java_s(tag: Any, _filter_type: Any, code: Any) -> None:
-    assert tags_code(tag) == code
+    assert java_string_hash(tag or "") == code
 
 
-def test_the_client_compares_tags_exactly_although_the_broker_cannot() -> None:
+def test_tags_are_kept_exactly_although_the_broker_cannot() -> None:
     """A4: Aa and BB have one hash code."""
     subscription = subscribe("Aa || C")
 
-    assert matches_tags_code(subscription, tags_code("BB"))
-    assert not matches_tag(subscription, "BB")
-    assert matches_tag(subscription, "Aa")
-    assert not matches_tag(subscription, "aa")
-    assert not matches_tag(subscription, "Aa ")
-    assert not matches_tag(subscription, None)
-    assert not matches_tag(subscription, "")
+    assert subscription.tags_set == {"Aa", "C"}
+    assert java_string_hash("BB") in subscription.code_set
 
 
 @pytest.mark.parametrize("expression", ["*", "", None])
-def test_everything_includes_messages_without_a_tag(expression: Any) -> None:
+def test_everything_names_no_tag(expression: str | None) -> None:
     subscription = subscribe(expression)
 
-    assert matches_tag(subscription, None)
-    assert matches_tag(subscription, "any")
-    assert matches_tags_code(subscription, 0)
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == ("*", set(), set())
 
 
 def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_client() -> None:
     """Java's own inconsistency: the tag set is empty, the expression is not '*'."""
     subscription = subscribe(" ")
 
-    assert not matches_tags_code(subscription, tags_code("a"))
-    assert matches_tag(subscription, "a")
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == (" ", set(), set())
 
 
-def test_an_sql_expression_is_never_tested_again() -> None:
-    subscription = build_subscription("T", "a > 1", sub_version=1, expression_type=SQL92)
-
-    assert matches_tag(subscription, "x")
-    assert matches_tag(subscription, None)
-    assert matches_tags_code(subscription, 12345)
-
-
-@given(st.lists(st.text(), min_size=1), st.text())
-def test_a_tag_that_passes_the_client_also_passes_the_broker(tags: Any, tag: Any) -> None:
+@given(st.lists(st.text(), min_size=1))
+def test_the_broker_gets_the_hash_codes_of_all_tags(tags: list[str]) -> None:
     """A4: the rough test never takes a message that the exact one wants."""
     expression = "||".join(tags)
     try:
@@ -119,6 +99,3 @@ def test_a_tag_that_passes_the_client_also_passes_the_broker(tags: Any, tag: Any
         return
 
     assert subscription.code_set == {java_string_hash(item) for item in subscription.tags_set}
-    for candidate in (*subscription.tags_set, tag):
-        if subscription.tags_set and matches_tag(subscription, candidate):
-            assert matches_tags_code(subscription, tags_code(candidate))

@@ -259,14 +259,11 @@ def _check_whole(parsed: int, total: int) -> None:
         raise RemoteProtocolError(f"Its parts take {parsed} bytes, but its total size says {total}.")
 
 
-def decode_messages(
-    data: bytes | memoryview, broker_name: str, *, limit: int | None = None
-) -> list[MessageExt]:
+def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageExt]:
     """Decode the body of a pull response into what a listener sees, in stored order.
 
     Bodies are decompressed, inner batches expanded (their members count one queue offset each), the
-    compressed bit of sysFlag cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id. Messages
-    whose queue offset is not below ``limit`` are dropped.
+    compressed bit of sysFlag cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id.
 
     Raises:
         RemoteProtocolError: As :func:`decode_stored_messages`, and for bodies that cannot be decompressed or
@@ -274,23 +271,22 @@ def decode_messages(
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
-    return list(iter_messages(data, broker_name, ExpansionBudget(len(data)), limit=limit))
+    return list(iter_messages(data, broker_name, ExpansionBudget(len(data))))
 
 
 def iter_messages(
-    data: bytes | memoryview, broker_name: str, budget: ExpansionBudget, *, limit: int | None = None
+    data: bytes | memoryview, broker_name: str, budget: ExpansionBudget
 ) -> Iterator[MessageExt]:
     """Decode as :func:`decode_messages`, one message after the other, so that few of them exist at a time.
 
     Raises:
         RemoteProtocolError: As there, when the message is reached, and if bodies expand beyond the budget.
     """
-    end = _ABOVE_EVERY_OFFSET if limit is None else limit
     for stored in _stored_messages(memoryview(data)):
-        if stored.queue_offset < end:
-            for shown in _show(stored, broker_name, budget):
-                if shown.queue_offset < end:
-                    yield shown
+        for shown in _show(stored, broker_name, budget):
+            # The members of an inner batch count on from its offset, perhaps beyond the greatest there is.
+            if shown.queue_offset < _ABOVE_EVERY_OFFSET:
+                yield shown
 
 
 def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> Iterator[MessageExt]:

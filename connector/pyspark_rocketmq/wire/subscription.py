@@ -98,28 +98,3 @@ def build_subscription(
         code_set=frozenset(map(java_string_hash, tags)),
         sub_version=sub_version,
     )
-
-
-def matches_tag(subscription: SubscriptionData, tag: str | None) -> bool:
-    """Whether the client keeps a message with this tag: the exact test after the broker's rough one.
-
-    A message that does not match still counts as consumed.
-
-    Source: ``PullAPIWrapper.processPullResult``.
-    """
-    return not subscription.tags_set or tag in subscription.tags_set
-
-
-def tags_code(tag: str | None) -> int:
-    """What the broker stores of a message's tag; 0 without one (``MessageExtBrokerInner.tagsString2tagsCode``)."""
-    return java_string_hash(tag) if tag else 0
-
-
-def matches_tags_code(subscription: SubscriptionData, code: int) -> bool:
-    """Whether the broker delivers a message whose tag has this hash code; different tags may share one.
-
-    Source: ``ExpressionMessageFilter.isMatchedByConsumeQueue``.
-    """
-    if subscription.expression_type != TAG or subscription.sub_string == ALL:
-        return True
-    return code in subscription.code_set

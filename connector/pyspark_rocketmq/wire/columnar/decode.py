@@ -203,7 +203,6 @@ def decode_columns(
     data: bytes,
     broker_name: str,
     *,
-    limit: int | None = None,
     tags: frozenset[str] | None = None,
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
@@ -216,7 +215,6 @@ def decode_columns(
     Args:
         data: Stored messages; below 2 GiB, as must be their decompressed bodies together.
         broker_name: The broker they were pulled from.
-        limit: Drop messages whose queue offset is not below it.
         tags: Keep only messages whose tag is one of these exactly; the broker filters by hash code alone.
         columns: Decode only these columns of ``MESSAGE_SCHEMA``, in this order; with none the rows are
             counted. Without ``body`` a body is not decompressed, and one that cannot be may go unnoticed.
@@ -227,7 +225,7 @@ def decode_columns(
         LocalProtocolError: If the data or a column exceed 2 GiB, or a column has none of the schema's names.
     """
     check_column_bytes(len(data))
-    decoder = _Decoder(broker_name, limit, _projected(columns, properties, tags))
+    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
     return _with_tags(decoder.decode(data), tags, decoder.projection)
 
 
@@ -243,7 +241,7 @@ def decode_together(
 
     Bodies that are views of one buffer are not copied; a batch never refers to them.
     """
-    decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
+    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
     together = _decode_together(groups, decoder)
     if together is None:
         return [_decode_alone(bodies, decoder, tags) for bodies in groups]
@@ -264,7 +262,7 @@ def decode_in_turn(
     expands to no more than is allowed. One that cannot be decoded stands in its place; behind one whose
     layout is broken there is nothing more, because nobody knows where it ends.
     """
-    decoder = _Decoder(broker_name, None, _projected(columns, properties, tags))
+    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
     for body in bodies:
         data = bytes(body)
         for part in decoder.decode_in_turn(data, [*message_starts(data), len(data)]):
@@ -282,7 +280,7 @@ def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
     """One message in the columns asked for."""
-    return _Decoder(message.broker_name, None, _projected(columns, properties, None)).row_of(message)
+    return _Decoder(message.broker_name, _projected(columns, properties, None)).row_of(message)
 
 
 def _decode_alone(
@@ -374,7 +372,6 @@ class _Decoder:
     """One call's decisions."""
 
     broker_name: str
-    limit: int | None
     projection: _Projection
 
     def decode(self, data: bytes) -> pa.RecordBatch:
@@ -412,7 +409,7 @@ class _Decoder:
             RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
             LocalProtocolError: If a column exceeds 2 GiB.
         """
-        rows = expand_inner_batches(located.below(self.limit), budget).below(self.limit)
+        rows = expand_inner_batches(located, budget)
         builder = ColumnBuilder(rows, self.broker_name, budget)
         projection = self.projection
         wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
@@ -440,7 +437,7 @@ class _Decoder:
 
     def _scalar(self, data: bytes, budget: ExpansionBudget) -> pa.RecordBatch:
         """Build the columns from decoded messages, one by one; few exist at a time, for they take much memory."""
-        messages = iter_messages(data, self.broker_name, budget, limit=self.limit)
+        messages = iter_messages(data, self.broker_name, budget)
         parts, body_bytes = [], 0
         while some := list(islice(messages, _SCALAR_ROWS)):
             body_bytes += sum(len(message.body) for message in some)

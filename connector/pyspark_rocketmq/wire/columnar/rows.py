@@ -222,7 +222,6 @@ _PORT_HIGH_FROM_END: Final = 4
 _MAX_V2_TOPIC_BYTES: Final = 32767
 """V2's topic length is a signed short."""
 _U16 = np.dtype(">u2")
-_IPV6_HOST = np.dtype((np.void, IPV6_HOST_BYTES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,13 +275,6 @@ class Rows:
             properties=None,
             in_stretches=None,
         )
-
-    def below(self, limit: int | None) -> Rows:
-        """The rows whose queue offset is below the limit."""
-        if limit is None:
-            return self
-        is_below = self.fixed["queueOffset"] < limit
-        return self if is_below.all() else self.take(is_below)
 
 
 def locate(stretches: Stretches) -> Rows:
