@@ -19,7 +19,7 @@ from bench.pull_peers import MESSAGES_PER_PULL, Librocketmq, LitePull, PeerFaile
 from bench.raw_pull import pull_together
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queues
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
@@ -193,12 +193,12 @@ class Contest:
     def _undecoded(self) -> float:
         reached = dict.fromkeys(range(len(self.partitions)), 0)
         started_s = time.perf_counter()
-        for arrival in chain.from_iterable(PullPipeline(self.partitions).arrivals()):
-            if arrival.pieces:
-                reached[arrival.range_index] = arrival.pieces[-1].limit
+        for each in chain.from_iterable(Fetcher(self.partitions).chunks()):
+            if each.chunks:
+                reached[each.range_index] = each.chunks[-1].limit
         seconds = time.perf_counter() - started_s
         starts = sum(each.planned.start for each in self.partitions)
-        return self._checked(sum(reached.values()) - starts, "the pipeline") / seconds
+        return self._checked(sum(reached.values()) - starts, "the fetcher") / seconds
 
     def _rate(self, reading: Reading, seconds: float) -> float:
         if reading.body_bytes != reading.messages * self.body_size:

@@ -13,7 +13,7 @@ from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.send import Batch
@@ -92,11 +92,11 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
         assert partitions[0].replicas == {REPLICA_ID: server.address}
         offsets: list[int] = []
         pulled_from: list[int] = []
-        pipeline = PullPipeline([replace(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
-        for arrival in chain.from_iterable(pipeline.arrivals()):
-            assert arrival.failure is None
-            offsets += offsets_of(b"".join(piece.body for piece in arrival.pieces))
-            pulled_from.append(pipeline.ranges[0].broker_id)
+        fetcher = Fetcher([replace(each, max_in_flight_bytes=_IN_FLIGHT) for each in partitions])
+        for fetched in chain.from_iterable(fetcher.chunks()):
+            assert fetched.failure is None
+            offsets += offsets_of(b"".join(chunk.body for chunk in fetched.chunks))
+            pulled_from.append(fetcher.ranges[0].broker_id)
             if len(offsets) > COUNT // 2:
                 server.kill()
 

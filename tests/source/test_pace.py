@@ -12,7 +12,7 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.parsers import duration_ms
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.fetcher import Fetcher
 from tests.source.conftest import Topics
 from tests.source.test_planner import A0, A1, Planning
 
@@ -95,17 +95,18 @@ class Pull(NamedTuple):
 
 def pulls(topics: Topics, topic: str, **options: str) -> list[Pull]:
     seen: list[Pull] = []
-    pipeline = PullPipeline(topics.planned(topic, **options))
-    send = pipeline._send_to
+    fetcher = Fetcher(topics.planned(topic, **options))
+    send = fetcher._send_to
 
     def noted(place: Any, pulls: Any) -> None:
         seen.extend(
-            Pull(pull.step.max_msg_nums, pipeline._in_flight + before) for before, pull in enumerate(pulls)
+            Pull(pull.task.max_msg_nums, fetcher._window.in_flight - len(pulls) + before)
+            for before, pull in enumerate(pulls)
         )
         send(place, pulls)
 
-    pipeline._send_to = noted  # type: ignore[method-assign]
-    for _ in pipeline.arrivals():
+    fetcher._send_to = noted  # type: ignore[method-assign]
+    for _ in fetcher.chunks():
         pass
     return seen
 
@@ -144,9 +145,8 @@ def test_messages_are_pulled_from_whom_the_option_says() -> None:
         sim.set_replica_lag("broker-a", 5)
         topics = Topics(sim)
         topic = topics.make(40)
-        replica = sim.replica_address("broker-a")
         asked = [
-            {range_.address for range_ in PullPipeline(topics.planned(topic, readFrom=text)).ranges}
+            {each.broker_id for each in Fetcher(topics.planned(topic, readFrom=text)).ranges}
             for text in ("suggested", "master", "slave")
         ]
         replicas = [
@@ -156,8 +156,7 @@ def test_messages_are_pulled_from_whom_the_option_says() -> None:
         read = topics.offsets(topic, readFrom="slave", pullBatchSize="8")
         close_idle_lines()
 
-    master = sim.broker_addresses["broker-a"]
-    assert asked == [{master}, {master}, {replica}]
+    assert asked == [{0}, {0}, {1}]
     assert replicas == [True, False, True]
     assert read == {0: list(range(40))}
 

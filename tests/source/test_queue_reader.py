@@ -20,7 +20,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
-from pyspark_rocketmq.source.reader import holes_before, read_queue, read_queues, read_ranges, read_tickets
+from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
 from pyspark_rocketmq.source.schema import (
     RangeEnd,
     planned_range,
@@ -259,8 +259,8 @@ def test_a_gap_that_pulls_have_skipped_is_not_told_again(
 
 
 def test_several_holes_are_found_at_once() -> None:
-    assert holes_before(np.array([12, 13, 15, 20]), 10) == [(10, 12), (14, 15), (16, 20)]
-    assert holes_before(np.array([10, 11]), 10) == []
+    assert gaps_before(np.array([12, 13, 15, 20]), 10) == [(10, 12), (14, 15), (16, 20)]
+    assert gaps_before(np.array([10, 11]), 10) == []
 
 
 def test_a_broker_that_fails_ends_a_group_s_range_where_it_was_reached(

@@ -1,6 +1,4 @@
-"""Which pulls of one range are in flight, their answers back in queue order; which replica is asked.
-
-Which pulls of one queue range are in flight, and their answers back in queue order.
+"""What is fetched of several queue ranges next, and what each answer means: every decision of a fetcher, none of its I/O.
 
 A range ``[start, end)`` is cut into *segments*. Every open segment has one pull under way; the answer moves
 the segment on to ``nextBeginOffset``, until it has reached its end. What this rests on:
@@ -8,42 +6,143 @@ the segment on to ``nextBeginOffset``, until it has reached its end. What this r
 1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none at all (a filter). Only
    ``nextBeginOffset`` says how far the broker got; a short answer never means the end of the queue.
 2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the offset asked for.
-   Hence every piece carries the two offsets between which its messages count; the others belong to a
+   Hence every chunk carries the two offsets between which its messages count; the others belong to a
    neighbour.
-3. Answers come in any order, pieces leave in queue order.
+3. Answers come in any order, chunks leave in queue order.
 
-The machine knows neither sockets nor time: the shell sends what ``requests()`` returns and reports the
-result.
+What all ranges share, one connection and one worker's memory:
 
-Which broker of a name the next pulls of one queue go to: its master, or a replica the master suggests.
+4. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
+5. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed
+   over all ranges; but one pull always may be, lest everything wait for it.
+6. A failure is its range's alone. Trouble that may pass is survived for a while, with growing pauses.
 
 A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may
 lag, and it answers other codes than its master for an offset it does not have.  Hence:
 
-1. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
+7. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
    pulled from.
-2. From a replica only messages count.  Whatever else it answers (19, 20, 21, an error, silence), the same
+8. From a replica only messages count.  Whatever else it answers (19, 20, 21, an error, silence), the same
    pull goes to the master, whose word alone is final, and the replica is left alone for a while.
-3. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
+9. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
+
+Times are seconds of one monotonic clock, which is passed in. Not thread-safe, but for ``RangeWindow.stop``.
 
 Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from enum import Enum
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Final, NamedTuple, Protocol
 
-from pyspark_rocketmq.model import PulledBody
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    DataLoss,
+    LogTailLost,
+    MessagesExpired,
+    OffsetError,
+    QueueRemoved,
+    RocketMQError,
+    SystemBusy,
+    TopicDeleted,
+)
+from pyspark_rocketmq.model import PulledBody, QueueRange
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
 """How long suggestions of a replica are not followed after it failed; a master would suggest it with every
 answer."""
 
+_BATCH_BYTES: Final = 4 << 20
+"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
+worker's memory."""
+_USUAL_ANSWER_BYTES: Final = 256 << 10
+"""``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
+_AHEAD_BYTES: Final = 16 << 20
+_FILTERED_SEGMENT: Final = 800
+"""Offsets per segment under a filter: what a broker scans at least in one pull."""
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_FLOW_CONTROL_PAUSE_S: Final = 0.02
+"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota is full again soon.
+"""
+_LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
+"""A micro-batch ends when its slowest range does, so a broker in trouble keeps other brokers' queues waiting.
+"""
 
-class PullFrom:
+_GONE: Final[Mapping[int, type[DataLoss]]] = {
+    ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
+    ResponseCode.INVALID_PARAMETER: QueueRemoved,
+}
+"""How a broker refuses to pull what it no longer has; the second for a queue id beyond the topic's
+(``PullMessageProcessor.processRequest``)."""
+
+
+class TailLost(OffsetError):
+    """The broker's queue ends before the range does; a fresh look at its bounds tells where to go on."""
+
+
+class QueueReset(OffsetError):
+    """An operator has moved the group to ``target`` in this queue, and the broker tells so once."""
+
+    def __init__(self, text: str, target: int) -> None:
+        super().__init__(text, target)
+        self.target = target
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class FetchedRange(Protocol):
+    """A range to fetch, and how."""
+
+    @property
+    def planned(self) -> QueueRange:
+        """Which messages."""
+
+    @property
+    def address(self) -> str:
+        """The master's, for errors."""
+
+    @property
+    def replicas(self) -> Collection[int]:
+        """Broker ids of the replicas whose addresses are known."""
+
+    @property
+    def prefers_replica(self) -> bool:
+        """Whether pulls go to a replica without a suggestion."""
+
+    @property
+    def consumer_group(self) -> str:
+        """The name pulls are made under."""
+
+    @property
+    def with_marker(self) -> bool:
+        """Whether the range is a group's, which may end early: the rest is planned anew."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker may leave messages out."""
+
+    @property
+    def fail_on_data_loss(self) -> bool:
+        """Whether messages that are gone are an error, not a gap."""
+
+    @property
+    def pull_batch_size(self) -> int:
+        """Most messages asked for by one pull."""
+
+    @property
+    def retry_timeout_s(self) -> float:
+        """How long trouble is survived; a group's range, 10 s at most."""
+
+
+class ReplicaSelector:
     """The choice for one queue; begins at the master, or at a preferred replica."""
 
     __slots__ = ("_avoided_until_s", "_broker_id", "_home_id", "_replica_ids")
@@ -87,241 +186,310 @@ class PullFrom:
         return True
 
 
-class PullStep(NamedTuple):
-    """One pull to send now."""
+class PullTask(NamedTuple):
+    """One pull to send now; reported once, by ``answered`` or ``lost``."""
 
+    range_index: int
+    """Position of the range among those that are read."""
     segment_id: int
     queue_offset: int
     max_msg_nums: int
+    broker_id: int
+    """Whom to send it to: the range's master, or one of its replicas."""
+    sent_at_s: float
 
 
-class Piece(NamedTuple):
+class PullChunk(NamedTuple):
     """One answer's undecoded messages; those outside ``[start, limit)`` must be dropped."""
 
     body: PulledBody
     limit: int
-    """End of the segment: messages at or past it come again with a later piece."""
+    """End of the segment: messages at or past it come again with a later chunk."""
     start: int
     """Queue offset asked for: an inner batch may begin earlier."""
 
 
-class AnswerOutcome(Enum):
-    """What an answer did to its segment."""
+class FetchedChunks(NamedTuple):
+    """What is next of one range."""
 
-    ADVANCED = "ADVANCED"
-    """The segment goes on from its new offset."""
-    COMPLETED = "COMPLETED"
-    """The segment has reached its end."""
-    NO_PROGRESS = "NO_PROGRESS"
-    """The broker stands where it stood: back off before sending the same step again."""
+    range_index: int
+    """Position of the range among those that are read."""
+    chunks: list[PullChunk]
+    """In queue order; may be empty at the end."""
+    is_last: bool
+    """Whether the range ends here: at its end, where it was stopped, or with the failure."""
+    failure: RocketMQError | None
+    """Why the range ends before its end; everything that was next in queue order has been handed out."""
 
 
 class _Segment:
-    __slots__ = ("body_bytes", "end", "is_pulled", "next_offset", "pieces")
+    __slots__ = ("body_bytes", "chunks", "end", "is_pulled", "next_offset")
 
     def __init__(self, start: int, end: int) -> None:
         self.next_offset = start
         self.end = end
         self.is_pulled = True
-        self.pieces: list[Piece] = []
+        self.chunks: list[PullChunk] = []
         self.body_bytes = 0
-        """Of the pieces."""
+        """Of the chunks."""
 
 
-class PullWindow:
-    """The pulls of one queue range: at most ``depth`` under way, answers handed out in queue order.
+class RangeWindow:
+    """The pulls of one range: at most ``depth`` under way, answers handed out in queue order.
 
-    Guarantee: the pieces of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
+    Guarantee: the chunks of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
     ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
-    Not thread-safe.
     """
-
-    __slots__ = (
-        "_buffered_bytes",
-        "_depth",
-        "_end",
-        "_first_open",
-        "_idle",
-        "_max_ahead_bytes",
-        "_max_msg_nums",
-        "_next_id",
-        "_next_start",
-        "_open_count",
-        "_segment",
-        "_segments",
-        "_takeable_bytes",
-        "_taken_id",
-    )
 
     def __init__(
         self,
-        start: int,
-        end: int,
+        index: int,
+        of: FetchedRange,
         *,
         segment: int,
         depth: int,
-        max_msg_nums: int = 32,
-        max_ahead_bytes: int,
+        max_ahead_bytes: int = _AHEAD_BYTES,
+        tell: Callable[..., object],
     ) -> None:
-        """Open nothing yet; ``requests()`` does.
+        """Open nothing yet; ``tasks()`` does.
 
         Args:
-            start: First queue offset wanted.
-            end: Exclusive end; ``end <= start`` is a range that is done.
-            segment: Offsets per segment: the pull batch size without a filter, more (800) with one, because
-                one filtered pull may scan that far.
+            index: Position of the range among those that are read.
+            of: The range; one whose end is not past its start is done.
+            segment: Offsets per segment.
             depth: Most pulls in flight.
-            max_msg_nums: Most messages asked for by one pull.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
                 (without it nothing could ever be taken). Answers then in flight still add to it.
+            tell: Called as ``Logger.log``, with what an operator should know.
         """
-        if segment < 1 or depth < 1 or max_msg_nums < 1:
+        if segment < 1 or depth < 1 or of.pull_batch_size < 1:
             raise ValueError(
                 "A pull window needs segment, depth and max_msg_nums of at least 1, "
-                f"not segment={segment}, depth={depth}, max_msg_nums={max_msg_nums}."
+                f"not segment={segment}, depth={depth}, max_msg_nums={of.pull_batch_size}."
             )
-        self._end = end
+        self.failure: RocketMQError | None = None
+        """Why the range cannot be read to its end."""
+        self.in_flight = 0
+        """Pulls given out and not reported."""
+        self.buffered_bytes = 0
+        """Bytes answered and not yet taken."""
+        self.takeable_bytes = 0
+        """Bytes that ``take()`` would give now."""
+        self.skipped = range(0)
+        """The offsets passed over, and told of, because the broker no longer has them; empty without such a
+        gap."""
+        self.bounds: tuple[int, int] | None = None
+        """The queue's smallest offset and its end, as the newest answer tells them; None before the first."""
+        self.answers = 0
+        """Pulls that brought messages."""
+        self.answered_after_s = 0.0
+        """From sending to answer, of all of them together."""
+        self.index = index
+        """Position of the range among those that are read."""
+        self._of = of
+        self._tell = tell
         self._segment = segment
         self._depth = depth
-        self._max_msg_nums = max_msg_nums
         self._max_ahead_bytes = max_ahead_bytes
+        self._is_stopped = False
         self._segments: dict[int, _Segment] = {}
         """Not yet taken wholly, in queue order; ids count up."""
         self._idle: list[int] = []
         """Open segments without a pull under way."""
-        self._next_start = start
+        self._next_start = of.planned.start
         self._next_id = 0
         self._open_count = 0
         """Segments begun and not complete."""
         self._first_open = 0
         """The smallest id not complete; ``_next_id`` when none is open."""
         self._taken_id = 0
-        self._buffered_bytes = 0
-        self._takeable_bytes = 0
+        self._replica = ReplicaSelector(of.replicas, prefers_replica=of.prefers_replica)
+        self._troubles: list[RocketMQError] = []
+        """Met since the last ``settle``."""
+        self._gives_up_at_s: float | None = None
+        """Set from the first failure to the next success."""
+        self._pause_s = _FIRST_PAUSE_S
+        self._resumes_at_s = 0.0
+        self._has_met_reset = False
+        """Since the last success."""
 
     @property
-    def is_pulled(self) -> bool:
-        """Whether every answer of the range is here, taken or not."""
-        return self._next_start >= self._end and not self._open_count
+    def broker_id(self) -> int:
+        """Id of the broker that the next pulls go to."""
+        return self._replica.broker_id
 
     @property
-    def buffered_bytes(self) -> int:
-        """Bytes answered and not yet taken."""
-        return self._buffered_bytes
+    def is_over(self) -> bool:
+        """Whether no more pulls will be made."""
+        if self._next_start >= self._of.planned.end and not self._open_count:
+            return True
+        return self._is_stopped or self.failure is not None
 
-    @property
-    def takeable_bytes(self) -> int:
-        """Bytes that ``take()`` would give now."""
-        return self._takeable_bytes
+    def may_ask(self, now_s: float) -> bool:
+        """Whether pulls may be sent now."""
+        return now_s >= self._resumes_at_s and not self.is_over
 
-    def requests(self, at_most: int | None = None, *, may_run_ahead: bool = True) -> list[PullStep]:
-        """The pulls to send now, ascending; each is given out once until it is answered or failed.
+    def pause_left_s(self, now_s: float) -> float:
+        """Seconds to wait before the next pull; 0 if there is no pause."""
+        return max(0.0, self._resumes_at_s - now_s)
+
+    def stop(self) -> None:
+        """Pull no more: what was handed out is enough. Another thread may call this."""
+        self._is_stopped = True
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def tasks(self, at_most: int, now_s: float, *, may_run_ahead: bool = True) -> list[PullTask]:
+        """The pulls to send now, ascending; each is given out once until it is reported.
 
         Args:
             at_most: No more than so many; ``depth`` holds as well.
+            now_s: Now.
             may_run_ahead: False allows the first open segment only, as too many bytes ahead do.
         """
-        has_room = may_run_ahead and self._buffered_bytes < self._max_ahead_bytes
-        room = self._depth if at_most is None else at_most
-        steps = self._idle_steps(has_room, room) if self._idle else []
+        has_room = may_run_ahead and self.buffered_bytes < self._max_ahead_bytes
+        end = self._of.planned.end
+        tasks = self._idle_tasks(has_room, at_most, now_s) if self._idle else []
         while (
-            len(steps) < room
+            len(tasks) < at_most
             and self._open_count < self._depth
-            and self._next_start < self._end
+            and self._next_start < end
             and (has_room or not self._open_count)
         ):
-            steps.append(self._open_segment())
-        return steps
+            tasks.append(self._open_segment(now_s))
+        self.in_flight += len(tasks)
+        return tasks
 
-    def answered(self, segment_id: int, next_begin_offset: int, body: PulledBody) -> AnswerOutcome:
-        """Take the answer to the segment's pull; ``body`` is empty when no message matched.
-
-        An answer whose ``next_begin_offset`` is not past the offset asked for is NO_PROGRESS; its body is not
-        kept, for the same pull, which ``requests()`` gives out again, would bring it twice.
-
-        Raises:
-            ValueError: If the segment has no pull under way.
-        """
-        segment = self._end_pull(segment_id)
-        asked = segment.next_offset
-        if next_begin_offset <= asked:
-            self._idle.append(segment_id)
-            return AnswerOutcome.NO_PROGRESS
-        segment.next_offset = next_begin_offset
-        if body:
-            segment.pieces.append(Piece(body, segment.end, asked))
-            body_bytes = len(body)
-            segment.body_bytes += body_bytes
-            self._buffered_bytes += body_bytes
-            if segment_id == self._first_open:
-                self._takeable_bytes += body_bytes
-        if next_begin_offset < segment.end:
-            self._idle.append(segment_id)
-            return AnswerOutcome.ADVANCED
-        self._open_count -= 1
-        if segment_id == self._first_open:
-            self._find_first_open()
-        return AnswerOutcome.COMPLETED
-
-    def failed(self, segment_id: int) -> None:
-        """The pull brought no answer: ``requests()`` gives the same step out again.
-
-        Raises:
-            ValueError: If the segment has no pull under way.
-        """
-        self._end_pull(segment_id)
-        self._idle.append(segment_id)
-
-    def take(self) -> list[Piece]:
-        """All pieces that are next in queue order; a segment's only when all earlier ones are complete."""
-        taken: list[Piece] = []
-        segments = self._segments
-        while self._taken_id < self._first_open:
-            segment = segments.pop(self._taken_id, None)
-            if segment is not None:
-                taken += segment.pieces
-            self._taken_id += 1
-        first_open = segments.get(self._taken_id)
-        if first_open is not None and first_open.pieces:
-            taken += first_open.pieces
-            first_open.pieces, first_open.body_bytes = [], 0
-        self._buffered_bytes -= self._takeable_bytes
-        self._takeable_bytes = 0
-        return taken
-
-    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
-        if self._buffered_bytes:
-            for segment in self._segments.values():
-                segment.pieces = [piece._replace(body=keep(piece.body)) for piece in segment.pieces]
-
-    def _idle_steps(self, has_room: bool, at_most: int) -> list[PullStep]:
+    def _idle_tasks(self, has_room: bool, at_most: int, now_s: float) -> list[PullTask]:
         self._idle.sort()
         sendable = [i for i in self._idle if has_room or i == self._first_open][:at_most]
         self._idle = [i for i in self._idle if i not in sendable]
-        steps = []
         for segment_id in sendable:
-            segment = self._segments[segment_id]
-            segment.is_pulled = True
-            start = segment.next_offset
-            steps.append(PullStep(segment_id, start, min(segment.end - start, self._max_msg_nums)))
-        return steps
+            self._segments[segment_id].is_pulled = True
+        return [self._task(segment_id, self._segments[segment_id], now_s) for segment_id in sendable]
 
-    def _open_segment(self) -> PullStep:
-        segment_id = self._next_id
-        start = self._next_start
-        end = min(start + self._segment, self._end)
-        self._next_start = end
-        self._segments[segment_id] = _Segment(start, end)
+    def _open_segment(self, now_s: float) -> PullTask:
+        start, segment_id = self._next_start, self._next_id
+        segment = _Segment(start, min(start + self._segment, self._of.planned.end))
+        self._segments[segment_id] = segment
+        self._next_start = segment.end
         self._next_id = segment_id + 1
         self._open_count += 1
-        return PullStep(segment_id, start, min(end - start, self._max_msg_nums))
+        return self._task(segment_id, segment, now_s)
 
-    def _end_pull(self, segment_id: int) -> _Segment:
-        segment = self._segments.get(segment_id)
+    def _task(self, segment_id: int, segment: _Segment, now_s: float) -> PullTask:
+        start = segment.next_offset
+        max_msg_nums = min(segment.end - start, self._of.pull_batch_size)
+        return PullTask(self.index, segment_id, start, max_msg_nums, self._replica.broker_id, now_s)
+
+    # --- judging answers --------------------------------------------------------------------------------------
+
+    def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
+        """Take what the broker answered.
+
+        Raises:
+            ValueError: If the task was reported already.
+        """
+        asked, is_of_master = task.queue_offset, task.broker_id == MASTER_ID
+        if isinstance(outcome, RocketMQError):
+            loss = self._queue_is_gone(asked, outcome) if is_of_master else None
+            if loss is None or self._of.fail_on_data_loss:
+                self.lost(task, loss or outcome, now_s)
+            else:
+                self._skip(task, self._of.planned.end, str(outcome))
+        elif outcome.next_begin_offset > asked and (
+            outcome.status is PullStatus.FOUND
+            or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
+        ):
+            self._go_on(task, outcome, now_s)
+        elif not is_of_master:
+            self.lost(task, None, now_s)
+        elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
+            self.lost(task, self._nothing_there(asked), now_s)
+        elif (target := outcome.reset_from(asked)) is not None:
+            self.lost(task, self._meet_reset(asked, target), now_s)
+        else:
+            self._meet_gap(task, outcome, now_s)
+
+    def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
+        """The pull brought nothing; without an error, or from a replica, it is sent again at once.
+
+        Raises:
+            ValueError: If the task was reported already.
+        """
+        self._end_pull(task)
+        self._idle.append(task.segment_id)
+        if self._replica.disappointed(task.broker_id, now_s):
+            text = "replica %d did not serve, back to the master %s: %s"
+            self._tell(INFO, text, task.broker_id, self._of.planned.queue, error)
+        elif error is not None:
+            self._troubles.append(error)
+
+    def settle(self, now_s: float) -> None:
+        """Act on the troubles met at once: a pause after one that may pass; any other is final, or when patience is over."""
+        if not self._troubles:
+            return
+        trouble = min(self._troubles, key=_rank)
+        self._troubles.clear()
+        if self._gives_up_at_s is None:
+            patience_s = self._of.retry_timeout_s
+            if self._of.with_marker:
+                patience_s = min(patience_s, _LONGEST_PATIENCE_OF_A_GROUP_S)
+            self._gives_up_at_s = now_s + patience_s
+        left_s = self._gives_up_at_s - now_s
+        if not trouble.retryable or left_s <= 0:
+            self.failure = trouble
+        elif now_s >= self._resumes_at_s:
+            self._tell(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
+            pause_s = _FLOW_CONTROL_PAUSE_S
+            if not isinstance(trouble, BrokerError) or trouble.code != ResponseCode.FLOW_CONTROL:
+                pause_s = self._pause_s
+                self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+            self._resumes_at_s = now_s + min(pause_s, left_s)
+
+    def stand_still(self) -> None:
+        """Fail: the range is not over, waits for nothing and has no pull to send."""
+        planned = self._of.planned
+        self.failure = RocketMQError(
+            f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} stands still "
+            "with no pull under way and none to send; this is a bug of pyspark-rocketmq. Run the query again."
+        )
+
+    def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
+        self._advance(task, result.next_begin_offset, result.body)
+        if result.body:
+            self.answers += 1
+            self.answered_after_s += now_s - task.sent_at_s
+        self.bounds = result.min_offset, result.max_offset
+        self._gives_up_at_s, self._pause_s, self._has_met_reset = None, _FIRST_PAUSE_S, False
+        if result.suggest_which_broker_id != task.broker_id or self._replica.is_away:
+            self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)
+
+    def _advance(self, task: PullTask, next_begin_offset: int, body: PulledBody) -> None:
+        segment = self._end_pull(task)
+        segment.next_offset = next_begin_offset
+        if body:
+            segment.chunks.append(PullChunk(body, segment.end, task.queue_offset))
+            body_bytes = len(body)
+            segment.body_bytes += body_bytes
+            self.buffered_bytes += body_bytes
+            if task.segment_id == self._first_open:
+                self.takeable_bytes += body_bytes
+        if next_begin_offset < segment.end:
+            self._idle.append(task.segment_id)
+            return
+        self._open_count -= 1
+        if task.segment_id == self._first_open:
+            self._find_first_open()
+
+    def _end_pull(self, task: PullTask) -> _Segment:
+        segment = self._segments.get(task.segment_id)
         if segment is None or not segment.is_pulled:
-            raise ValueError(f"Segment {segment_id} has no pull under way; its answer was reported already.")
+            raise ValueError(
+                f"Segment {task.segment_id} has no pull under way; its answer was reported already."
+            )
         segment.is_pulled = False
+        self.in_flight -= 1
         return segment
 
     def _find_first_open(self) -> None:
@@ -331,11 +499,237 @@ class PullWindow:
         while candidate < self._next_id:
             segment = segments[candidate]
             if candidate != self._first_open:
-                self._takeable_bytes += segment.body_bytes
+                self.takeable_bytes += segment.body_bytes
             if segment.next_offset < segment.end:
                 break
-            if not segment.pieces:
+            if not segment.chunks:
                 # A filter may leave thousands of them empty.
                 del segments[candidate]
             candidate += 1
         self._first_open = candidate
+
+    def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
+        """The broker says that the offset has moved, although it is there.
+
+        A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the
+        queue so, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be
+        planned anew from the target; who has no group passes it, but more than once is trouble.
+        """
+        queue = self._of.planned.queue
+        if self._of.with_marker:
+            return QueueReset(f"{queue}: an operator has reset the group's offset to {target}.", target)
+        if self._has_met_reset:
+            moved = f"offset {asked} moved, again and again, although the queue has it; somebody may be "
+            return self._busy(PullStatus.OFFSET_ILLEGAL, moved + "resetting the group's offsets all the time")
+        self._has_met_reset = True
+        text = "reset stored at the broker is not followed without a group of our own group=%s %s"
+        self._tell(INFO, text, self._of.consumer_group, queue)
+        return None
+
+    def _nothing_there(self, asked: int) -> SystemBusy:
+        nothing = (
+            f"nothing at offset {asked} although the queue reached {self._of.planned.end} when the range "
+        )
+        return self._busy(PullStatus.NO_NEW_MSG, nothing + "was planned; the broker may be recovering")
+
+    def _busy(self, status: PullStatus, text: str) -> SystemBusy:
+        request = f"PULL_MESSAGE {self._of.planned.queue}"
+        return SystemBusy(int(status), text, request=request, address=self._of.address)
+
+    def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
+        """The loss that a refusal stands for: the queue was there when the range was planned; a group plans anew."""
+        if self._of.with_marker or not isinstance(error, BrokerError) or error.code not in _GONE:
+            return None
+        return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
+
+    def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
+        """Row F4: the offsets asked for are gone, or not there any more."""
+        planned, asked, address = self._of.planned, task.queue_offset, self._of.address
+        available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
+        is_ahead = result.next_begin_offset > asked
+        if self._of.fail_on_data_loss:
+            kind = MessagesExpired if asked < result.min_offset else LogTailLost
+            self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
+        elif not is_ahead and self._of.with_marker:
+            lost_tail = TailLost(
+                f"{planned.queue}: {address} has offsets {available}, so the range that was planned to "
+                f"{planned.end} has lost its tail."
+            )
+            self.lost(task, lost_tail, now_s)
+        else:
+            # A corrected offset before the one asked for: the log lost its tail, and the rest of the range
+            # with it.
+            goes_on = min(result.next_begin_offset, planned.end) if is_ahead else planned.end
+            self._skip(task, goes_on, available)
+
+    def _skip(self, task: PullTask, goes_on: int, available: str) -> None:
+        """Pass over a gap; told of once for all the pulls that were under way into it."""
+        wanted = task.queue_offset
+        if wanted not in self.skipped or goes_on > self.skipped.stop:
+            text = "offset gap %s wanted=%d available=%s continuing_at=%d"
+            self._tell(WARNING, text, self._of.planned.queue, wanted, available, goes_on)
+            known = self.skipped or range(wanted, goes_on)
+            self.skipped = range(min(known.start, wanted), max(known.stop, goes_on))
+        self._advance(task, goes_on, b"")
+
+    # --- handing out ------------------------------------------------------------------------------------------
+
+    def take(self) -> list[PullChunk]:
+        """All chunks that are next in queue order; a segment's only when all earlier ones are complete."""
+        taken: list[PullChunk] = []
+        segments = self._segments
+        while self._taken_id < self._first_open:
+            segment = segments.pop(self._taken_id, None)
+            if segment is not None:
+                taken += segment.chunks
+            self._taken_id += 1
+        first_open = segments.get(self._taken_id)
+        if first_open is not None and first_open.chunks:
+            taken += first_open.chunks
+            first_open.chunks, first_open.body_bytes = [], 0
+        self.buffered_bytes -= self.takeable_bytes
+        self.takeable_bytes = 0
+        return taken
+
+    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
+        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
+        if self.buffered_bytes:
+            for segment in self._segments.values():
+                segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]
+
+
+class FetchWindow:
+    """The pulls of all ranges that are read at once."""
+
+    def __init__(
+        self, ranges: Sequence[FetchedRange], *, depth: int, max_bytes: int, tell: Callable[..., object]
+    ) -> None:
+        """Ask for nothing yet; ``tasks()`` does.
+
+        Args:
+            ranges: What to read.
+            depth: Most pulls in flight.
+            max_bytes: Stored bytes asked for or here and not yet handed out.
+            tell: Called as ``Logger.log``, with what an operator should know.
+        """
+        self.ranges = tuple(
+            RangeWindow(
+                index,
+                each,
+                segment=max(_FILTERED_SEGMENT if each.is_filtered else 1, each.pull_batch_size),
+                depth=depth,
+                tell=tell,
+            )
+            for index, each in enumerate(ranges)
+        )
+        """In the order in which they were given."""
+        self._open = deque(self.ranges)
+        """Not wholly handed out; the next to be given pulls comes first."""
+        self._depth = depth
+        self._max_bytes = max_bytes
+        self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
+        self._largest_answer = _USUAL_ANSWER_BYTES
+        self.in_flight = 0
+        """Pulls given out and not reported, of failed ranges too."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is more to hand out."""
+        return bool(self._open)
+
+    def tasks(self, now_s: float) -> list[PullTask]:
+        """The pulls to send now, in bursts: one by one they cost the broker and this process twice as much."""
+        asking = [each for each in self._open if each.may_ask(now_s)]
+        if self.in_flight > self._depth // 2 and all(each.in_flight for each in asking):
+            return []
+        room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
+        tasks = self._fair_tasks(asking, room, now_s) if room > 0 else []
+        if not tasks and not self.in_flight and not any(each.takeable_bytes for each in self._open):
+            # There is room for none: the one that frees most memory.
+            fullest = max(asking, key=lambda each: each.buffered_bytes, default=None)
+            tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
+        self.in_flight += len(tasks)
+        return tasks
+
+    def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
+        """Take what the broker answered."""
+        self.in_flight -= 1
+        if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
+            self._largest_answer = len(outcome.body)
+        each = self.ranges[task.range_index]
+        if not each.is_over:
+            each.answered(task, outcome, now_s)
+
+    def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
+        """The pull brought nothing; without an error, or from a replica, it is sent again at once."""
+        self.in_flight -= 1
+        each = self.ranges[task.range_index]
+        if not each.is_over:
+            each.lost(task, error, now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Act on the troubles met at once; to be called when all that came at once is reported."""
+        for each in self._open:
+            each.settle(now_s)
+
+    def shortest_pause_s(self, now_s: float) -> float | None:
+        """Seconds until the next range that pauses goes on; None if none pauses."""
+        return min((pause_s for each in self._open if (pause_s := each.pause_left_s(now_s))), default=None)
+
+    def stand_still(self) -> None:
+        """Fail: nothing is under way, nothing pauses and there is no pull to send."""
+        for each in self._open:
+            each.stand_still()
+
+    def is_ready(self) -> bool:
+        """Whether there is enough to be handed out."""
+        takeable = 0
+        for each in self._open:
+            if each.is_over:
+                return True
+            takeable += each.takeable_bytes
+        return takeable > 0 and (
+            takeable >= self._batch_bytes
+            or not self.in_flight
+            or self._bytes_left() < self._largest_answer * (self._depth // 2 + 1)
+        )
+
+    def take(self) -> list[FetchedChunks]:
+        """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
+        # Asked once for each: another thread may stop a range at any moment, and its last chunks must be
+        # told to be the last.
+        looked_at = [(each, each.is_over) for each in self._open]
+        ready = [(each, is_over) for each, is_over in looked_at if is_over or each.takeable_bytes]
+        for each, is_over in ready:
+            if is_over:
+                self._open.remove(each)
+        return [
+            FetchedChunks(each.index, each.take(), is_over, each.failure if is_over else None)
+            for each, is_over in ready
+        ]
+
+    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
+        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
+        for each in self._open:
+            each.move(keep)
+
+    def _bytes_left(self) -> int:
+        return self._max_bytes - sum([each.buffered_bytes for each in self._open])
+
+    def _fair_tasks(self, asking: Sequence[RangeWindow], room: int, now_s: float) -> list[PullTask]:
+        share = max(1, self._depth // max(1, len(asking)))
+        tasks: list[PullTask] = []
+        for each in asking:
+            at_most = min(share - each.in_flight, room - len(tasks))
+            if at_most > 0:
+                tasks += each.tasks(at_most, now_s)
+        # Whoever comes last now comes first some time.
+        self._open.rotate(-1)
+        return tasks
+
+
+def _rank(trouble: RocketMQError) -> tuple[int, int]:
+    """Of lost messages the first is told, then any trouble that will not pass."""
+    if isinstance(trouble, DataLoss):
+        return 0, trouble.wanted
+    return (2 if trouble.retryable else 1), 0

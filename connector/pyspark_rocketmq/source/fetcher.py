@@ -1,90 +1,64 @@
-"""Any number of queue ranges over one connection per broker, by one thread.
+"""Fetches queue ranges: sends the pulls that a window asks for, over one connection per broker, by one thread.
 
 It sends pulls in bursts and takes in all that has come; what it hands out is decoded while the broker works
-on the pulls that are out.  What an answer means for its range is decided by
-:mod:`~pyspark_rocketmq.source.range_fetcher`; how pulls travel, by
-:mod:`~pyspark_rocketmq.client.pull_connection`.
+on the pulls that are out.  Every decision is the window's (:mod:`~pyspark_rocketmq.consume.fetch_window`); how
+pulls travel, :mod:`~pyspark_rocketmq.client.pull_connection` knows.  Two rules are about connections:
 
-1. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
-2. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed
-   over all ranges; but one pull always may be, lest everything wait for it.
-3. Back-pressure: nothing happens until the caller wants more.
-4. A failure is its range's alone; a broken connection is a failure of those that had pulls on it.
+1. Back-pressure: nothing happens until the caller wants more.
+2. A broken connection is a failure of the ranges that had pulls on it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import PullLine, give_back_line, take_line
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.fetch_window import Piece, PullStep
+from pyspark_rocketmq.consume.fetch_window import MASTER_ID, FetchedChunks, FetchWindow, PullTask, RangeWindow
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
-from pyspark_rocketmq.model import PulledBody
-from pyspark_rocketmq.source.range_fetcher import RangePull
+from pyspark_rocketmq.model import BrokerAddress, PulledBody
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests.pull import PullResult
+from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullSeries
+from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
-worker's memory."""
-_USUAL_ANSWER_BYTES: Final = 256 << 10
-"""``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
-
-
-class Arrival(NamedTuple):
-    """What is next of one range."""
-
-    range_index: int
-    """Position of the partition among those the pipeline was given."""
-    pieces: list[Piece]
-    """In queue order; may be empty at the end."""
-    is_last: bool
-    """Whether the range ends here: at its end, or with the failure."""
-    failure: RocketMQError | None
-    """Why the range ends before its end; everything that was next in queue order has been handed out."""
-
 
 class _Place(NamedTuple):
-    """Where pulls go; a line for each."""
+    """Where pulls go; a connection for each."""
 
-    address: str
+    address: BrokerAddress
     settings: ConnectionSettings
 
 
 class _Pull(NamedTuple):
     """A pull to send or in flight; implements :class:`pyspark_rocketmq.wire.framing.Outgoing`."""
 
-    of: RangePull
-    step: PullStep
-    to: int
-    """Broker id."""
-    at_s: float
-    """When it was sent, by the monotonic clock."""
+    task: PullTask
+    series: PullSeries
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
-        _, queue_offset, max_msg_nums = self.step
-        return self.of.series.encode(queue_offset, max_msg_nums, opaque)
+        return self.series.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
 
     def command(self) -> RemotingCommand:
         """The same request as a command, opaque not set."""
-        _, queue_offset, max_msg_nums = self.step
-        return self.of.series.request(queue_offset, max_msg_nums).command()
+        return self.series.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
-class PullPipeline:
-    """Reads the ranges of ``partitions``, each as :class:`~pyspark_rocketmq.source.range_fetcher.RangePull` promises. For one thread."""
+_Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
+
+
+class Fetcher:
+    """Reads the ranges of ``partitions``, each as :class:`~pyspark_rocketmq.consume.fetch_window.RangeWindow` promises. For one thread."""
 
     def __init__(
         self,
@@ -102,38 +76,43 @@ class PullPipeline:
         """
         self._clock = clock or SystemClock()
         self._sleep = sleep
-        self._max_bytes = max((each.max_in_flight_bytes for each in partitions), default=0)
-        """Of stored messages asked for or here and not yet handed out."""
-        self._depth = max((each.pulls_in_flight for each in partitions), default=1)
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
-        self.ranges = tuple(RangePull(each, self._clock, depth=self._depth) for each in partitions)
-        """One for each partition, in their order."""
-        self._open = deque(enumerate(self.ranges))
-        """Not wholly handed out; the next to be given pulls comes first."""
+        self._partitions = tuple(partitions)
+        self._series = [PullSeries(_request(each)) for each in partitions]
+        self._window = FetchWindow(
+            partitions,
+            depth=max((each.pulls_in_flight for each in partitions), default=1),
+            max_bytes=max((each.max_in_flight_bytes for each in partitions), default=0),
+            tell=logger.log,
+        )
         self._lines: dict[_Place, PullLine[_Pull]] = {}
         self._gone_away: set[_Place] = set()
         """Places that ended a connection by GO_AWAY and have not answered a pull since."""
-        self._largest_answer = _USUAL_ANSWER_BYTES
-        self._batch_bytes = min(_BATCH_BYTES, max(1, self._max_bytes // 2))
 
-    def arrivals(self) -> Generator[list[Arrival]]:
+    @property
+    def ranges(self) -> tuple[RangeWindow, ...]:
+        """One for each partition, in their order: to be looked at, and stopped."""
+        return self._window.ranges
+
+    def chunks(self) -> Generator[list[FetchedChunks]]:
         """Everything of all ranges, several at a time; each range's are in queue order and end with one that says so.
 
         Bodies are views of receive buffers: whoever keeps them keeps the buffers from being used again.
         """
+        window = self._window
         is_ready = False
         try:
-            while self._open:
+            while window.is_open:
                 self._receive(can_wait=not is_ready)
                 has_sent = self._send()
-                is_ready = self._is_ready()
+                is_ready = window.is_ready()
                 if is_ready:
-                    arrivals = self._hand_out()
+                    chunks = window.take()
                     self._turn_over()
-                    yield arrivals
-                    del arrivals
-                    is_ready = self._is_ready()
-                elif not has_sent and not self._in_flight:
+                    yield chunks
+                    del chunks
+                    is_ready = window.is_ready()
+                elif not has_sent and not window.in_flight:
                     self._wait()
         finally:
             # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a
@@ -142,67 +121,51 @@ class PullPipeline:
                 give_back_line(line, self._clock, place.settings)
             self._lines.clear()
 
-    @property
-    def _in_flight(self) -> int:
-        return sum([line.in_flight for line in self._lines.values()])
-
     # --- receiving ------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
         waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
         if not waiting:
             return
-        pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]
-        touched: set[RangePull] = set()
+        began_s = self._clock.monotonic_s()
+        pause_s = self._window.shortest_pause_s(began_s)
         readable = waiting
-        if not can_wait or len(waiting) > 1 or pauses:
+        if not can_wait or len(waiting) > 1 or pause_s is not None:
             # Not longer than the next pause lasts: who waits for nobody is not to wait for a slow answer.
-            began_s = self._clock.monotonic_s()
-            at_most_s = min([RECEIVE_TICK_S, *pauses]) if can_wait else 0.0
+            at_most_s = (
+                min(RECEIVE_TICK_S, RECEIVE_TICK_S if pause_s is None else pause_s) if can_wait else 0.0
+            )
             lines = await_readable([line for _, line in waiting], at_most_s)
             # What it took longer, this process stood still, and nobody listened.
             waited_s = min(self._clock.monotonic_s() - began_s, at_most_s)
             readable = [(place, line) for place, line in waiting if line in lines]
             for place, line in waiting:
                 if line not in lines:
-                    touched |= self._take_in(place, line.pass_time(waited_s, self._timeout_s))
+                    self._take_in(place, line.pass_time(waited_s, self._timeout_s))
         for place, line in readable:
-            touched |= self._receive_from(place, line)
-        for each in touched:
-            each.settle()
+            try:
+                answers = line.receive(self._timeout_s)
+            except RocketMQError as error:
+                self._lose_line(place, error)
+            else:
+                self._take_in(place, answers)
+        self._window.settle(self._clock.monotonic_s())
 
-    def _receive_from(self, place: _Place, line: PullLine[_Pull]) -> set[RangePull]:
-        try:
-            answers = line.receive(self._timeout_s)
-        except RocketMQError as error:
-            return self._lose_line(place, error)
-        return self._take_in(place, answers)
-
-    def _take_in(
-        self, place: _Place, answers: list[tuple[_Pull, PullResult | RocketMQError]]
-    ) -> set[RangePull]:
-        touched: set[RangePull] = set()
+    def _take_in(self, place: _Place, answers: _Answers) -> None:
         refused: list[_Pull] = []
         now_s = self._clock.monotonic_s()
         for pull, outcome in answers:
-            of, step, to, at_s = pull
-            if of.failure is not None:
-                continue
-            touched.add(of)
             if isinstance(outcome, PullResult):
                 if self._gone_away:
                     self._gone_away.discard(place)
-                if body_bytes := len(outcome.body):
-                    of.answers += 1
-                    of.answered_after_s += now_s - at_s
-                    self._largest_answer = max(self._largest_answer, body_bytes)
             elif isinstance(outcome, BrokerError) and outcome.code == ResponseCode.GO_AWAY:
                 refused.append(pull)
                 continue
-            of.take_in(step, to, outcome)
-        return touched | self._go_away(place, refused) if refused else touched
+            self._window.answered(pull.task, outcome, now_s)
+        if refused:
+            self._go_away(place, refused)
 
-    def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> set[RangePull]:
+    def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
         """A broker that shuts down wants a new connection (5.3.1 and later): once at once, then as after any failure."""
         error: RocketMQError | None = None
         if place in self._gone_away:
@@ -210,63 +173,40 @@ class PullPipeline:
                 place.address, "the broker is shutting down and sent the client away (GO_AWAY)"
             )
         self._gone_away.add(place)
-        for pull in refused:
-            pull.of.lost(pull.step, pull.to, error)
-        return self._lose_line(place, error)
+        self._lose(refused, error)
+        self._lose_line(place, error)
 
-    def _lose_line(self, place: _Place, error: RocketMQError | None) -> set[RangePull]:
-        unanswered = self._lines.pop(place).close()
-        for pull in unanswered:
-            pull.of.lost(pull.step, pull.to, error)
-        return {pull.of for pull in unanswered}
+    def _lose_line(self, place: _Place, error: RocketMQError | None) -> None:
+        self._lose(self._lines.pop(place).close(), error)
+
+    def _lose(self, pulls: Iterable[_Pull], error: RocketMQError | None) -> None:
+        now_s = self._clock.monotonic_s()
+        for pull in pulls:
+            self._window.lost(pull.task, error, now_s)
 
     # --- sending --------------------------------------------------------------------------------------------
 
     def _send(self) -> bool:
-        """Send what may be sent, in bursts: one by one pulls cost the broker and this process twice as much."""
-        in_flight = self._in_flight
-        if in_flight > self._depth // 2 and not any(each.is_idle for _, each in self._open):
-            return False
-        room = min(self._depth, self._bytes_left() // self._largest_answer) - in_flight
-        steps = self._fair_steps(room) if room > 0 else []
-        if not steps and not in_flight:
-            steps = self._only_step()
+        """Send what may be sent; whether there was anything."""
+        tasks = self._window.tasks(self._clock.monotonic_s())
         by_place: dict[_Place, list[_Pull]] = {}
-        now_s = self._clock.monotonic_s()
-        for of, next_steps in steps:
-            broker_id = of.broker_id
-            by_place.setdefault(_Place(of.address, of.partition.connection), []).extend(
-                [_Pull(of, step, broker_id, now_s) for step in next_steps]
-            )
-        for place, pulls in by_place.items():
-            self._send_to(place, pulls)
-        return bool(steps)
+        pulls: list[_Pull] = []
+        last: tuple[int, int] | None = None
+        for task in tasks:
+            # Those of one range, which all go to one place, come one behind the other.
+            if last != (task.range_index, task.broker_id):
+                last = task.range_index, task.broker_id
+                pulls = by_place.setdefault(self._place(*last), [])
+            pulls.append(_Pull(task, self._series[task.range_index]))
+        for place, to_send in by_place.items():
+            self._send_to(place, to_send)
+        if tasks:
+            self._window.settle(self._clock.monotonic_s())
+        return bool(tasks)
 
-    def _bytes_left(self) -> int:
-        return self._max_bytes - sum([each.window.buffered_bytes for _, each in self._open])
-
-    def _fair_steps(self, room: int) -> list[tuple[RangePull, list[PullStep]]]:
-        asking = [each for _, each in self._open if each.may_ask]
-        share = max(1, self._depth // max(1, len(asking)))
-        steps: list[tuple[RangePull, list[PullStep]]] = []
-        for each in asking:
-            at_most = min(share - each.in_flight, room)
-            if at_most > 0 and (next_steps := each.steps(at_most)):
-                steps.append((each, next_steps))
-                room -= len(next_steps)
-        # Whoever comes last now comes first some time.
-        self._open.rotate(-1)
-        return steps
-
-    def _only_step(self) -> list[tuple[RangePull, list[PullStep]]]:
-        """The one pull that frees most memory, when there is room for none and nothing that could be handed out."""
-        if any(each.window.takeable_bytes for _, each in self._open):
-            return []
-        waiting = sorted((each for _, each in self._open), key=lambda each: -each.window.buffered_bytes)
-        for each in waiting:
-            if each.may_ask:
-                return [(each, steps)] if (steps := each.steps(1, may_run_ahead=False)) else []
-        return []
+    def _place(self, range_index: int, broker_id: int) -> _Place:
+        of = self._partitions[range_index]
+        return _Place(of.address if broker_id == MASTER_ID else of.replicas[broker_id], of.connection)
 
     def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
         line = self._lines.get(place)
@@ -274,57 +214,19 @@ class PullPipeline:
             if line is None:
                 line = self._lines[place] = take_line(place.address, self._clock, place.settings)
         except RocketMQError as error:
-            touched = {pull.of for pull in pulls}
-            for pull in pulls:
-                pull.of.lost(pull.step, pull.to, error)
-        else:
-            touched = self._try_to_send(place, line, pulls)
-        for each in touched:
-            each.settle()
-
-    def _try_to_send(self, place: _Place, line: PullLine[_Pull], pulls: list[_Pull]) -> set[RangePull]:
+            self._lose(pulls, error)
+            return
         try:
             line.send(pulls)
         except RocketMQError as error:
-            return self._lose_line(place, error)
-        return set()
+            self._lose_line(place, error)
 
     # --- handing out ----------------------------------------------------------------------------------------
-
-    def _is_ready(self) -> bool:
-        """Whether there is enough to be handed out."""
-        takeable = 0
-        for _, each in self._open:
-            if each.is_over:
-                return True
-            takeable += each.window.takeable_bytes
-        return takeable > 0 and (
-            takeable >= self._batch_bytes
-            or not self._in_flight
-            or self._bytes_left() < self._largest_answer * (self._depth // 2 + 1)
-        )
-
-    def _hand_out(self) -> list[Arrival]:
-        """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
-        # Asked once for each: another thread may stop a range at any moment, and its last arrival must be
-        # one.
-        looked_at = [(entry, entry[1].is_over) for entry in self._open]
-        ready = [
-            (entry, is_over) for entry, is_over in looked_at if is_over or entry[1].window.takeable_bytes
-        ]
-        for entry, is_over in ready:
-            if is_over:
-                self._open.remove(entry)
-        return [
-            Arrival(index, each.window.take(), is_over, each.failure if is_over else None)
-            for (index, each), is_over in ready
-        ]
 
     def _turn_over(self) -> None:
         for line in self._lines.values():
             line.turn_over()
-        for _, each in self._open:
-            each.window.move(self._kept)
+        self._window.move(self._kept)
 
     def _kept(self, body: PulledBody) -> PulledBody:
         for line in self._lines.values():
@@ -332,9 +234,20 @@ class PullPipeline:
         return body
 
     def _wait(self) -> None:
-        pauses = [pause_s for _, each in self._open if (pause_s := each.pause_left_s())]
-        if pauses:
-            self._sleep(min(pauses))
-            return
-        for _, each in self._open:
-            each.failure = each.stands_still()
+        pause_s = self._window.shortest_pause_s(self._clock.monotonic_s())
+        if pause_s is None:
+            self._window.stand_still()
+        else:
+            self._sleep(pause_s)
+
+
+def _request(partition: QueuePartition) -> PullRequest:
+    return PullRequest(
+        consumer_group=with_namespace(partition.namespace, partition.consumer_group),
+        queue=queue_with_namespace(partition.namespace, partition.planned.queue),
+        queue_offset=partition.planned.start,
+        max_msg_nums=partition.pull_batch_size,
+        sys_flag=PullSysFlag.SUBSCRIPTION,
+        subscription=partition.subscription,
+        expression_type=expression_type(is_sql92=partition.is_sql92),
+    )

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.errors import (
     ConsumptionForbidden,
     DataLoss,
@@ -35,20 +36,19 @@ from pyspark_rocketmq.errors import (
     UndecodableMessage,
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
-from pyspark_rocketmq.source.fetcher import Arrival, PullPipeline
-from pyspark_rocketmq.source.range_fetcher import QueueReset, RangePull, TailLost
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
 from pyspark_rocketmq.source.schema import RangeEnd, marker_row, with_consumer_columns
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 
-def holes_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
-    """The holes ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
+def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
+    """The gaps ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
 
     Args:
         offsets: Strictly ascending queue offsets, at least one, none below ``expected``.
-        expected: The queue offset that would come first without a hole.
+        expected: The queue offset that would come first without a gap.
     """
     last = int(offsets[-1])
     if last - expected + 1 == len(offsets):
@@ -74,7 +74,7 @@ class _End(NamedTuple):
     """What was raised in place of more."""
 
 
-def run_ahead(made: Generator[T], *, name: str) -> Generator[T]:
+def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
     """The same values, each made while the caller has the one before; never more than one ahead.
 
     The generator is run and closed by a daemon thread, which ends with it or soon after the caller closes
@@ -194,25 +194,25 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
 def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
     """Read each range to its end or to where it has to be pulled from anew."""
     partitions = [reader.left() for reader in readers]
-    pipeline = PullPipeline(partitions)
-    for reader, pull in zip(readers, pipeline.ranges, strict=True):
-        reader.begin(pull)
+    fetcher = Fetcher(partitions)
+    for reader, window in zip(readers, fetcher.ranges, strict=True):
+        reader.begin(window)
     # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
-    arrivals = run_ahead(pipeline.arrivals(), name="rocketmq-pull-ahead")
+    fetched = prefetch(fetcher.chunks(), name="rocketmq-pull-ahead")
     try:
         # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
-        for together in map(partial(_decode, partitions), arrivals):
+        for together in map(partial(_decode, partitions), fetched):
             for each in together:
                 reader = readers[each.range_index]
                 for batch in reader.batches(each):
                     yield reader.partition, batch
     finally:
         # At once and not when somebody collects it: a connection with unread answers must not be kept.
-        arrivals.close()
+        fetched.close()
 
 
 class _Decoded(NamedTuple):
-    """An :class:`Arrival` with its messages in the place of its pieces."""
+    """A range's :class:`FetchedChunks`, decoded."""
 
     range_index: int
     messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
@@ -221,15 +221,15 @@ class _Decoded(NamedTuple):
     failure: RocketMQError | None
 
 
-def _decode(partitions: Sequence[QueuePartition], together: Sequence[Arrival]) -> list[_Decoded]:
+def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks]) -> list[_Decoded]:
     """Decode those of one broker and one subscription in one go; what cannot be decoded so, little by little."""
     messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
-    for index, pieces, _, _ in together:
-        if pieces:
+    for index, chunks, _, _ in together:
+        if chunks:
             partition = partitions[index]
             key = partition.planned.queue.broker_name, partition.subscription
-            alike.setdefault(key, {})[index] = [piece.body for piece in pieces]
+            alike.setdefault(key, {})[index] = [chunk.body for chunk in chunks]
     for (broker_name, _), bodies in alike.items():
         wanted = _what_to_decode(partitions[next(iter(bodies))])
         decoded = decode_together(list(bodies.values()), broker_name, **wanted)
@@ -280,7 +280,7 @@ class _RangeReader:
     def __init__(self, partition: QueuePartition) -> None:
         self.partition = partition
         self.is_done = False
-        self._pull: RangePull
+        self._window: RangeWindow
         self._expected = partition.planned.start
         """Next queue offset that may come."""
         self._rows = 0
@@ -301,16 +301,16 @@ class _RangeReader:
             return self.partition
         return replace(self.partition, planned=replace(planned, start=self._expected))
 
-    def begin(self, pull: RangePull) -> None:
+    def begin(self, window: RangeWindow) -> None:
         """Read what is pulled so."""
-        self._pull = pull
+        self._window = window
         self._is_pulled_anew = False
 
-    def batches(self, arrival: _Decoded) -> Iterator[pa.RecordBatch]:
+    def batches(self, fetched: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows of what is next, and at the end the marker row."""
-        if isinstance(arrival.messages, RocketMQError):
-            raise arrival.messages
-        for decoded in arrival.messages:
+        if isinstance(fetched.messages, RocketMQError):
+            raise fetched.messages
+        for decoded in fetched.messages:
             if self._has_stopped:
                 break
             if isinstance(decoded, Undecodable):
@@ -319,16 +319,16 @@ class _RangeReader:
             if messages.num_rows:
                 self._follow(messages)
                 yield self._in_columns(messages)
-        if arrival.is_last:
-            yield from self._last(arrival.failure)
+        if fetched.is_last:
+            yield from self._last(fetched.failure)
 
     @property
     def _has_stopped(self) -> bool:
         return self._is_full or self._is_pulled_anew or self._undecodable is not None
 
     def _last(self, failure: RocketMQError | None) -> Iterator[pa.RecordBatch]:
-        self._pulls += self._pull.answers
-        self._pull_ms += self._pull.answered_after_s * 1000
+        self._pulls += self._window.answers
+        self._pull_ms += self._window.answered_after_s * 1000
         is_read = self._expected >= self.partition.planned.end
         if self._is_pulled_anew and not is_read and not isinstance(failure, QueueReset):
             return
@@ -341,7 +341,7 @@ class _RangeReader:
                 reset_to=failure.target if isinstance(failure, QueueReset) else None,
                 pulls=self._pulls,
                 pull_ms=self._pull_ms,
-                bounds=self._pull.bounds,
+                bounds=self._window.bounds,
                 ended=self._ended(failure),
             )
 
@@ -368,9 +368,9 @@ class _RangeReader:
             error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
             if not partition.with_marker or queue_offset == planned.start:
                 raise error
-            self._tell_hole_before(queue_offset)
+            self._tell_gap_before(queue_offset)
             self._expected, self._undecodable = queue_offset, error
-            self._pull.stop()
+            self._window.stop()
             return row.slice(0, 0)
         logger.warning(
             "message that cannot be decoded is kept as it is stored %s offset=%d: %s",
@@ -381,7 +381,7 @@ class _RangeReader:
         self._unexplained = offsets
         if undecodable.stored is None:
             self._is_pulled_anew = True
-            self._pull.stop()
+            self._window.stop()
         return row
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -395,7 +395,7 @@ class _RangeReader:
         if self._body_bytes < limit:
             return messages
         self._is_full = True
-        self._pull.stop()
+        self._window.stop()
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
     def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -423,7 +423,7 @@ class _RangeReader:
         if self._is_pulled_anew:
             return min(self._expected, planned.end)
         if failure is None:
-            self._tell_hole_before(planned.end)
+            self._tell_gap_before(planned.end)
             return planned.end
         if not self._may_end_early(failure):
             raise failure
@@ -448,7 +448,7 @@ class _RangeReader:
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)
-        self._tell_holes(holes_before(offsets, self._expected))
+        self._tell_gaps(gaps_before(offsets, self._expected))
         self._expected = int(offsets[-1]) + 1
         self._rows += messages.num_rows
 
@@ -457,11 +457,11 @@ class _RangeReader:
             error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
         )
 
-    def _tell_hole_before(self, goes_on: int) -> None:
+    def _tell_gap_before(self, goes_on: int) -> None:
         if self._expected < goes_on:
-            self._tell_holes([(self._expected, goes_on)])
+            self._tell_gaps([(self._expected, goes_on)])
 
-    def _tell_holes(self, holes: Iterable[tuple[int, int]]) -> None:
+    def _tell_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.
 
         A broker that removes a file of its log while it reads passes over what was in it without a word
@@ -469,8 +469,8 @@ class _RangeReader:
         """
         if self.partition.is_filtered:
             return
-        queue, skipped = self.partition.planned.queue, self._pull.skipped
-        for missing, goes_on in holes:
+        queue, skipped = self.partition.planned.queue, self._window.skipped
+        for missing, goes_on in gaps:
             if missing in self._unexplained and goes_on <= self._unexplained.stop:
                 continue
             if self.partition.fail_on_data_loss:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.fetch_window import AVOIDED_S, PullFrom
+from pyspark_rocketmq.consume.fetch_window import AVOIDED_S, ReplicaSelector
 
 
 def test_the_master_is_pulled_from_at_first() -> None:
-    assert PullFrom([1, 2]).broker_id == 0
+    assert ReplicaSelector([1, 2]).broker_id == 0
 
 
 def test_a_suggested_replica_is_followed_and_so_is_the_way_back() -> None:
     """A4: suggestWhichBrokerId."""
-    chosen = PullFrom([1, 2])
+    chosen = ReplicaSelector([1, 2])
 
     chosen.suggested(0, 2, now_s=0.0)
     assert chosen.broker_id == 2
@@ -25,7 +25,7 @@ def test_a_suggested_replica_is_followed_and_so_is_the_way_back() -> None:
 
 @pytest.mark.parametrize("unknown", [3, -1])
 def test_a_replica_whose_address_is_not_known_is_not_followed(unknown: int) -> None:
-    chosen = PullFrom([1])
+    chosen = ReplicaSelector([1])
 
     chosen.suggested(0, unknown, now_s=0.0)
 
@@ -34,7 +34,7 @@ def test_a_replica_whose_address_is_not_known_is_not_followed(unknown: int) -> N
 
 def test_the_answer_of_a_broker_left_behind_decides_nothing() -> None:
     """Pulls are in flight at both when the choice changes."""
-    chosen = PullFrom([1, 2])
+    chosen = ReplicaSelector([1, 2])
     chosen.suggested(0, 1, now_s=0.0)
 
     chosen.suggested(0, 2, now_s=0.0)
@@ -45,7 +45,7 @@ def test_the_answer_of_a_broker_left_behind_decides_nothing() -> None:
 
 def test_a_replica_that_does_not_serve_is_left_alone_for_a_while() -> None:
     """A4: the master suggests it with every answer."""
-    chosen = PullFrom([1])
+    chosen = ReplicaSelector([1])
     chosen.suggested(0, 1, now_s=5.0)
 
     assert chosen.disappointed(1, now_s=6.0)
@@ -56,14 +56,14 @@ def test_a_replica_that_does_not_serve_is_left_alone_for_a_while() -> None:
 
 
 def test_a_master_that_does_not_serve_is_trouble_and_stays_the_one_to_ask() -> None:
-    chosen = PullFrom([1])
+    chosen = ReplicaSelector([1])
 
     assert not chosen.disappointed(0, now_s=0.0)
     assert chosen.broker_id == 0
 
 
 def test_a_master_that_calls_itself_a_replica_changes_nothing() -> None:
-    chosen = PullFrom([0])
+    chosen = ReplicaSelector([0])
 
     chosen.suggested(0, 0, now_s=0.0)
 
@@ -72,7 +72,7 @@ def test_a_master_that_calls_itself_a_replica_changes_nothing() -> None:
 
 def test_a_preferred_replica_is_pulled_from_without_being_suggested() -> None:
     """readFrom=slave: the master's suggestion of itself is not followed."""
-    chosen = PullFrom([2, 1], prefers_replica=True)
+    chosen = ReplicaSelector([2, 1], prefers_replica=True)
     assert chosen.broker_id == 1
     chosen.suggested(1, 0, now_s=0.0)
 
@@ -82,7 +82,7 @@ def test_a_preferred_replica_is_pulled_from_without_being_suggested() -> None:
 
 def test_a_preferred_replica_that_failed_is_preferred_again_after_a_while() -> None:
     """readFrom=slave: what it lacks is read from the master."""
-    chosen = PullFrom([1], prefers_replica=True)
+    chosen = ReplicaSelector([1], prefers_replica=True)
     assert chosen.disappointed(1, now_s=0.0)
     assert (chosen.broker_id, chosen.is_away) == (0, True)
 
@@ -93,6 +93,6 @@ def test_a_preferred_replica_that_failed_is_preferred_again_after_a_while() -> N
 
 
 def test_without_a_replica_the_master_is_preferred() -> None:
-    chosen = PullFrom([], prefers_replica=True)
+    chosen = ReplicaSelector([], prefers_replica=True)
 
     assert (chosen.broker_id, chosen.is_away) == (0, False)

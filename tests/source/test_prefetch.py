@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pyspark_rocketmq.source.reader import run_ahead
+from pyspark_rocketmq.source.reader import prefetch
 from tests.helpers.wait import PATIENCE_S
 
 
@@ -17,7 +17,7 @@ class Value:
 
 
 def test_values_come_in_order_and_then_the_end() -> None:
-    assert list(run_ahead((number for number in range(1000)), name="ahead")) == list(range(1000))
+    assert list(prefetch((number for number in range(1000)), name="ahead")) == list(range(1000))
 
 
 def test_an_error_comes_where_the_value_would_have_come() -> None:
@@ -26,7 +26,7 @@ def test_an_error_comes_where_the_value_would_have_come() -> None:
         yield 2
         raise LookupError("no third")
 
-    values = run_ahead(made(), name="ahead")
+    values = prefetch(made(), name="ahead")
     assert [next(values), next(values)] == [1, 2]
     with pytest.raises(LookupError, match="no third"):
         next(values)
@@ -40,7 +40,7 @@ def test_the_next_is_made_while_the_caller_has_one_and_no_more_than_that() -> No
             event.set()
             yield number
 
-    values = run_ahead(made(), name="ahead")
+    values = prefetch(made(), name="ahead")
     for number in range(3):
         assert next(values) == number
         # One waits to be taken, and the one after it is being made.
@@ -58,7 +58,7 @@ def test_who_leaves_early_ends_the_thread_and_the_generator_is_closed_there() ->
         finally:
             closed_by.append(threading.current_thread().name)
 
-    values = run_ahead(made(), name="ahead of a test")
+    values = prefetch(made(), name="ahead of a test")
     assert next(values) == 0
     values.close()
     assert closed_by == ["ahead of a test"]
@@ -73,7 +73,7 @@ def test_nothing_that_was_handed_over_is_kept() -> None:
         while made:
             yield made.pop(0)
 
-    values = run_ahead(given(), name="ahead")
+    values = prefetch(given(), name="ahead")
     first = next(values)
     assert alive[0]() is first
     second = next(values)

@@ -1,4 +1,4 @@
-"""The pulls of one queue range: the pipeline with one range."""
+"""The fetcher with one range."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.fetch_window import Piece
-from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.consume.fetch_window import PullChunk
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 
 
-class QueuePuller:
-    """The messages of one range, undecoded; survives trouble as ``RangePull`` does."""
+class RangeFetcher:
+    """The messages of one range, undecoded; survives trouble as ``RangeWindow`` does."""
 
     def __init__(
         self,
@@ -22,14 +22,14 @@ class QueuePuller:
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._pipeline = PullPipeline([partition], clock=clock, sleep=sleep)
+        self._fetcher = Fetcher([partition], clock=clock, sleep=sleep)
 
     @property
     def skipped(self) -> range:
         """The offsets passed over, and told of, because the broker no longer has them; empty without such a gap."""
-        return self._pipeline.ranges[0].skipped
+        return self._fetcher.ranges[0].skipped
 
-    def pieces(self) -> Iterator[list[Piece]]:
+    def chunks(self) -> Iterator[list[PullChunk]]:
         """Answers in queue order, gathered to about 4 MiB.
 
         Before an error that another reader may survive, everything that is next in queue order is given out.
@@ -40,12 +40,12 @@ class QueuePuller:
             RocketMQError: If the broker refuses, or does not answer for ``retry_timeout_s``.
         """
         # Closed with this generator, so that a reader that stops half way gives the connection back.
-        arrivals = self._pipeline.arrivals()
+        fetched = self._fetcher.chunks()
         try:
-            for arrival in chain.from_iterable(arrivals):
-                if arrival.pieces:
-                    yield arrival.pieces
-                if arrival.failure is not None:
-                    raise arrival.failure
+            for each in chain.from_iterable(fetched):
+                if each.chunks:
+                    yield each.chunks
+                if each.failure is not None:
+                    raise each.failure
         finally:
-            arrivals.close()
+            fetched.close()

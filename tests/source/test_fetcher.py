@@ -13,11 +13,11 @@ import pytest
 
 from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
-from pyspark_rocketmq.consume.fetch_window import Piece, PullWindow
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, PullChunk, RangeWindow
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
-from pyspark_rocketmq.source import fetcher as pull_pipeline
-from pyspark_rocketmq.source.fetcher import Arrival, PullPipeline
+from pyspark_rocketmq.source import fetcher as fetcher_module
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -30,14 +30,14 @@ from tests.helpers.wait import PATIENCE_S
 KIB = 1024
 
 
-class PipelinePauses(Pauses):
-    def pipeline(self, partitions: list[QueuePartition], **changes: int) -> PullPipeline:
-        return PullPipeline(partitions, clock=self.clock, sleep=self, **changes)
+class FetcherPauses(Pauses):
+    def fetcher(self, partitions: list[QueuePartition], **changes: int) -> Fetcher:
+        return Fetcher(partitions, clock=self.clock, sleep=self, **changes)
 
 
 @pytest.fixture
-def pauses() -> PipelinePauses:
-    return PipelinePauses()
+def pauses() -> FetcherPauses:
+    return FetcherPauses()
 
 
 def found(
@@ -96,24 +96,24 @@ def partitions(server: ScriptedServer, count: int, end: int = 100, **changes: ob
     return [partition(server, queue_id, end, **changes) for queue_id in range(count)]
 
 
-def offsets_of(pieces: list[Piece]) -> list[int]:
-    return [int(text) for piece in pieces for text in bytes(piece.body).split()]
+def offsets_of(chunks: list[PullChunk]) -> list[int]:
+    return [int(text) for chunk in chunks for text in bytes(chunk.body).split()]
 
 
-def pulled(pipeline: PullPipeline) -> tuple[dict[int, list[int]], dict[int, RocketMQError]]:
+def pulled(fetcher: Fetcher) -> tuple[dict[int, list[int]], dict[int, RocketMQError]]:
     """Offsets of each range in the order in which they came, and why ranges failed."""
     offsets: dict[int, list[int]] = defaultdict(list)
     failures: dict[int, RocketMQError] = {}
     ended: list[int] = []
-    for arrival in chain.from_iterable(pipeline.arrivals()):
-        assert arrival.range_index not in ended
-        offsets[arrival.range_index] += offsets_of(arrival.pieces)
-        if arrival.is_last:
-            ended.append(arrival.range_index)
-        if arrival.failure is not None:
-            assert arrival.is_last
-            failures[arrival.range_index] = arrival.failure
-    assert sorted(ended) == list(range(len(pipeline.ranges)))
+    for fetched_of in chain.from_iterable(fetcher.chunks()):
+        assert fetched_of.range_index not in ended
+        offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
+        if fetched_of.is_last:
+            ended.append(fetched_of.range_index)
+        if fetched_of.failure is not None:
+            assert fetched_of.is_last
+            failures[fetched_of.range_index] = fetched_of.failure
+    assert sorted(ended) == list(range(len(fetcher.ranges)))
     return dict(offsets), failures
 
 
@@ -123,19 +123,19 @@ def whole(count: int, end: int = 100) -> dict[int, list[int]]:
 
 def test_many_ranges_arrive_over_one_connection_each_once_and_in_order(server: ScriptedServer) -> None:
     """D1, A4"""
-    assert pulled(PullPipeline(partitions(server, 20))) == (whole(20), {})
+    assert pulled(Fetcher(partitions(server, 20))) == (whole(20), {})
     assert server.connection_count == 1
 
 
 def test_no_range_is_no_work_and_no_connection(server: ScriptedServer) -> None:
-    assert pulled(PullPipeline([])) == ({}, {})
+    assert pulled(Fetcher([])) == ({}, {})
     assert server.connection_count == 0
 
 
 def test_an_empty_range_ends_at_once(server: ScriptedServer) -> None:
-    arrivals = list(chain.from_iterable(PullPipeline([partition(server, 0, end=0)]).arrivals()))
+    fetched = list(chain.from_iterable(Fetcher([partition(server, 0, end=0)]).chunks()))
 
-    assert arrivals == [Arrival(0, [], is_last=True, failure=None)]
+    assert fetched == [FetchedChunks(0, [], is_last=True, failure=None)]
     assert server.connection_count == 0
 
 
@@ -157,7 +157,7 @@ def test_the_pulls_in_flight_are_shared_and_no_range_waits_for_another(server: S
 
     server.script = hold_eight
 
-    offsets, _ = pulled(PullPipeline([partition(server, n, end) for n, end in enumerate(ends)]))
+    offsets, _ = pulled(Fetcher([partition(server, n, end) for n, end in enumerate(ends)]))
 
     assert first_eight == {0: 2, 1: 2, 2: 2, 3: 2}
     assert {index: len(each) for index, each in offsets.items()} == dict(enumerate(ends))
@@ -177,9 +177,9 @@ def test_a_range_without_answers_holds_up_nobody(server: ScriptedServer) -> None
     server.script = hold_queue_0
     offsets: dict[int, list[int]] = defaultdict(list)
     ended: set[int] = set()
-    for arrival in chain.from_iterable(PullPipeline(partitions(server, 4)).arrivals()):
-        offsets[arrival.range_index] += offsets_of(arrival.pieces)
-        ended |= {arrival.range_index} if arrival.is_last else set()
+    for fetched_of in chain.from_iterable(Fetcher(partitions(server, 4)).chunks()):
+        offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
+        ended |= {fetched_of.range_index} if fetched_of.is_last else set()
         if ended == {1, 2, 3} and not others_are_read.is_set():
             others_are_read.set()
             for each in held:
@@ -202,9 +202,9 @@ def test_ranges_without_answers_leave_the_others_their_share(server: ScriptedSer
     server.script = hold_two
     offsets: dict[int, list[int]] = defaultdict(list)
     wanted = partitions(server, 3, end=400, pulls_in_flight=32, request_timeout_s=60.0)
-    for arrival in chain.from_iterable(PullPipeline(wanted).arrivals()):
-        offsets[arrival.range_index] += offsets_of(arrival.pieces)
-        if arrival.range_index == 2 and arrival.is_last:
+    for fetched_of in chain.from_iterable(Fetcher(wanted).chunks()):
+        offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
+        if fetched_of.range_index == 2 and fetched_of.is_last:
             other_is_read.set()
             for each in held:
                 found(*each)
@@ -221,13 +221,13 @@ def test_a_refused_range_fails_alone_after_what_was_in_order(server: ScriptedSer
 
     server.script = refuse_some
 
-    offsets, failures = pulled(PullPipeline(partitions(server, 3)))
+    offsets, failures = pulled(Fetcher(partitions(server, 3)))
 
     assert offsets == {**whole(3), 1: list(range(40))}
     assert {index: type(error) for index, error in failures.items()} == {1: NoPermission}
 
 
-def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: PipelinePauses) -> None:
+def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """Its pulls are tried until patience ends; nobody else's are late."""
 
     def busy_queue_1(peer: Peer, request: RemotingCommand) -> None:
@@ -237,16 +237,16 @@ def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: PipelinePause
             found(peer, request)
 
     server.script = busy_queue_1
-    arrivals = [
-        (arrival.range_index, arrival.is_last, sum(pauses.taken))
-        for arrival in chain.from_iterable(pauses.pipeline(partitions(server, 3)).arrivals())
+    fetched = [
+        (fetched_of.range_index, fetched_of.is_last, sum(pauses.taken))
+        for fetched_of in chain.from_iterable(pauses.fetcher(partitions(server, 3)).chunks())
     ]
 
-    assert [paused for index, is_last, paused in arrivals if is_last and index != 1] == [0, 0]
-    assert arrivals[-1] == (1, True, pytest.approx(1.0))
+    assert [paused for index, is_last, paused in fetched if is_last and index != 1] == [0, 0]
+    assert fetched[-1] == (1, True, pytest.approx(1.0))
 
 
-def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: PipelinePauses) -> None:
+def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """Source: ``DefaultMQPushConsumerImpl``; a quota is full again soon, so the pause does not grow."""
     refusals = iter(range(4))
 
@@ -258,11 +258,11 @@ def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses:
 
     server.script = throttle
 
-    assert pulled(pauses.pipeline([partition(server, 0, pulls_in_flight=1)])) == (whole(1), {})
+    assert pulled(pauses.fetcher([partition(server, 0, pulls_in_flight=1)])) == (whole(1), {})
     assert pauses.taken == [0.02] * 4
 
 
-def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: PipelinePauses) -> None:
+def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """A2: nothing lost, nothing twice."""
     count = 0
 
@@ -276,16 +276,16 @@ def test_a_broken_connection_is_made_anew_for_all(server: ScriptedServer, pauses
 
     server.script = break_twice
 
-    assert pulled(pauses.pipeline(partitions(server, 5))) == (whole(5), {})
+    assert pulled(pauses.fetcher(partitions(server, 5))) == (whole(5), {})
     assert server.connection_count == 3
 
 
 def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(
-    server: ScriptedServer, pauses: PipelinePauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     with refusing_address() as gone:
         wanted = [replace(each, address=BrokerAddress(gone)) for each in partitions(server, 2)]
-        offsets, failures = pulled(pauses.pipeline(wanted))
+        offsets, failures = pulled(pauses.fetcher(wanted))
 
     assert not any(offsets.values())
     assert sorted(failures) == [0, 1]
@@ -293,7 +293,7 @@ def test_a_broker_that_cannot_be_reached_fails_every_range_when_patience_ends(
     assert sum(pauses.taken) == pytest.approx(1.0)
 
 
-def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: PipelinePauses) -> None:
+def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """A2: code 1500 of brokers from 5.3.1 on, to clients that show such a version."""
     refused: list[Peer] = []
 
@@ -306,15 +306,15 @@ def test_go_away_means_a_new_connection_at_once(server: ScriptedServer, pauses: 
 
     server.script = send_away_once
 
-    assert pulled(pauses.pipeline(partitions(server, 3))) == (whole(3), {})
+    assert pulled(pauses.fetcher(partitions(server, 3))) == (whole(3), {})
     assert server.connection_count == 2
     assert pauses.taken == []
 
 
-def test_go_away_again_and_again_is_trouble(server: ScriptedServer, pauses: PipelinePauses) -> None:
+def test_go_away_again_and_again_is_trouble(server: ScriptedServer, pauses: FetcherPauses) -> None:
     server.script = lambda peer, request: peer.answer(request, ResponseCode.GO_AWAY, remark="")
 
-    _, failures = pulled(pauses.pipeline(partitions(server, 2)))
+    _, failures = pulled(pauses.fetcher(partitions(server, 2)))
 
     assert {type(error) for error in failures.values()} == {ChannelClosed}
     assert "GO_AWAY" in str(failures[0])
@@ -335,7 +335,7 @@ def test_a_pull_that_is_passed_over_is_sent_again(server: ScriptedServer) -> Non
     # Patience is not what this is about: all may stand still for longer than it lasts.
     wanted = partitions(server, 2, end=400, request_timeout_s=0.05, retry_timeout_s=PATIENCE_S)
 
-    assert pulled(PullPipeline(wanted)) == (whole(2, 400), {})
+    assert pulled(Fetcher(wanted)) == (whole(2, 400), {})
 
 
 def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
@@ -343,14 +343,12 @@ def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
     server.script = lambda peer, request: found(peer, request, padding=300 * KIB)
     largest = 300 * KIB + 40
     most = 0
-    pipeline = PullPipeline(
-        partitions(server, 6, end=160, pulls_in_flight=32, max_in_flight_bytes=4 * largest)
-    )
+    fetcher = Fetcher(partitions(server, 6, end=160, pulls_in_flight=32, max_in_flight_bytes=4 * largest))
     offsets: dict[int, list[int]] = defaultdict(list)
-    for arrival in chain.from_iterable(pipeline.arrivals()):
-        offsets[arrival.range_index] += offsets_of(arrival.pieces)
-        held = sum(len(piece.body) for piece in arrival.pieces)
-        held += sum(each.window.buffered_bytes + each.in_flight * largest for each in pipeline.ranges)
+    for fetched_of in chain.from_iterable(fetcher.chunks()):
+        offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
+        held = sum(len(chunk.body) for chunk in fetched_of.chunks)
+        held += sum(each.buffered_bytes + each.in_flight * largest for each in fetcher.ranges)
         most = max(most, held)
 
     assert offsets == whole(6, 160)
@@ -363,21 +361,21 @@ def test_a_range_that_is_stopped_while_it_is_handed_out_ends_once(
 ) -> None:
     """D13: the thread that decodes stops a range that has become large enough, in the middle of anything."""
     server.script = lambda peer, request: found(peer, request, padding=1 << 20)
-    pipeline = PullPipeline([partition(server, 0, end=1000)])
-    take = PullWindow.take
+    fetcher = Fetcher([partition(server, 0, end=1000)])
+    take = RangeWindow.take
 
-    def stop_and_take(window: PullWindow) -> list[Piece]:
-        pipeline.ranges[0].stop()
+    def stop_and_take(window: RangeWindow) -> list[PullChunk]:
+        fetcher.ranges[0].stop()
         return take(window)
 
-    monkeypatch.setattr(PullWindow, "take", stop_and_take)
-    ends = [arrival.is_last for arrival in chain.from_iterable(pipeline.arrivals())]
+    monkeypatch.setattr(RangeWindow, "take", stop_and_take)
+    ends = [fetched_of.is_last for fetched_of in chain.from_iterable(fetcher.chunks())]
 
     assert ends == [False, True]
 
 
 def test_memory_for_less_than_one_answer_still_makes_progress(server: ScriptedServer) -> None:
-    assert pulled(PullPipeline(partitions(server, 3, max_in_flight_bytes=1))) == (whole(3), {})
+    assert pulled(Fetcher(partitions(server, 3, max_in_flight_bytes=1))) == (whole(3), {})
 
 
 def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer) -> None:
@@ -390,11 +388,11 @@ def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer)
         found(peer, request, padding=2 << 20)
 
     server.script = count
-    arrivals = PullPipeline([partition(server, 0, end=1000)]).arrivals()
-    next(arrivals)
+    fetched = Fetcher([partition(server, 0, end=1000)]).chunks()
+    next(fetched)
     in_flight_then = [server.next_request() for _ in range(asked)]
 
-    arrivals.close()
+    fetched.close()
 
     assert len(in_flight_then) <= 2 + 2 * 8
     assert server.next_peer().has_ended.wait(PATIENCE_S)
@@ -434,7 +432,7 @@ def test_pulls_go_to_the_replica_that_the_master_suggests(
     server.script, replica.script = suggest, serve
     wanted = with_replica(partitions(server, 2, pulls_in_flight=2), replica)
 
-    assert pulled(PullPipeline(wanted)) == (whole(2), {})
+    assert pulled(Fetcher(wanted)) == (whole(2), {})
     assert asked_for(server) == {0}
     assert asked_for(replica) == set(range(8, 100, 8))
 
@@ -442,7 +440,7 @@ def test_pulls_go_to_the_replica_that_the_master_suggests(
 def test_without_an_address_the_master_serves_although_it_suggests_a_replica(server: ScriptedServer) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
 
-    assert pulled(PullPipeline(partitions(server, 2))) == (whole(2), {})
+    assert pulled(Fetcher(partitions(server, 2))) == (whole(2), {})
 
 
 def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: ScriptedServer) -> None:
@@ -455,7 +453,7 @@ def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: Scr
     )
     wanted = with_replica([partition(server, 0, pulls_in_flight=1)], replica)
 
-    assert pulled(PullPipeline(wanted)) == (whole(1), {})
+    assert pulled(Fetcher(wanted)) == (whole(1), {})
     assert asked_for(replica) == {8, 16, 24, 32, 40}
     assert asked_for(server) == {0, *range(48, 100, 8)}
 
@@ -466,7 +464,7 @@ def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: Scr
     ids=["nothing new", "no match", "scanned on", "beginning gone", "lags"],
 )
 def test_what_a_replica_does_not_have_the_master_is_asked_for(
-    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses, code: int, next_begin_offset: int
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses, code: int, next_begin_offset: int
 ) -> None:
     """F4: a replica's word about what is not there is never believed; nothing is lost, nothing comes twice."""
     server.script = lambda peer, request: found(peer, request, suggest=1)
@@ -479,12 +477,12 @@ def test_what_a_replica_does_not_have_the_master_is_asked_for(
 
     replica.script = not_from_40
 
-    assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+    assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
     assert pauses.taken == []
 
 
 def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
-    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
     for script in (
@@ -493,20 +491,20 @@ def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
         lambda peer, request: peer.close(),
     ):
         replica.script = script
-        assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+        assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
 
     assert pauses.taken == []
 
 
 def test_a_replica_that_cannot_be_reached_is_left_for_the_master(
-    server: ScriptedServer, pauses: PipelinePauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     server.script = lambda peer, request: found(peer, request, suggest=1)
     with refusing_address() as gone:
         replicas = {1: BrokerAddress(gone)}
         wanted = [replace(each, replicas=replicas) for each in partitions(server, 3)]
 
-        assert pulled(pauses.pipeline(wanted)) == (whole(3), {})
+        assert pulled(pauses.fetcher(wanted)) == (whole(3), {})
     assert pauses.taken == []
 
 
@@ -527,9 +525,9 @@ def test_a_silent_replica_does_not_hold_up_the_queues_that_the_master_serves(
     replica.script = hold
     offsets: dict[int, list[int]] = defaultdict(list)
     ended: set[int] = set()
-    for arrival in chain.from_iterable(PullPipeline(with_replica(partitions(server, 3), replica)).arrivals()):
-        offsets[arrival.range_index] += offsets_of(arrival.pieces)
-        ended |= {arrival.range_index} if arrival.is_last else set()
+    for fetched_of in chain.from_iterable(Fetcher(with_replica(partitions(server, 3), replica)).chunks()):
+        offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
+        ended |= {fetched_of.range_index} if fetched_of.is_last else set()
         if ended == {1, 2} and not others_are_read.is_set():
             others_are_read.set()
             for each in held:
@@ -545,11 +543,11 @@ def test_a_replica_that_stays_silent_is_given_up_for_the_master(
     replica.script = lambda peer, request: None
     wanted = with_replica(partitions(server, 3, request_timeout_s=0.1, retry_timeout_s=PATIENCE_S), replica)
 
-    assert pulled(PullPipeline(wanted)) == (whole(3), {})
+    assert pulled(Fetcher(wanted)) == (whole(3), {})
 
 
 def test_a_process_that_stood_still_has_heard_no_silence(
-    server: ScriptedServer, replica: ScriptedServer, pauses: PipelinePauses, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither from the master nor from the replica, which in the end say nothing until that is judged."""
     is_judged, counted = threading.Event(), []
@@ -570,10 +568,10 @@ def test_a_process_that_stood_still_has_heard_no_silence(
 
     server.script = replica.script = answer
 
-    monkeypatch.setattr(pull_pipeline, "await_readable", stand_still)
+    monkeypatch.setattr(fetcher_module, "await_readable", stand_still)
     monkeypatch.setattr(PullLine, "pass_time", pass_time)
 
-    assert pulled(pauses.pipeline(with_replica(partitions(server, 3), replica))) == (whole(3), {})
+    assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
     assert 0 < max(counted) <= RECEIVE_TICK_S
 
 
@@ -581,7 +579,7 @@ def test_silence_of_the_master_is_told_with_the_pull_that_was_not_answered(serve
     server.script = lambda peer, request: None
     wanted = [partition(server, 3, request_timeout_s=0.1, retry_timeout_s=0.0)]
 
-    _, failures = pulled(PullPipeline(wanted))
+    _, failures = pulled(Fetcher(wanted))
 
     assert isinstance(failures[0], RequestTimeout)
     assert not isinstance(failures[0], BrokerError)

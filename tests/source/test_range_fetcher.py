@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
-from pyspark_rocketmq.consume.fetch_window import PullWindow
+from pyspark_rocketmq.consume.fetch_window import QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.range_fetcher import QueueReset, TailLost
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
-from tests.helpers.queue_puller import QueuePuller
+from tests.helpers.range_fetcher import RangeFetcher
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 
@@ -61,36 +60,38 @@ def answer(
     peer.answer(request, code, ext_fields=fields, body=body)
 
 
-def pulled(puller: QueuePuller) -> list[int]:
+def pulled(fetcher: RangeFetcher) -> list[int]:
     """Queue offsets in the order in which they were handed out."""
-    return [int(text) for pieces in puller.pieces() for piece in pieces for text in bytes(piece.body).split()]
+    return [
+        int(text) for chunks in fetcher.chunks() for chunk in chunks for text in bytes(chunk.body).split()
+    ]
 
 
-class PullerPauses(Pauses):
-    def puller(self, wanted: QueuePartition) -> QueuePuller:
-        return QueuePuller(wanted, clock=self.clock, sleep=self)
+class FetcherPauses(Pauses):
+    def fetcher(self, wanted: QueuePartition) -> RangeFetcher:
+        return RangeFetcher(wanted, clock=self.clock, sleep=self)
 
 
 @pytest.fixture
-def pauses() -> PullerPauses:
-    return PullerPauses()
+def pauses() -> FetcherPauses:
+    return FetcherPauses()
 
 
 def test_a_range_arrives_once_and_in_order(server: ScriptedServer) -> None:
     """D1, A4"""
-    assert pulled(QueuePuller(partition(server, 5, 203))) == list(range(5, 203))
+    assert pulled(RangeFetcher(partition(server, 5, 203))) == list(range(5, 203))
 
 
 def test_an_answer_that_is_short_is_completed(server: ScriptedServer) -> None:
     """A4: a broker gives 8 of 32 from disk."""
     server.script = lambda peer, request: answer_pull(peer, request, at_most=3)
 
-    assert pulled(QueuePuller(partition(server, 0, 50))) == list(range(50))
+    assert pulled(RangeFetcher(partition(server, 0, 50))) == list(range(50))
 
 
 def test_tasks_of_one_process_share_a_connection_one_after_another(server: ScriptedServer) -> None:
     for start in (0, 50, 100):
-        assert pulled(QueuePuller(partition(server, start, start + 50))) == list(range(start, start + 50))
+        assert pulled(RangeFetcher(partition(server, start, start + 50))) == list(range(start, start + 50))
 
     assert server.connection_count == 1
 
@@ -105,16 +106,16 @@ def test_a_reader_that_stops_half_way_leaves_no_connection_behind(server: Script
             answer(peer, request, 0, next_begin_offset=8 * len(seen), body=b"x" * (4 << 20))
 
     server.script = answer_two
-    pieces = QueuePuller(partition(server, 0, 80)).pieces()
-    next(pieces)
+    chunks = RangeFetcher(partition(server, 0, 80)).chunks()
+    next(chunks)
 
-    pieces.close()
+    chunks.close()
 
     assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
 def test_a_busy_broker_is_asked_again_after_growing_pauses(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     refusals = 3
 
@@ -128,12 +129,12 @@ def test_a_busy_broker_is_asked_again_after_growing_pauses(
 
     server.script = refuse
 
-    assert pulled(pauses.puller(replace(partition(server, 0, 50), pulls_in_flight=1))) == list(range(50))
+    assert pulled(pauses.fetcher(replace(partition(server, 0, 50), pulls_in_flight=1))) == list(range(50))
     assert pauses.taken == [0.05, 0.1, 0.2]
 
 
 def test_a_broken_connection_is_made_anew_and_nothing_is_lost_or_doubled(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """A2"""
     count = 0
@@ -148,22 +149,22 @@ def test_a_broken_connection_is_made_anew_and_nothing_is_lost_or_doubled(
 
     server.script = break_once
 
-    assert pulled(pauses.puller(partition(server, 0, 100))) == list(range(100))
+    assert pulled(pauses.fetcher(partition(server, 0, 100))) == list(range(100))
     assert server.connection_count == 2
 
 
 def test_a_broker_that_stays_away_ends_the_task_with_the_reason(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     server.script = lambda peer, request: peer.close()
 
     with pytest.raises(ChannelClosed):
-        pulled(pauses.puller(partition(server, 0, 100)))
+        pulled(pauses.fetcher(partition(server, 0, 100)))
 
     assert sum(pauses.taken) == pytest.approx(1.0)
 
 
-def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: PullerPauses) -> None:
+def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """Every second pull is refused; no single trouble lasts, so the task never gives up."""
     count = 0
 
@@ -178,21 +179,21 @@ def test_a_success_gives_the_patience_back(server: ScriptedServer, pauses: Pulle
     server.script = refuse_every_second
 
     wanted = replace(partition(server, 0, 400), pulls_in_flight=1)
-    assert pulled(pauses.puller(wanted)) == list(range(400))
+    assert pulled(pauses.fetcher(wanted)) == list(range(400))
     assert sum(pauses.taken) > wanted.retry_timeout_s
 
 
-def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: PullerPauses) -> None:
+def test_a_refusal_is_told_at_once(server: ScriptedServer, pauses: FetcherPauses) -> None:
     server.script = lambda peer, request: peer.answer(request, ResponseCode.NO_PERMISSION, remark="no")
 
     with pytest.raises(BrokerError, match="no"):
-        pulled(pauses.puller(partition(server, 0, 100)))
+        pulled(pauses.fetcher(partition(server, 0, 100)))
 
     assert pauses.taken == []
 
 
 def test_nothing_where_something_was_planned_is_waited_for(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """A broker that recovers may not have its last messages yet."""
     server.script = lambda peer, request: answer(
@@ -200,7 +201,7 @@ def test_nothing_where_something_was_planned_is_waited_for(
     )
 
     with pytest.raises(SystemBusy, match="nothing at offset"):
-        pulled(pauses.puller(partition(server, 0, 100)))
+        pulled(pauses.fetcher(partition(server, 0, 100)))
 
 
 def lose_below(first: int) -> Callable[[Peer, RemotingCommand], None]:
@@ -218,16 +219,16 @@ def test_messages_that_are_gone_are_data_loss(server: ScriptedServer) -> None:
     server.script = lose_below(20)
 
     with pytest.raises(DataLoss, match="20 \\(inclusive\\) to 1000"):
-        pulled(QueuePuller(partition(server, 0, 100)))
+        pulled(RangeFetcher(partition(server, 0, 100)))
 
 
 def test_messages_that_are_gone_are_skipped_on_demand(server: ScriptedServer) -> None:
     """F4"""
     server.script = lose_below(24)
 
-    puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
 
-    assert pulled(puller) == list(range(24, 100))
+    assert pulled(fetcher) == list(range(24, 100))
 
 
 def test_a_gap_that_many_pulls_meet_is_told_once(
@@ -235,13 +236,13 @@ def test_a_gap_that_many_pulls_meet_is_told_once(
 ) -> None:
     """F4: the gap is reported, with both its ends."""
     server.script = lose_below(24)
-    puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
 
     with caplog.at_level(logging.WARNING):
-        pulled(puller)
+        pulled(fetcher)
 
     assert [record.args[1] for record in caplog.records if "offset gap" in record.message] == [0]  # type: ignore[index]
-    assert puller.skipped == range(24)
+    assert fetcher.skipped == range(24)
 
 
 def moved(request: RemotingCommand, first: int) -> bytes:
@@ -255,9 +256,9 @@ def moved(request: RemotingCommand, first: int) -> bytes:
 
 
 def test_the_first_missing_offset_is_named_and_before_any_trouble_that_may_pass(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
-    """F4: pulls under way at once fail in any order, and their answers come in one piece."""
+    """F4: pulls under way at once fail in any order, and their answers come in one chunk."""
     held: list[RemotingCommand] = []
 
     def answer_four(peer: Peer, request: RemotingCommand) -> None:
@@ -269,7 +270,7 @@ def test_the_first_missing_offset_is_named_and_before_any_trouble_that_may_pass(
     server.script = answer_four
 
     with pytest.raises(DataLoss) as caught:
-        pulled(pauses.puller(partition(server, 0, 32)))
+        pulled(pauses.fetcher(partition(server, 0, 32)))
 
     assert caught.value.wanted == 8
     assert pauses.taken == []
@@ -280,7 +281,7 @@ def answer_reset(peer: Peer, request: RemotingCommand) -> None:
 
 
 def test_a_reset_that_the_broker_stored_is_no_gap(
-    server: ScriptedServer, pauses: PullerPauses, caplog: pytest.LogCaptureFixture
+    server: ScriptedServer, pauses: FetcherPauses, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F4, F5: one pull is answered "offset moved" after resetOffsetByTime although the offset is there."""
     count = 0
@@ -293,14 +294,14 @@ def test_a_reset_that_the_broker_stored_is_no_gap(
     server.script = reset_once
 
     with caplog.at_level(logging.INFO):
-        assert pulled(pauses.puller(partition(server, 0, 100))) == list(range(100))
+        assert pulled(pauses.fetcher(partition(server, 0, 100))) == list(range(100))
 
     assert pauses.taken == []
     assert "is not followed without a group of our own" in caplog.text
 
 
 def test_a_reset_ends_a_groups_range_where_it_was_reached(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """F5: what came before is consumed, and the target told; nothing of it is tried again."""
 
@@ -308,23 +309,23 @@ def test_a_reset_ends_a_groups_range_where_it_was_reached(
         (answer_reset if request.ext_fields["queueOffset"] == "40" else answer_pull)(peer, request)
 
     server.script = reset_at_40
-    puller = pauses.puller(replace(partition(server, 0, 100), with_marker=True))
+    fetcher = pauses.fetcher(replace(partition(server, 0, 100), with_marker=True))
     bodies: list[bytes] = []
 
     with pytest.raises(QueueReset, match="has reset the group's offset to 3") as caught:
-        bodies += (bytes(piece.body) for pieces in puller.pieces() for piece in pieces)
+        bodies += (bytes(chunk.body) for chunks in fetcher.chunks() for chunk in chunks)
 
     assert [int(text) for body in bodies for text in body.split()] == list(range(40))
     assert caught.value.target == 3
     assert pauses.taken == []
 
 
-def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: PullerPauses) -> None:
+def test_resets_without_end_are_not_followed_for_ever(server: ScriptedServer, pauses: FetcherPauses) -> None:
     """F5"""
     server.script = answer_reset
 
     with pytest.raises(SystemBusy, match="again and again"):
-        pulled(pauses.puller(partition(server, 0, 100)))
+        pulled(pauses.fetcher(partition(server, 0, 100)))
 
     assert sum(pauses.taken) == pytest.approx(1.0)
 
@@ -344,9 +345,9 @@ def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer)
     """F4: the planner corrects the position at its next look."""
     server.script = lose_from(16)
 
-    puller = QueuePuller(replace(partition(server, 0, 100), fail_on_data_loss=False))
+    fetcher = RangeFetcher(replace(partition(server, 0, 100), fail_on_data_loss=False))
 
-    assert pulled(puller) == list(range(24))
+    assert pulled(fetcher) == list(range(24))
 
 
 def test_a_group_is_told_of_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
@@ -355,24 +356,24 @@ def test_a_group_is_told_of_a_lost_tail_and_never_passes_it(server: ScriptedServ
     wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, with_marker=True)
 
     with pytest.raises(TailLost, match="lost its tail"):
-        pulled(QueuePuller(wanted))
+        pulled(RangeFetcher(wanted))
 
 
 def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """A2: other queues wait for the micro-batch to end."""
     server.script = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
     wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, with_marker=True)
 
     with pytest.raises(SystemBusy):
-        pulled(pauses.puller(wanted))
+        pulled(pauses.fetcher(wanted))
 
     assert sum(pauses.taken) == pytest.approx(10.0)
 
 
 def test_what_came_in_order_before_patience_ended_is_given_out(
-    server: ScriptedServer, pauses: PullerPauses
+    server: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     def busy_from_40(peer: Peer, request: RemotingCommand) -> None:
         if int(request.ext_fields["queueOffset"]) < 40:
@@ -384,8 +385,8 @@ def test_what_came_in_order_before_patience_ended_is_given_out(
     seen: list[int] = []
 
     def read() -> None:
-        for pieces in pauses.puller(partition(server, 0, 100)).pieces():
-            seen.extend(int(text) for piece in pieces for text in bytes(piece.body).split())
+        for chunks in pauses.fetcher(partition(server, 0, 100)).chunks():
+            seen.extend(int(text) for chunk in chunks for text in bytes(chunk.body).split())
 
     with pytest.raises(SystemBusy):
         read()
@@ -396,7 +397,7 @@ def test_what_came_in_order_before_patience_ended_is_given_out(
 def test_a_window_that_has_nothing_left_to_ask_is_an_error_and_no_endless_loop(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PullWindow, "requests", lambda window, *_, **__: [])
+    monkeypatch.setattr(RangeWindow, "tasks", lambda window, *_, **__: [])
 
     with pytest.raises(RocketMQError, match="stands still"):
-        pulled(QueuePuller(partition(server, 0, 100)))
+        pulled(RangeFetcher(partition(server, 0, 100)))

@@ -11,7 +11,7 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
-from pyspark_rocketmq.source.fetcher import PullPipeline
+from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queues
 from pyspark_rocketmq.wire.requests.send import Batch
@@ -83,16 +83,16 @@ def test_a_broker_that_is_started_anew_in_the_middle_loses_and_doubles_nothing(
 ) -> None:
     """A2"""
     reached = [0] * QUEUES
-    arrivals = PullPipeline([replace(each, max_in_flight_bytes=256 << 10) for each in ranges]).arrivals()
-    first = next(arrivals)
+    fetched = Fetcher([replace(each, max_in_flight_bytes=256 << 10) for each in ranges]).chunks()
+    first = next(fetched)
     cluster.stop_broker("broker-a")
     cluster.start_broker("broker-a")
 
-    for each in chain(first, *arrivals):
+    for each in chain(first, *fetched):
         assert each.failure is None
-        for piece in each.pieces:
-            assert piece.start == reached[each.range_index]
-            reached[each.range_index] = piece.limit
+        for chunk in each.chunks:
+            assert chunk.start == reached[each.range_index]
+            reached[each.range_index] = chunk.limit
 
     assert not any(each.is_last for each in first)
     assert reached == [PER_QUEUE] * QUEUES

@@ -1,0 +1,484 @@
+"""The window: everything of each range, in order, once, under any behaviour of brokers; and what all ranges share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.consume.fetch_window import (
+    MASTER_ID,
+    FetchWindow,
+    PullChunk,
+    PullTask,
+    RangeWindow,
+)
+from pyspark_rocketmq.errors import MessagesExpired, NoPermission, RocketMQError, SystemBusy
+from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
+
+KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A range to fetch."""
+
+    planned: QueueRange
+    address: str = "broker-a:10911"
+    replicas: Mapping[int, str] = field(default_factory=dict)
+    prefers_replica: bool = False
+    consumer_group: str = "g"
+    with_marker: bool = False
+    is_filtered: bool = False
+    fail_on_data_loss: bool = False
+    pull_batch_size: int = 32
+    retry_timeout_s: float = 1.0
+
+
+def wanted(start: int, end: int, *, queue_id: int = 0, **changes: object) -> Wanted:
+    planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=start, end=end)
+    return Wanted(planned=planned, **changes)  # type: ignore[arg-type]
+
+
+def window(
+    start: int,
+    end: int,
+    *,
+    segment: int = 4,
+    depth: int = 2,
+    max_ahead_bytes: int = 1 << 20,
+    **changes: object,
+) -> RangeWindow:
+    return RangeWindow(
+        0,
+        wanted(start, end, **changes),
+        segment=segment,
+        depth=depth,
+        max_ahead_bytes=max_ahead_bytes,
+        tell=lambda *_: None,
+    )
+
+
+class Asker:
+    """A range's window and the tasks that it gave out."""
+
+    def __init__(self, start: int, end: int, **changes: object) -> None:
+        self.window = window(start, end, **changes)  # type: ignore[arg-type]
+        self._out: dict[int, PullTask] = {}
+
+    def ask(self) -> list[tuple[int, int, int]]:
+        """Segment, queue offset and count of each."""
+        tasks = self.window.tasks(1000, 0.0)
+        self._out |= {task.segment_id: task for task in tasks}
+        return [(task.segment_id, task.queue_offset, task.max_msg_nums) for task in tasks]
+
+    def answer(self, segment_id: int, next_begin_offset: int, body: bytes) -> None:
+        self.window.answered(self._out[segment_id], found(next_begin_offset, body), 0.0)
+
+    def lose(self, segment_id: int) -> None:
+        self.window.lost(self._out[segment_id], None, 0.0)
+
+    def take(self) -> list[int]:
+        return offsets_of(self.window.take())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the range is read and every chunk taken."""
+        return self.window.is_over and not self.window.buffered_bytes
+
+
+def found(next_begin_offset: int, body: bytes, *, suggest: int = 0) -> PullResult:
+    status = PullStatus.FOUND if body else PullStatus.NO_MATCHED_MSG
+    return PullResult(status, next_begin_offset, 0, 1000, suggest, body)
+
+
+def body(*offsets: int) -> bytes:
+    return b"".join(offset.to_bytes(4, "big") for offset in offsets)
+
+
+def offsets_of(chunks: list[PullChunk]) -> list[int]:
+    """Decode as the shell does: drop what lies outside the chunk's own bounds."""
+    return [
+        offset
+        for chunk in chunks
+        for at in range(0, len(chunk.body), 4)
+        if chunk.start <= (offset := int.from_bytes(chunk.body[at : at + 4], "big")) < chunk.limit
+    ]
+
+
+def test_an_empty_range_is_done_and_asks_for_nothing():
+    empty = Asker(7, 7)
+
+    assert empty.is_done
+    assert empty.ask() == []
+
+
+def test_each_open_segment_has_one_pull_and_no_more_than_depth_are_open():
+    pulls = Asker(0, 100, segment=32, depth=2)
+
+    assert pulls.ask() == [(0, 0, 32), (1, 32, 32)]
+    assert pulls.ask() == []
+
+
+def test_a_pull_never_asks_for_more_than_its_segment_has_left():
+    pulls = Asker(10, 13, segment=32, depth=4)
+
+    assert pulls.ask() == [(0, 10, 3)]
+
+
+def test_a_short_answer_is_asked_further_and_never_taken_for_the_end():
+    """A4: a broker may answer 8 messages, or none, where 32 were asked for."""
+    pulls = Asker(0, 32, segment=32, depth=1)
+    pulls.ask()
+
+    pulls.answer(0, 8, body(*range(8)))
+    assert pulls.ask() == [(0, 8, 24)]
+    pulls.answer(0, 30, b"")
+    assert not pulls.is_done
+    assert pulls.ask() == [(0, 30, 2)]
+    pulls.answer(0, 32, body(31))
+    assert pulls.take() == [*range(8), 31]
+    assert pulls.is_done
+
+
+def test_a_later_segment_waits_for_the_earlier_ones():
+    pulls = Asker(0, 8)
+    pulls.ask()
+    pulls.answer(1, 8, body(4, 5, 6, 7))
+
+    assert pulls.take() == []
+    pulls.answer(0, 2, body(0, 1))
+    assert pulls.take() == [0, 1]
+    pulls.ask()
+    pulls.answer(0, 4, body(2, 3))
+    assert pulls.take() == [2, 3, 4, 5, 6, 7]
+    assert pulls.is_done
+
+
+def test_surplus_past_a_segments_end_is_cut_by_the_limit():
+    pulls = Asker(0, 8)
+    pulls.ask()
+    pulls.answer(0, 6, body(3, 4, 5))
+    pulls.answer(1, 8, body(4, 5, 7))
+
+    assert pulls.take() == [3, 4, 5, 7]
+
+
+def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_start():
+    pulls = Asker(0, 8)
+    pulls.ask()
+    pulls.answer(0, 6, body(0, 1, 2, 3, 4, 5))
+    pulls.answer(1, 8, body(2, 3, 4, 5, 6, 7))
+
+    assert pulls.take() == list(range(8))
+
+
+def test_a_failed_pull_is_given_out_again():
+    pulls = Asker(0, 8)
+    pulls.ask()
+    pulls.lose(0)
+
+    assert pulls.ask() == [(0, 0, 4)]
+
+
+@pytest.mark.parametrize(("next_begin_offset", "answer"), [(4, b""), (0, b""), (4, body(4))])
+def test_an_answer_without_progress_is_trouble_and_its_task_comes_again(next_begin_offset, answer):
+    pulls = Asker(4, 8)
+    pulls.ask()
+
+    pulls.answer(0, next_begin_offset, answer)
+    pulls.window.settle(0.0)
+
+    assert pulls.take() == []
+    assert pulls.window.pause_left_s(0.0) == pytest.approx(0.05)
+    assert pulls.ask() == [(0, 4, 4)]
+
+
+def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on():
+    pulls = Asker(0, 100, segment=4, depth=3, max_ahead_bytes=16)
+    pulls.ask()
+    pulls.answer(1, 6, body(4, 5))
+    pulls.answer(2, 12, body(8, 9))
+    assert pulls.window.buffered_bytes == 16
+
+    assert pulls.ask() == []
+    pulls.answer(0, 2, b"")
+    assert pulls.ask() == [(0, 2, 2)]
+    pulls.answer(0, 4, b"")
+    assert pulls.ask() == [(1, 6, 2)]
+    assert pulls.take() == [4, 5]
+    assert pulls.ask() == [(3, 12, 4), (4, 16, 4)]
+
+
+def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened():
+    pulls = Asker(0, 100, segment=4, depth=3, max_ahead_bytes=4)
+    for segment_id, *_ in pulls.ask():
+        pulls.answer(segment_id, segment_id * 4 + 4, body(segment_id))
+
+    assert pulls.ask() == [(3, 12, 4)]
+
+
+@pytest.mark.parametrize("report", [lambda pulls: pulls.answer(0, 4, b""), lambda pulls: pulls.lose(0)])
+def test_a_second_report_of_one_pull_is_refused(report):
+    pulls = Asker(0, 8)
+    pulls.ask()
+    pulls.answer(0, 4, b"")
+
+    with pytest.raises(ValueError, match="Segment 0 has no pull under way"):
+        report(pulls)
+
+
+@pytest.mark.parametrize("sizes", [{"segment": 0}, {"depth": 0}])
+def test_sizes_below_one_are_refused(sizes):
+    with pytest.raises(ValueError, match="at least 1"):
+        window(0, 8, **sizes)
+
+
+def test_a_range_that_was_stopped_is_over_with_what_it_has():
+    pulls = Asker(0, 100)
+    pulls.ask()
+    pulls.answer(0, 4, body(0, 1, 2, 3))
+
+    pulls.window.stop()
+
+    assert pulls.window.is_over
+    assert pulls.window.failure is None
+    assert pulls.take() == [0, 1, 2, 3]
+
+
+class ModelBroker:
+    """A queue with a filter that gives fewer messages than asked and scans beyond them, as brokers may.
+
+    Its first offsets may be gone; its replica may lag; now and then it is busy, or loses what it was asked.
+    """
+
+    def __init__(self, matching: set[int], bounds: range, replica_end: int, rng: random.Random) -> None:
+        self.matching = matching
+        self.bounds = bounds
+        self.replica_end = replica_end
+        self.rng = rng
+
+    def pull(self, task: PullTask) -> PullResult | RocketMQError | None:
+        """The answer; None if the pull was lost."""
+        luck = self.rng.random()
+        if luck < 0.1:
+            return None
+        if luck < 0.2:
+            return SystemBusy(2, "busy", request="PULL_MESSAGE", address="broker-a:10911")
+        bounds = self.bounds if task.broker_id == MASTER_ID else range(self.bounds.start, self.replica_end)
+        asked, suggest = task.queue_offset, self.rng.randint(0, 2)
+        if task.broker_id != MASTER_ID and luck < 0.3:
+            # Its filter knows other subscriptions, or its consume queue has not all of the messages yet.
+            return PullResult(PullStatus.NO_MATCHED_MSG, asked + 5, bounds.start, bounds.stop, suggest)
+        if asked not in bounds:
+            code = PullStatus.NO_NEW_MSG if asked == bounds.stop else PullStatus.OFFSET_ILLEGAL
+            corrected = bounds.start if asked < bounds.start else bounds.stop
+            return PullResult(code, corrected, bounds.start, bounds.stop, suggest)
+        most = self.rng.randint(0, task.max_msg_nums)
+        scan_end = min(bounds.stop, asked + self.rng.randint(0, 20))
+        matching = [o for o in range(asked, scan_end) if o in self.matching]
+        if len(matching) > most:
+            scan_end, matching = matching[most], matching[:most]
+        status = PullStatus.FOUND if matching else PullStatus.NO_MATCHED_MSG
+        if not matching and task.broker_id == MASTER_ID and scan_end == asked:
+            return SystemBusy(2, "busy", request="PULL_MESSAGE", address="broker-a:10911")
+        return PullResult(status, scan_end, bounds.start, bounds.stop, suggest, body(*matching))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Wanted], list[ModelBroker], random.Random]:
+    """Ranges to read, and the broker of each."""
+    rng = random.Random(draw(st.integers(0, 1 << 32)))
+    ranges, brokers = [], []
+    for queue_id in range(draw(st.integers(1, 5))):
+        start, length = draw(st.integers(0, 40)), draw(st.integers(0, 60))
+        end = start + length
+        share = draw(st.sampled_from([0.0, 0.2, 1.0]))
+        beginning = draw(st.sampled_from([0, 0, start + length // 2]))
+        bounds = range(beginning, end + draw(st.integers(1, 20)))
+        ranges.append(
+            wanted(
+                start,
+                end,
+                queue_id=queue_id,
+                replicas={1: "r"} if draw(st.booleans()) else {},
+                prefers_replica=draw(st.booleans()),
+                is_filtered=draw(st.booleans()),
+                pull_batch_size=draw(st.integers(1, 10)),
+                retry_timeout_s=float("inf"),
+            )
+        )
+        matching = {o for o in bounds if rng.random() < share}
+        brokers.append(ModelBroker(matching, bounds, draw(st.integers(beginning, bounds.stop)), rng))
+    return ranges, brokers, rng
+
+
+class ModelShell:
+    """A fetcher without connections, whose answers come in any order; checks what it is asked to send."""
+
+    def __init__(self, pulls: FetchWindow, brokers: list[ModelBroker], rng: random.Random) -> None:
+        self.pulls = pulls
+        self.received: list[list[int]] = [[] for _ in brokers]
+        self.ended: set[int] = set()
+        self._brokers = brokers
+        self._rng = rng
+        self._in_flight: list[PullTask] = []
+        self._now_s = 0.0
+
+    def step(self, depth: int, max_bytes: int) -> None:
+        """Receive some answers, send, and take or wait."""
+        for _ in range(self._rng.randint(0, len(self._in_flight))):
+            self._receive()
+        self.pulls.settle(self._now_s)
+        tasks = self.pulls.tasks(self._now_s)
+        self._in_flight += tasks
+        self._check(tasks, depth, max_bytes)
+        if self.pulls.is_ready():
+            self._take()
+        elif not tasks and not self._in_flight:
+            pause_s = self.pulls.shortest_pause_s(self._now_s)
+            assert pause_s is not None, "stands still"
+            self._now_s += pause_s
+
+    def _receive(self) -> None:
+        task = self._in_flight.pop(self._rng.randrange(len(self._in_flight)))
+        outcome = self._brokers[task.range_index].pull(task)
+        if outcome is None:
+            self.pulls.lost(task, None, self._now_s)
+        else:
+            self.pulls.answered(task, outcome, self._now_s)
+
+    def _check(self, tasks: list[PullTask], depth: int, max_bytes: int) -> None:
+        in_flight = self._in_flight
+        assert self.pulls.in_flight == len(in_flight) <= depth
+        assert len({(task.range_index, task.segment_id) for task in in_flight}) == len(in_flight)
+        held = sum(each.buffered_bytes for each in self.pulls.ranges) + len(in_flight) * 256 * KIB
+        assert not tasks or held <= max_bytes or len(in_flight) == 1
+        assert all(self.pulls.ranges[task.range_index].may_ask(self._now_s) for task in tasks)
+
+    def _take(self) -> None:
+        for each in self.pulls.take():
+            assert each.range_index not in self.ended
+            assert each.failure is None
+            self.received[each.range_index] += offsets_of(each.chunks)
+            self.ended |= {each.range_index} if each.is_last else set()
+
+
+@given(
+    world=worlds(),
+    depth=st.integers(1, 8),
+    max_bytes=st.sampled_from([1, 256 * KIB, 600 * KIB, 4 << 20]),
+)
+def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
+    world: tuple[list[Wanted], list[ModelBroker], random.Random], depth: int, max_bytes: int
+) -> None:
+    """A4, D1, F4: random batch limits, filters, gaps, lagging replicas, order of answers, troubles; the bounds hold."""
+    ranges, brokers, rng = world
+    shell = ModelShell(
+        FetchWindow(ranges, depth=depth, max_bytes=max_bytes, tell=lambda *_: None), brokers, rng
+    )
+    for _ in range(100_000):
+        if not shell.pulls.is_open:
+            break
+        shell.step(depth, max_bytes)
+
+    assert shell.ended == set(range(len(ranges)))
+    for of, broker, offsets in zip(ranges, brokers, shell.received, strict=True):
+        assert offsets == sorted(o for o in broker.matching if of.planned.start <= o < of.planned.end)
+
+
+def refused(code: int = 16) -> RocketMQError:
+    return NoPermission(code, "no", request="PULL_MESSAGE", address="broker-a:10911")
+
+
+@given(depth=st.integers(2, 16), count=st.integers(2, 8), refusing=st.integers(0, 7), data=st.data())
+def test_a_failed_range_takes_nothing_from_the_others(
+    depth: int, count: int, refusing: int, data: st.DataObject
+) -> None:
+    """One range is refused at some time; the others are read to their end, and its later answers change nothing."""
+    refusing %= count
+    pulls = FetchWindow(
+        [wanted(0, 40, queue_id=index, pull_batch_size=4) for index in range(count)],
+        depth=depth,
+        max_bytes=64 << 20,
+        tell=lambda *_: None,
+    )
+    in_flight: list[PullTask] = []
+    received: list[list[int]] = [[] for _ in range(count)]
+    failures: dict[int, RocketMQError | None] = {}
+    while pulls.is_open:
+        in_flight += pulls.tasks(0.0)
+        task = in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1)))
+        if task.range_index == refusing and task.queue_offset >= 16:
+            pulls.answered(task, refused(), 0.0)
+        else:
+            end = task.queue_offset + task.max_msg_nums
+            pulls.answered(task, found(end, body(*range(task.queue_offset, end))), 0.0)
+        pulls.settle(0.0)
+        if pulls.is_ready():
+            for each in pulls.take():
+                received[each.range_index] += offsets_of(each.chunks)
+                if each.is_last:
+                    failures[each.range_index] = each.failure
+
+    assert [index for index, failure in failures.items() if failure is not None] == [refusing]
+    assert isinstance(failures[refusing], NoPermission)
+    for index, offsets in enumerate(received):
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) == 40 or (index == refusing and len(offsets) <= 16)
+
+
+def test_every_range_gets_its_share_of_the_pulls_in_flight() -> None:
+    ranges = [wanted(0, 1000, queue_id=index, pull_batch_size=4) for index in range(4)]
+    pulls = FetchWindow(ranges, depth=8, max_bytes=64 << 20, tell=lambda *_: None)
+
+    tasks = pulls.tasks(0.0)
+
+    assert sorted(task.range_index for task in tasks) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert pulls.tasks(0.0) == []
+
+
+def test_no_pull_is_sent_that_there_is_no_room_for() -> None:
+    """What an answer takes is guessed by the largest so far."""
+    pulls = FetchWindow(
+        [wanted(0, 1000, pull_batch_size=4)], depth=8, max_bytes=1200 * KIB, tell=lambda *_: None
+    )
+
+    first, *others = pulls.tasks(0.0)
+    assert len(others) == 3
+    for task in others:
+        pulls.answered(task, found(task.queue_offset + 4, b"x" * 300 * KIB), 0.0)
+
+    assert pulls.tasks(0.0) == []
+    pulls.answered(first, found(4, b"x" * 300 * KIB), 0.0)
+    assert pulls.is_ready()
+
+
+def test_a_gap_is_passed_and_told_of_once_or_is_an_error() -> None:
+    """F4"""
+    told: list[tuple[object, ...]] = []
+    gone = PullResult(PullStatus.OFFSET_ILLEGAL, 24, 24, 1000)
+    for fails in (False, True):
+        pulls = RangeWindow(
+            0,
+            wanted(0, 100, pull_batch_size=4, fail_on_data_loss=fails),
+            segment=4,
+            depth=4,
+            tell=lambda *what: told.append(what),
+        )
+        for task in pulls.tasks(4, 0.0):
+            pulls.answered(task, gone, 0.0)
+        pulls.settle(0.0)
+        if fails:
+            assert isinstance(pulls.failure, MessagesExpired)
+            assert pulls.failure.wanted == 0
+        else:
+            assert pulls.failure is None
+            assert pulls.skipped == range(24)
+
+    assert len(told) == 1
