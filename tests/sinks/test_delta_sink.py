@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Field, PrimitiveType
 
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
@@ -24,7 +24,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks import delta_table as sink_table
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.delta_rules import app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
@@ -293,17 +293,21 @@ def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSi
     assert before.transaction_versions(ids) == dict.fromkeys(ids, 3)
 
 
-def test_history_ends_at_the_version_the_log_stands_at(sink: DeltaSink, path: Path) -> None:
-    """delta-rs goes on to the newest commit and numbers it with the older version."""
+def test_the_log_is_looked_through_from_the_version_that_is_stood_at(sink: DeltaSink, path: Path) -> None:
     for end in range(1, 5):
         run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
-    log = TableLog(DeltaTable(path, version=2))
+    newest = own_metadata(DeltaTable(path).history(1)[0])["rocketmqCommit"]
+    DeltaTable(path).restore(1)
 
-    assert [entry["version"] for entry in log.history_since(0)] == [2, 1]
-    assert log.history_since(2) == []
-    assert [entry["timestamp"] for entry in log.history_since(0)] == [
-        entry["timestamp"] for entry in DeltaTable(path).history()[2:4]
-    ]
+    old, new = TableLog(DeltaTable(path, version=3)), TableLog(DeltaTable(path))
+    assert (old.find_commit(newest, 0), new.find_commit(newest, 0), new.find_commit(newest, 4)) == (
+        None,
+        4,
+        None,
+    )
+    assert [log.restored_since_last_commit(GROUP) for log in (old, new)] == [None, 5]
+    with pytest.raises(DeltaError, match="is not in the log"):
+        new.version_of(newest, 4)
 
 
 # ------------------------------------------------------------------------------------------ RESTORE and rewind

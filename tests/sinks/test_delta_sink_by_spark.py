@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.delta.log import read_commit_info
 from pyspark_rocketmq.errors import OptionError, SinkConflict
+from pyspark_rocketmq.sinks import delta_log
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
@@ -153,6 +155,31 @@ def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
     assert run(sink, {Q1: 3}, rows(Q1, 0, 3)) == 1
     DeltaSink(path).rewind(GROUP, {Q1: 0})
     assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 0}
+
+
+def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
+    spark: SparkSession, constrained: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is, and that there was no RESTORE, another group's newest commit tells."""
+    shutil.copytree(constrained, path)
+    run_batch(prepared(path), {Q0: 1}, rows(Q0, 0, 1))
+    busy = prepared(path)
+    for end in range(1, 5):
+        run_batch(busy, {Q0: end}, rows(Q0, end - 1, end), group="another")
+    read: list[str] = []
+
+    def counted(filesystem: Any, file: str) -> dict[str, Any] | None:
+        read.append(Path(file).name)
+        return read_commit_info(filesystem, file)
+
+    monkeypatch.setattr(delta_log, "read_commit_info", counted)
+
+    assert prepared(path).begin(GROUP, {Q0: 0}).watermarks == {Q0: 1}
+
+    assert read == [f"{6:020d}.json", f"{2:020d}.json"]
+    spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF 3")
+    with pytest.raises(SinkConflict, match="restored at version 7"):
+        prepared(path).begin(GROUP, {Q0: 0})
 
 
 def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path: Path) -> None:

@@ -12,7 +12,6 @@ from pyspark_rocketmq.sinks.delta_rules import (
     POSITION_TYPES,
     cannot_take_files,
     commit_metadata,
-    find_restore,
     is_commit_of,
     refused_features,
 )
@@ -125,29 +124,7 @@ def test_nested_types_are_compared_as_a_whole() -> None:
     assert (json.loads(column.type), column.is_nullable, column.metadata) == (nested, False, {})
 
 
-RESTORE = {"operation": "RESTORE", "version": 7}
 OURS = {"operation": "WRITE", **commit_metadata("g", "id-1")}
-OTHERS = {"operation": "WRITE", **commit_metadata("other", "id-2")}
-
-
-@pytest.mark.parametrize(
-    ("history", "found"),
-    [
-        ([], None),
-        ([OURS, RESTORE], None),
-        ([RESTORE, OURS], RESTORE),
-        ([OTHERS, RESTORE, OURS], RESTORE),
-        ([{"operation": "WRITE"}, {"operation": "OPTIMIZE", "userMetadata": None}, OURS, RESTORE], None),
-        ([{"operation": "WRITE", "userMetadata": "not json"}, RESTORE], RESTORE),
-        ([{"operation": "WRITE", "userMetadata": "[1]"}, RESTORE], RESTORE),
-        ([{"operation": "WRITE", "userMetadata": '{"consumerGroup": "g"}'}, RESTORE], RESTORE),
-    ],
-)
-def test_a_restore_counts_when_it_is_newer_than_the_groups_last_commit(
-    history: list[Any], found: dict[str, int | str] | None
-) -> None:
-    """H1: RESTORE keeps watermarks whose rows are gone."""
-    assert find_restore(history, "g") == found
 
 
 def test_a_commit_is_known_by_its_id() -> None:

@@ -21,6 +21,7 @@ import logging
 import re
 from collections.abc import Iterator
 from functools import cached_property
+from io import BufferedReader
 from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as pq
@@ -33,6 +34,8 @@ _LOG: Final = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _ANY = re.compile(r"(\d{20})\..+")
+_READ_AT_ONCE = 256 * 1024
+"""Bytes: an object store is asked once for each."""
 
 
 class CommitFile(NamedTuple):
@@ -115,6 +118,26 @@ def read_actions(filesystem: fs.FileSystem, path: str) -> list[dict[str, Any]]:
     """
     with filesystem.open_input_stream(path) as stream:
         return [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+
+
+def read_commit_info(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
+    """What the commit whose file is at ``path`` says of itself; None if it is not there (any more).
+
+    A commit may have any number of files; no more than one action of it is in memory.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no JSON.
+    """
+    try:
+        with filesystem.open_input_stream(path) as stream, BufferedReader(stream, _READ_AT_ONCE) as lines:
+            for line in lines:
+                # Most writers have it first; of the others' lines few are worth being parsed.
+                if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
+                    return dict(info)
+    except FileNotFoundError:
+        return None
+    return {}
 
 
 def _folder_here(table_uri: str) -> str | None:

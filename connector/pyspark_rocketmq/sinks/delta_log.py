@@ -15,11 +15,12 @@ backfill of millions at once.
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -31,22 +32,22 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from pyspark_rocketmq.delta.log import LogFiles, all_transactions, transactions_of
+from pyspark_rocketmq.delta.log import LogFiles, all_transactions, read_commit_info, transactions_of
 from pyspark_rocketmq.delta.table import TableForm, read_form
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, filesystem_of, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import (
     commit_metadata,
-    find_commit,
-    find_restore,
     is_commit_of,
     restored_to,
 )
+from pyspark_rocketmq.sinks.restores import Stretch, look_back
 
 logger = logging.getLogger(__name__)
 
 _POSITION = ("topic", "brokerName", "queueId", "queueOffset")
 _ROW = "__row"
+_Read = TypeVar("_Read")
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -146,9 +147,21 @@ def remove_files(files: Iterable[WrittenFile], filesystem: pafs.FileSystem, fold
             logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
 
 
+def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
+    """What ``read`` gives for each version; the further it goes, the more are read at once.
+
+    Mostly the first one is enough; an object store takes some 20 ms for each.
+    """
+    yield from map(read, versions[:1])
+    begin, at_once = 1, 2
+    with ThreadPoolExecutor(_READS_AT_ONCE, "rocketmq-sink-log") as threads:
+        while begin < len(versions):
+            yield from threads.map(read, versions[begin : begin + at_once])
+            begin, at_once = begin + at_once, min(2 * at_once, _READS_AT_ONCE)
+
+
 _SOURCE, _TARGET = "source", "target"
-_HISTORY_STEPS = (20, 500, sys.maxsize)
-"""How many commits of the history are read, step by step."""
+_READS_AT_ONCE = 32
 _ASKED_ONE_BY_ONE = 32
 """Of more ids than that, delta-rs' look-ups, each of which goes through the log, take longer than to read all
 ids at once."""
@@ -163,10 +176,10 @@ class TableLog:
         self._table = table
         self._filesystem, self._folder = filesystem_of(table.table_uri)
         self._versions: dict[str, int | None] = {}
-        self._restore_checked: dict[str, int] = {}
-        """By group: the version up to which no RESTORE took rows of its last commit away."""
-        self._newest_commits: dict[str, tuple[int, Mapping[str, Any] | None]] = {}
-        """By group: its newest commit as of a version."""
+        self._seen = Stretch.empty(self.version)
+        """What of the log was looked at."""
+        self._newest_commits: dict[str, Mapping[str, Any]] = {}
+        """By group: the entry of its newest commit at the last look."""
         self._log_files = LogFiles(table.table_uri)
         self._tip = self._log_files.commit_file(self.version)
 
@@ -243,49 +256,66 @@ class TableLog:
         versions = ((app_id, self.transaction_version(app_id)) for app_id in app_ids)
         return {app_id: version for app_id, version in versions if version is not None}
 
-    def history_since(self, version: int) -> list[dict[str, Any]]:
-        """Commits after ``version`` up to this object's, newest first."""
-        count = self.version - version
-        return self._history(count) if count > 0 else []
+    def find_commit(self, commit_id: str, since: int) -> int | None:
+        """The version of a commit of ours after version ``since``; None if it was not made."""
+        later = takewhile(lambda entry: entry["version"] > since, self._entries_below(self.version + 1))
+        return next((entry["version"] for entry in later if is_commit_of(entry, commit_id=commit_id)), None)
 
-    def restore_after_last_commit(self, consumer_group: str) -> int | None:
+    def version_of(self, commit_id: str, since: int) -> int:
+        """As :meth:`find_commit`, of a commit that was made.
+
+        Raises:
+            DeltaError: If it is not there.
+        """
+        version = self.find_commit(commit_id, since)
+        if version is None:
+            raise DeltaError(f"The commit {commit_id} was made after version {since} and is not in the log.")
+        return version
+
+    def restored_since_last_commit(self, consumer_group: str) -> int | None:
         """Return the version of a RESTORE after the group's last commit; None when there was none.
 
-        The first look goes back to that commit, later ones only over what is new.
+        Commits that are not in the log any more count as before all others.
         """
-        if consumer_group in self._restore_checked:
-            entry = find_restore(self.history_since(self._restore_checked[consumer_group]), consumer_group)
-        else:
-            entry = find_restore(self._history_stepwise(), consumer_group)
-        if entry is not None:
-            return int(entry["version"])
-        self._restore_checked[consumer_group] = self.version
-        return None
+        return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
         """The history's entry of the group's newest commit; None if the history has none."""
-        looked_at, entry = self._newest_commits.get(consumer_group, (-1, None))
-        if looked_at < 0:
-            entry = find_commit(self._history_stepwise(), consumer_group)
-        else:
-            entry = find_commit(self.history_since(looked_at), consumer_group) or entry
-        self._newest_commits[consumer_group] = self.version, entry
+        version = self._look_back(lambda seen: consumer_group in seen.commits).commits.get(consumer_group)
+        if version is None:
+            return None
+        entry = self._newest_commits.get(consumer_group)
+        if entry is None or entry["version"] != version:
+            entry = self._entry(version)
+        if entry is None:
+            return None
+        self._newest_commits[consumer_group] = entry
         return entry
 
-    def _history_stepwise(self) -> Iterator[dict[str, Any]]:
-        """All commits, newest first; who finds what is wanted early has not read all."""
-        seen = 0
-        for limit in _HISTORY_STEPS:
-            history = self._history(min(limit, self.version + 1))
-            yield from history[seen:]
-            seen = len(history)
+    def _look_back(self, is_enough: Callable[[Stretch], bool]) -> Stretch:
+        seen = look_back(self.version, self._seen, self._entries_below, is_enough)
+        if seen.last < seen.first and self._entry(self.version) is None:
+            raise DeltaError(
+                f"The log of {self._table.table_uri} lacks the commit of version {self.version}, where its "
+                "reader stands, so whether a RESTORE took rows away cannot be told."
+            )
+        self._seen = seen
+        return seen
 
-    def _history(self, count: int) -> list[dict[str, Any]]:
-        """The last ``count`` commits up to this object's version, newest first."""
-        # delta-rs lists up to the newest commit of all, and numbers as if that were this object's version.
-        history = self._table.history(count)
-        newer = max(0, len(history) - count)
-        return [{**entry, "version": self.version - age} for age, entry in enumerate(history[newer:])]
+    def _entries_below(self, version: int) -> Iterator[Mapping[str, Any]]:
+        """What commits say of themselves, from the newest below ``version`` to the oldest of the log."""
+        versions = range(version - 1, -1, -1)
+        found = (
+            map(self._entry, versions)
+            if isinstance(self._filesystem, pafs.LocalFileSystem)
+            else read_ahead(self._entry, versions)
+        )
+        return (entry for entry in takewhile(lambda entry: entry is not None, found) if entry is not None)
+
+    def _entry(self, version: int) -> Mapping[str, Any] | None:
+        """What a commit says of itself, with its version; None if it is not in the log any more."""
+        info = read_commit_info(self._filesystem, f"{self._folder}/_delta_log/{version:020d}.json")
+        return None if info is None else {**info, "version": version}
 
     def _transactions_between(self, begin: int, end: int) -> dict[str, int] | None:
         """Transaction ids of the commits after ``begin`` up to ``end``; None when the log has to be asked."""
@@ -313,7 +343,10 @@ class TableLog:
         """
         log = self
         # What was restored may have been restored itself, and the watermarks stayed each time.
-        while (entry := find_restore(log._history_stepwise(), consumer_group)) is not None:
+        while (restored_at := log.restored_since_last_commit(consumer_group)) is not None:
+            entry = log._entry(restored_at)
+            if entry is None:
+                raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
             table = DeltaTable(self._table.table_uri)
             table.load_as_version(restored_to(entry))
             log = TableLog(table)
@@ -351,7 +384,7 @@ class TableLog:
             mode="append",
             schema=self._table.schema(),
             partition_by=list(self._table.metadata().partition_columns),
-            commit_properties=_properties(versions, consumer_group, commit_id),
+            commit_properties=self._properties(versions, consumer_group, commit_id),
         )
         return self._made(begun_at, consumer_group, commit_id)
 
@@ -381,7 +414,7 @@ class TableLog:
                 predicate(keys, _SOURCE, _TARGET, blank),
                 source_alias=_SOURCE,
                 target_alias=_TARGET,
-                commit_properties=_properties(versions, consumer_group, commit_id),
+                commit_properties=self._properties(versions, consumer_group, commit_id),
             )
             .when_matched_update(values)
             .when_not_matched_insert(values)
@@ -404,18 +437,23 @@ class TableLog:
         """The version of the commit just made."""
         # delta-rs leaves the handle at the version it had.
         self.refresh()
-        if self.version == begun_at + 1:
-            self._restore_checked[consumer_group] = self.version
-            return self.version
-        own = (entry for entry in self.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
-        return int(next(own)["version"])
+        if self.version != begun_at + 1:
+            return self.version_of(commit_id, begun_at)
+        own_commit = Stretch(self.version, self.version, commits={consumer_group: self.version})
+        self._seen = own_commit.after(self._seen)
+        return self.version
 
+    def _properties(
+        self, versions: Mapping[str, int], consumer_group: str, commit_id: str
+    ) -> CommitProperties:
+        return CommitProperties(
+            custom_metadata=commit_metadata(consumer_group, commit_id, **self.seen()),
+            app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
+        )
 
-def _properties(versions: Mapping[str, int], consumer_group: str, commit_id: str) -> CommitProperties:
-    return CommitProperties(
-        custom_metadata=commit_metadata(consumer_group, commit_id),
-        app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
-    )
+    def seen(self) -> dict[str, Any]:
+        """What a commit is to say of the log before it."""
+        return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
 
 
 def open_log(path: str) -> TableLog | None:

@@ -169,23 +169,6 @@ def is_commit_of(entry: Mapping[str, Any], *, commit_id: str) -> bool:
     return own_metadata(entry).get("rocketmqCommit") == commit_id
 
 
-def find_restore(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
-    """Return the RESTORE that came after the group's last commit, if there is one.
-
-    RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
-
-    Args:
-        history: Entries from the newest to the oldest.
-        consumer_group: Whose commits count.
-    """
-    for entry in history:
-        if entry.get("operation") == "RESTORE":
-            return entry
-        if is_commit_of_group(entry, consumer_group):
-            return None
-    return None
-
-
 def restored_to(entry: Mapping[str, Any]) -> int:
     """The version that a RESTORE brought back.
 
@@ -197,17 +180,6 @@ def restored_to(entry: Mapping[str, Any]) -> int:
     if parameters.get("version") is None:
         raise ValueError(f"RESTORE names no version, only a time: {parameters}.")
     return int(parameters["version"])
-
-
-def find_commit(history: Iterable[Mapping[str, Any]], consumer_group: str) -> Mapping[str, Any] | None:
-    """Return the group's last commit; ``history`` is from the newest to the oldest."""
-    return next((entry for entry in history if is_commit_of_group(entry, consumer_group)), None)
-
-
-def is_commit_of_group(entry: Mapping[str, Any], consumer_group: str) -> bool:
-    """Whether a history entry is a commit of the sink for this group."""
-    own = own_metadata(entry)
-    return "rocketmqCommit" in own and own.get("consumerGroup") == consumer_group
 
 
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:

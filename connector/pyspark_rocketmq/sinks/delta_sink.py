@@ -44,7 +44,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.base import Life, advance, life_of, newest_lives
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import app_id, given_columns, is_commit_of
+from pyspark_rocketmq.sinks.delta_rules import app_id, given_columns
 from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable, group_app_id
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 from pyspark_rocketmq.sinks.standing import SinkStanding
@@ -153,15 +153,18 @@ class DeltaBatch:
         commit_id = str(uuid.uuid4())
         versions = {self._id_of(queue): offset for queue, offset in grown.items()}
         failure: Exception | None = None
+        tried_at: int | None = None
         for pause_s in (None, *_PAUSES_S):
             try:
                 self._look_again(pause_s)
                 if self._log.version != self._version:
-                    done_at = self._look_at_changes(commit_id, grown)
+                    done_at = None if tried_at is None else self._log.find_commit(commit_id, tried_at)
                     if done_at is not None:
                         if self._is_by_spark:
                             self._log.remove(files)
                         return done_at
+                    self._check_changes(grown)
+                tried_at = self._log.version if tried_at is None else tried_at
                 made_at = self._write(files, versions, commit_id)
                 if made_at is not None:
                     return made_at
@@ -206,6 +209,7 @@ class DeltaBatch:
                 versions,
                 consumer_group=group,
                 commit_id=commit_id,
+                seen=self._log.seen(),
             )
             return None
         if keys:
@@ -216,11 +220,8 @@ class DeltaBatch:
         carried = self._before.watermarks if self._before.is_by_spark else {}
         return self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
 
-    def _look_at_changes(self, commit_id: str, grown: Mapping[MessageQueue, int]) -> int | None:
-        """Judge what was committed since ``begin``; return the version if it was this very commit."""
-        for entry in self._log.history_since(self._version):
-            if is_commit_of(entry, commit_id=commit_id):
-                return int(entry["version"])
+    def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
+        """Judge what others have committed since ``begin``."""
         group, path = self._consumer_group, self._table.path
         self._table.check_not_restored(self._log, group)
         # What other members of the group have done with their queues is what this commit goes on from.
@@ -246,7 +247,6 @@ class DeltaBatch:
                 "while this "
                 "batch ran. Nothing of this batch was added. Run the batch again."
             )
-        return None
 
 
 class DeltaSink:
@@ -478,11 +478,16 @@ class DeltaSink:
         given = given_columns(form)
         schema = pa.schema([field for field in log.arrow_schema if field.name in given])
         self._table.spark_writer.append(
-            (), schema, before, versions, consumer_group=consumer_group, commit_id=commit_id
+            (),
+            schema,
+            before,
+            versions,
+            consumer_group=consumer_group,
+            commit_id=commit_id,
+            seen=log.seen(),
         )
         log.refresh()
-        own = (entry for entry in log.history_since(begun_at) if is_commit_of(entry, commit_id=commit_id))
-        return int(next(own)["version"])
+        return log.version_of(commit_id, begun_at)
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
         """Why the watermarks of these queues cannot be set without those of others; None if they can.
@@ -494,7 +499,7 @@ class DeltaSink:
     def _rewind_problem(
         self, log: TableLog, consumer_group: str, queues: Iterable[MessageQueue]
     ) -> str | None:
-        restored_at = log.restore_after_last_commit(consumer_group)
+        restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:
             return None
         try:

@@ -95,10 +95,11 @@ class SparkWriter:
         *,
         consumer_group: str,
         commit_id: str,
+        seen: Mapping[str, Any],
     ) -> None:
         """Add the rows of ``files`` and move watermarks to ``versions``, unless another commit came first.
 
-        Whether it was made is for the caller to look up, by ``commit_id``.
+        Whether it was made is for the caller to look up, by ``commit_id``. ``seen`` is that of :class:`TableLog`.
 
         Raises:
             PySparkException: If the rows do not fit the table, or another commit of the group won.
@@ -106,7 +107,7 @@ class SparkWriter:
         metadata = commit_metadata(
             consumer_group,
             commit_id,
-            **{_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: before.number + 1},
+            **{_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: before.number + 1, **seen},
         )
         rows_schema = from_arrow_schema(schema)
         rows = (
@@ -261,7 +262,7 @@ class SinkTable:
         Raises:
             SinkConflict: If so.
         """
-        restored_at = log.restore_after_last_commit(consumer_group)
+        restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:
             return
         raise SinkConflict(

@@ -1,0 +1,133 @@
+"""RESTOREs since a group's last commit, without reading what a commit of any group has read before.
+
+RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
+
+What a log says of a version never changes.  So each commit of a sink says of the versions that its writer has
+looked at, a stretch without a gap, which was the last RESTORE and which the last commit of each group.  Who comes
+to such a commit goes on below that stretch; commits of others are read one by one.
+
+Pure: what the commits say of themselves in, a verdict out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from pyspark_rocketmq.sinks.delta_rules import own_metadata
+
+_MOST_GROUPS = 100
+"""Named by a commit."""
+_NEAR = 20
+"""So few commits are read to come to what another one tells, even if that is not needed now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Versions of a log from ``first`` to ``last``, and what they say; none of them where it is empty."""
+
+    first: int
+    last: int
+    restored: int | None = None
+    """The last RESTORE among them."""
+    commits: Mapping[str, int] = field(default_factory=dict)
+    """By group: its last commit among them."""
+
+    @classmethod
+    def empty(cls, version: int) -> Stretch:
+        """Nothing, seen from ``version``."""
+        return cls(version + 1, version)
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Stretch:
+        """One commit."""
+        version = int(entry["version"])
+        own = own_metadata(entry)
+        is_own = "rocketmqCommit" in own and isinstance(own.get("consumerGroup"), str)
+        return cls(
+            version,
+            version,
+            version if entry.get("operation") == "RESTORE" else None,
+            {own["consumerGroup"]: version} if is_own else {},
+        )
+
+    @classmethod
+    def seen_by(cls, entry: Mapping[str, Any]) -> Stretch | None:
+        """What the writer of a commit had looked at; None if that is not said, or cannot be."""
+        seen = own_metadata(entry).get("seen")
+        if not isinstance(seen, dict):
+            return None
+        first, last, restored, commits = map(seen.get, ("first", "last", "restored", "commits"))
+        if not (_is_version(first) and _is_version(last) and isinstance(commits, dict)):
+            return None
+        told = [*commits.values(), *([] if restored is None else [restored])]
+        if last >= entry["version"] or not all(_is_version(one) and first <= one <= last for one in told):
+            return None
+        return cls(first, last, restored, commits)
+
+    def to_metadata(self) -> dict[str, Any]:
+        """What a commit says of it, for :meth:`seen_by`; shortened at its beginning if it has very many groups."""
+        newest_first = sorted(self.commits.items(), key=lambda commit: -commit[1])
+        named, unnamed = newest_first[:_MOST_GROUPS], newest_first[_MOST_GROUPS:]
+        first = unnamed[0][1] + 1 if unnamed else self.first
+        restored = self.restored if self.restored is not None and self.restored >= first else None
+        return {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
+
+    def after(self, earlier: Stretch) -> Stretch:
+        """Both as one; ``earlier`` begins below this one, and there is no version between them."""
+        restored = [one.restored for one in (earlier, self) if one.restored is not None]
+        commits = dict(earlier.commits)
+        for group, version in self.commits.items():
+            commits[group] = max(version, commits.get(group, version))
+        return Stretch(earlier.first, max(earlier.last, self.last), max(restored, default=None), commits)
+
+    def tells_of(self, consumer_group: str) -> bool:
+        """Whether :meth:`restored_since` says what the whole log would."""
+        return self.restored is not None or consumer_group in self.commits
+
+    def restored_since(self, consumer_group: str) -> int | None:
+        """The last RESTORE after the group's last commit."""
+        if self.restored is None or self.commits.get(consumer_group, -1) > self.restored:
+            return None
+        return self.restored
+
+
+def look_back(
+    version: int,
+    known: Stretch,
+    entries_below: Callable[[int], Iterable[Mapping[str, Any]]],
+    is_enough: Callable[[Stretch], bool],
+) -> Stretch:
+    """The stretch up to ``version`` that takes ``known`` in and is enough, or begins where the log does.
+
+    Args:
+        version: Up to where.
+        known: What was seen before, not beyond ``version``.
+        entries_below: What the commits below a version say of themselves, the newest first; it ends where the
+            log begins.
+        is_enough: Whether to look no further.
+    """
+    found = Stretch.empty(version)
+    seen = [known]
+    entries = iter(entries_below(found.first))
+    while True:
+        if earlier := [one for one in seen if one.first < found.first <= one.last + 1]:
+            found = found.after(min(earlier, key=lambda one: one.first))
+            seen = [one for one in seen if one.first < found.first]
+            entries = iter(entries_below(found.first))
+            continue
+        is_near = any(found.first - one.last <= _NEAR for one in seen)
+        if found.first <= known.first and is_enough(found) and not is_near:
+            return found
+        entry = next(entries, None)
+        if entry is None:
+            return found
+        found = found.after(Stretch.of(entry))
+        told = Stretch.seen_by(entry)
+        if told is not None:
+            seen.append(told)
+
+
+def _is_version(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
