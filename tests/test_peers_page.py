@@ -15,7 +15,7 @@ NAMED = re.compile(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
 
 
 SECTIONS = ("Options of reading", "Behaviour", "Writing")
-FEWEST_ROWS = 25
+FEWEST_ROWS = 23
 
 
 def rows_of(section: str) -> list[str]:
