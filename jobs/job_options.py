@@ -160,7 +160,7 @@ class PublishSettings(ClusterAccess):
         parse=text_value,
         default="to_json(struct(*)) AS body",
         doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
-        "(docs/sink.md), such as "
+        "(docs/how-to/writing.md), such as "
         "'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
     )
     where: str | None = option(

@@ -242,7 +242,7 @@ FRAMES_OF_THEIR_OWN = {
 }
 """Pairs with the test that is about them, besides those that are a parameter."""
 FRAMES_OF_POP = {124, 126, 127, 128, 129}
-"""POP consumption, which is no part of the simulator (docs/simulator.md)."""
+"""POP consumption, which is no part of the simulator (docs/how-to/simulator.md)."""
 
 _PULLS, _SENDS = "tests/both/test_pulls.py", "tests/both/test_sends.py"
 _OFFSETS, _FACTS = "tests/both/test_offsets.py", "tests/both/test_golden_facts.py"

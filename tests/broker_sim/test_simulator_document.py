@@ -1,4 +1,4 @@
-"""docs/simulator.md keeps its word."""
+"""docs/how-to/simulator.md keeps its word."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from broker_sim.faults import FAULTS
 
 _ROOT = Path(__file__).parents[2]
-_TEXT = (_ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+_TEXT = (_ROOT / "docs" / "how-to" / "simulator.md").read_text(encoding="utf-8")
 
 
 def test_the_example_is_ten_lines_and_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", _TEXT, re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(example, "docs/simulator.md", "exec"), names)
+    exec(compile(example, "docs/how-to/simulator.md", "exec"), names)
     tests: list[Callable[[], None]] = [
         value for name, value in names.items() if name.startswith("test_") and callable(value)
     ]
@@ -55,4 +55,4 @@ def test_every_fault_is_described() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", _TEXT):
-        assert (_ROOT / "docs" / target).exists(), target
+        assert (_ROOT / "docs" / "how-to" / target).exists(), target

@@ -42,8 +42,8 @@ __all__ = ["session"]
 pytestmark = [pytest.mark.spark, pytest.mark.sim]
 
 NOT_RUN = {
-    "docs/databricks.md": "needs Databricks",
-    "docs/security.md": "needs certificates; tests/both/test_security.py does the same",
+    "docs/how-to/databricks.md": "needs Databricks",
+    "docs/how-to/security.md": "needs certificates; tests/both/test_security.py does the same",
 }
 PAGES = sorted({block.page for block in (*blocks("python"), *blocks("sql"))} - NOT_RUN.keys())
 STEPS = ("created", "paid", "packed", "sent")
@@ -165,13 +165,13 @@ def with_decoded(shop: Shop) -> dict[str, Any]:
 
 GIVEN: dict[str, Callable[[Shop], dict[str, Any]]] = {
     "README.md": with_events,
-    "docs/decoding.md": with_decoded,
+    "docs/how-to/decoding.md": with_decoded,
     "docs/how-to/maintenance.md": with_past,
     "docs/listeners.md": lambda shop: with_listener(shop) | {"psycopg": MagicMock(), "write": print},
-    "docs/monitoring.md": with_listener,
-    "docs/offsets.md": with_past,
-    "docs/producer.md": lambda _: {"database": MagicMock()},
-    "docs/sink.md": with_events,
+    "docs/how-to/monitoring.md": with_listener,
+    "docs/how-to/offsets.md": with_past,
+    "docs/how-to/sending.md": lambda _: {"database": MagicMock()},
+    "docs/how-to/writing.md": with_events,
     "docs/sinks.md": with_database,
 }
 
@@ -252,7 +252,7 @@ def in_this_session(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_commands_that_look_at_and_move_groups_run(shop: Shop) -> None:
     with_past(shop)
-    for words in calls_of("docs/offsets.md"):
+    for words in calls_of("docs/how-to/offsets.md"):
         if "reset" in words:
             # As the page says: the rows first, from a time on before which there was nothing.
             DeltaTable(shop.folder / "lake" / "orders").delete()
@@ -271,7 +271,9 @@ def to_its_end(page: str, words: list[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("in_this_session")
-@pytest.mark.parametrize("page", ["README.md", "docs/replay.md", "docs/decoding.md", "docs/sink.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/how-to/replay.md", "docs/how-to/decoding.md", "docs/how-to/writing.md"]
+)
 def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the listener that the page shows, saved as it says; to their end, not until somebody stops them."""
     monkeypatch.setattr(sys, "path", [str(shop.folder), *sys.path])
@@ -283,7 +285,7 @@ def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPat
         (shop.folder / "conf").mkdir()
         settings = (ROOT / "conf/consume.example.toml").read_text()
         (shop.folder / "conf/consume.example.toml").write_text(shop.fitted(settings))
-    elif page == "docs/decoding.md":
+    elif page == "docs/how-to/decoding.md":
         with_past(shop)
         (shop.folder / "lake.toml").write_text(
             (shop.folder / "order-etl.toml").read_text().replace("order-etl", "lake")

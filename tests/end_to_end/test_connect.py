@@ -1,4 +1,4 @@
-"""What works through Spark Connect, and the words of what does not, as docs/sql.md has them."""
+"""What works through Spark Connect, and the words of what does not, as docs/how-to/sql.md has them."""
 
 from __future__ import annotations
 

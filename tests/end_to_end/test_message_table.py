@@ -119,7 +119,7 @@ def avro_order(order_id: bytes, amount: float, note: bytes = b"ok") -> bytes:
 def test_avro_bodies_are_decoded_by_sparks_own_function(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H1, F1: as docs/decoding.md has it; with a schema registry's header, too, once that is cut off.
+    """H1, F1: as docs/how-to/decoding.md has it; with a schema registry's header, too, once that is cut off.
 
     Text that is not UTF-8, which Avro's decoder does not see, is a bad record and ends no query.
     """

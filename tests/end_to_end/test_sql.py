@@ -1,4 +1,4 @@
-"""The source in SQL: what works, and the words of what does not, as docs/sql.md has them."""
+"""The source in SQL: what works, and the words of what does not, as docs/how-to/sql.md has them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def session_of(target: Target) -> Iterator[Session]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_any_bytes_give_a_value_or_a_protocol_error(name: str) -> None:
-    """A1: never another exception, a hang, or more memory than the target may take (docs/security.md)."""
+    """A1: never another exception, a hang, or more memory than the target may take (docs/how-to/security.md)."""
     target = TARGETS[name]
     with session_of(target) as session:
         tried = len(session.seeds) + (CONVERSATIONS if target.is_conversation else INPUTS)
@@ -84,7 +84,7 @@ def test_what_once_took_too_much_or_may(name: str, data: bytes) -> None:
     "case", [case for case in large_inputs() if case.name in LARGE], ids=lambda case: case.name
 )
 def test_what_is_nearly_a_frame_long_costs_what_it_may(case: Large) -> None:
-    """A1: twice the frame limit, or what docs/security.md says in its place; ``make fuzz`` tries all of them."""
+    """A1: twice the frame limit, or what docs/how-to/security.md says in its place; ``make fuzz`` tries all of them."""
     finding = judge_large(case)
     assert finding is None, finding.trace
 

@@ -120,7 +120,7 @@ def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
 
 @pytest.fixture
 def packed_environment(wheel: Path, tmp_path: Path) -> Path:
-    """As docs/deployment.md makes one; what the wheel needs is the tests' own, instead of a download."""
+    """As docs/how-to/deployment.md makes one; what the wheel needs is the tests' own, instead of a download."""
     made = tmp_path / "packed"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     install = [sys.executable, "-m", "pip", "--python", str(made / "bin/python"), "install", "--quiet"]

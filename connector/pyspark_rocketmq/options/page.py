@@ -18,7 +18,7 @@ _HEAD = (
     "is refused."
 )
 _OF_A_CONSUMER = (
-    "What a `PushConsumer` ([listeners.md](listeners.md)) takes as arguments in Python, and job `consume` as "
+    "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "
     "keys of `--option` and of "
     "its `--conf` file. Its other arguments are options of reading under their Python names, such as "
     "`allocate_message_queue_strategy`, "
@@ -40,7 +40,7 @@ def markdown() -> str:
         "",
         "## Writing",
         "",
-        "What the columns are, and what keeps their order: [sink.md](sink.md).",
+        "What the columns are, and what keeps their order: [writing](how-to/writing.md).",
         "",
         *_options_table(spec for spec in specs_of(WriteOptions) if spec not in common),
         "",

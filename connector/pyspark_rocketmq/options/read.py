@@ -302,7 +302,7 @@ class ReadOptions(PaceOptions):
         "`file:PATH`, a folder on "
         "the driver's machine, for `BROADCASTING`; `broker:`, the brokers themselves, for concurrent "
         "consumers without a "
-        "sink ([offsets.md](offsets.md)).",
+        "sink ([offsets](how-to/offsets.md)).",
     )
     message_model: MessageModel = stream_option(  # noqa: RUF009 - declares the field
         "messageModel",
